@@ -1,0 +1,3 @@
+"""Makes PyTorch fit one machine."""
+
+__version__ = "0.1.0"

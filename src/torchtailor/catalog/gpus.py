@@ -1,0 +1,248 @@
+"""GPU architectures, the code they run, and the rules between the two.
+
+The rules are the driver's, as the facts give them: a cubin runs on the same major with the same or a higher minor;
+an `a` cubin only on exactly its own capability; an `f` cubin on the members of its family from its own minor up;
+Tegra parts neither give nor take; PTX is compiled for any device at least as new.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+_CAPABILITY = re.compile(r"(?:(?:sm|compute|lto)_?)?(\d{1,2})\.(\d)|(?:(?:sm|compute|lto)_?)?(\d{2,3})", re.IGNORECASE)
+_CODE = re.compile(r"(sm|compute|lto)_(\d{1,2})(\d)([af]?)", re.IGNORECASE)
+_TORCH_ARCH = re.compile(r"(\d{1,2}\.\d)([af]?)(\+PTX)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Capability:
+    """A compute capability such as 9.0."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Capability:
+        """Read `9.0`, `sm_90`, `sm90`, `compute_90` or `90`."""
+        match = _CAPABILITY.fullmatch(text.strip())
+        if not match:
+            raise ValueError(f"{text!r} is not a compute capability such as 9.0 or sm_90")
+        if match[3]:
+            return cls.from_number(int(match[3]))
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def from_number(cls, number: int) -> Capability:
+        """90 -> 9.0, 121 -> 12.1."""
+        return cls(number // 10, number % 10)
+
+    @property
+    def number(self) -> int:
+        """9.0 -> 90, as in sm_90."""
+        return self.major * 10 + self.minor
+
+    @property
+    def sm(self) -> str:
+        """The short name used in variants: `sm90`."""
+        return f"sm{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+class Suffix(Enum):
+    """What an architecture's suffix promises."""
+
+    NONE = ""
+    ARCH = "a"
+    FAMILY = "f"
+
+
+class CodeKind(Enum):
+    """The forms in which GPU code is shipped."""
+
+    CUBIN = "sm"
+    PTX = "compute"
+    LTOIR = "lto"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTarget:
+    """What a piece of GPU code was compiled for: `sm_90a`, `compute_120`, `lto_80`."""
+
+    kind: CodeKind
+    capability: Capability
+    suffix: Suffix = Suffix.NONE
+
+    @classmethod
+    def parse(cls, text: str) -> CodeTarget:
+        """Read the names that nvcc and cuobjdump use."""
+        match = _CODE.fullmatch(text.strip())
+        if not match:
+            raise ValueError(f"{text!r} is not a code target such as sm_90a or compute_120")
+        capability = Capability(int(match[2]), int(match[3]))
+        return cls(CodeKind(match[1].lower()), capability, Suffix(match[4].lower()))
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}_{self.capability.number}{self.suffix.value}"
+
+
+class Fit(Enum):
+    """How a GPU can use a piece of code, best first."""
+
+    NATIVE = "native"
+    COMPATIBLE = "compatible"
+    JIT = "jit"
+    NONE = "none"
+
+    @property
+    def runs(self) -> bool:
+        return self is not Fit.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedTegra:
+    """From this CUDA on, a Tegra part also takes these desktop cubins."""
+
+    cuda: str
+    capabilities: frozenset[Capability]
+    condition: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU architecture."""
+
+    capability: Capability
+    family: str
+    products: Mapping[str, tuple[str, ...]]
+    first_cuda: str
+    last_cuda: str | None
+    first_driver: str | None
+    last_driver_branch: int | None
+    host_archs: frozenset[str]
+    tegra: bool
+    offered: bool
+    arch_specific: bool
+    family_members: frozenset[Capability]
+    same_silicon: frozenset[Capability] = frozenset()
+    unified: UnifiedTegra | None = None
+    note: str = ""
+    sources: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def sm(self) -> str:
+        return self.capability.sm
+
+    @property
+    def all_products(self) -> tuple[str, ...]:
+        return tuple(name for names in self.products.values() for name in names)
+
+    def describe(self, limit: int = 3) -> str:
+        """A short human name: `Hopper: H100, H200, GH200`."""
+        names = ", ".join(self.all_products[:limit])
+        return f"{self.family}: {names}" if names else self.family
+
+
+class GpuRules:
+    """Answers "does this GPU run that code?" for a set of architectures."""
+
+    def __init__(self, gpus: Iterable[Gpu], families: Mapping[Capability, frozenset[Capability]]) -> None:
+        self._gpus = {gpu.capability: gpu for gpu in gpus}
+        self._families = families
+
+    def fit(self, device: Capability, code: CodeTarget, *, unified_tegra: bool = False) -> Fit:
+        """How a device of this capability can use that code.
+
+        `unified_tegra` says that the device runs the unified (SBSA) driver stack, where a Tegra part takes desktop
+        cubins too.
+        """
+        if code.kind is CodeKind.LTOIR:
+            return Fit.NONE  # linked at run time by nvJitLink, never loaded by the driver
+        if code.kind is CodeKind.PTX:
+            return self._fit_ptx(device, code)
+        if self._runs_cubin(device, code, unified_tegra=unified_tegra):
+            return Fit.NATIVE if code.capability == device else Fit.COMPATIBLE
+        return Fit.NONE
+
+    def best(self, device: Capability, codes: Iterable[CodeTarget], *, unified_tegra: bool = False) -> CodeTarget | None:
+        """The code the driver would take: the most specific cubin that fits, else the newest PTX."""
+        ranked = [
+            (self._rank(device, code), code)
+            for code in codes
+            if self.fit(device, code, unified_tegra=unified_tegra).runs
+        ]
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+    @staticmethod
+    def _rank(device: Capability, code: CodeTarget) -> tuple[int, Capability, int]:
+        suffixes = (Suffix.NONE, Suffix.FAMILY, Suffix.ARCH)
+        return (code.kind is CodeKind.CUBIN, code.capability, suffixes.index(code.suffix))
+
+    def _fit_ptx(self, device: Capability, code: CodeTarget) -> Fit:
+        if code.suffix is Suffix.ARCH:
+            fits = device in self._same(code.capability)
+        elif code.suffix is Suffix.FAMILY:
+            fits = device in self._families.get(code.capability, frozenset({code.capability}))
+        else:
+            fits = device >= code.capability
+        return Fit.JIT if fits else Fit.NONE
+
+    def _runs_cubin(self, device: Capability, code: CodeTarget, *, unified_tegra: bool) -> bool:
+        if device in self._same(code.capability):
+            return code.suffix is not Suffix.ARCH or device == code.capability
+        if code.suffix is Suffix.ARCH:
+            return False
+        if code.suffix is Suffix.FAMILY:
+            return device in self._families.get(code.capability, frozenset({code.capability}))
+        gpu = self._gpus.get(device)
+        if gpu and gpu.unified and unified_tegra and code.capability in gpu.unified.capabilities:
+            return True
+        if self._isolated(device) or self._isolated(code.capability):
+            return False
+        return code.capability.major == device.major and code.capability.minor <= device.minor
+
+    def _same(self, capability: Capability) -> frozenset[Capability]:
+        """The devices that are this very silicon: Thor was 10.1 before it was 11.0."""
+        successors = {
+            gpu.capability for gpu in self._gpus.values() if capability in gpu.same_silicon
+        }
+        return frozenset({capability, *successors})
+
+    def _isolated(self, capability: Capability) -> bool:
+        gpu = self._gpus.get(capability)
+        return bool(gpu and gpu.tegra)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchArch:
+    """One item of TORCH_CUDA_ARCH_LIST: `9.0`, `9.0a`, `12.0+PTX`."""
+
+    capability: Capability
+    suffix: Suffix = Suffix.NONE
+    ptx: bool = False
+
+    @classmethod
+    def parse_list(cls, text: str) -> tuple[TorchArch, ...]:
+        """Read PyTorch's spelling, separated by semicolons, commas or spaces."""
+        items = []
+        for word in re.split(r"[;,\s]+", text.strip()):
+            match = _TORCH_ARCH.fullmatch(word)
+            if not match:
+                raise ValueError(f"{word!r} is not in TORCH_CUDA_ARCH_LIST's spelling (9.0, 9.0a, 12.0+PTX)")
+            items.append(cls(Capability.parse(match[1]), Suffix(match[2].lower()), bool(match[3])))
+        return tuple(items)
+
+    @property
+    def codes(self) -> tuple[CodeTarget, ...]:
+        """The code that nvcc puts into a library for this item."""
+        cubin = CodeTarget(CodeKind.CUBIN, self.capability, self.suffix)
+        if not self.ptx:
+            return (cubin,)
+        return (cubin, CodeTarget(CodeKind.PTX, self.capability, self.suffix))
+
+    def __str__(self) -> str:
+        return f"{self.capability}{self.suffix.value}{'+PTX' if self.ptx else ''}"
