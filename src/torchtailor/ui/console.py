@@ -1,0 +1,75 @@
+"""The two consoles (results on stdout, all else on stderr) and what is drawn on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+
+@cache
+def out() -> Console:
+    """Results: what a pipe or a file should receive."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@cache
+def err() -> Console:
+    """Progress, warnings, explanations of what is being done."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON document of dataclasses, enums and plain values to stdout."""
+    import msgspec
+
+    encoded = msgspec.json.encode(value, enc_hook=_encode, order="deterministic")
+    sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
+    """A plain table; columns whose cells are all numeric are right-aligned."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        cells = [str(row[index]) for row in rows]
+        numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return drawn
+
+
+def progress(*, quiet: bool = False) -> Progress:
+    """A progress display on stderr; draws nothing where stderr is not a terminal."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+
+
+def _encode(value: object) -> object:
+    for convert in (getattr(value, "to_json", None), getattr(value, "__str__", None)):
+        if convert is not None:
+            return convert()
+    raise NotImplementedError(type(value))
