@@ -1,7 +1,7 @@
 """A strict reader of 64-bit little-endian ELF files (x86_64 and aarch64).
 
-Only headers are read when a file is opened; section contents and relocations are read when asked for. Everything
-is checked against the size of the file, so a damaged file gives BadInputError and nothing else.
+Only headers are read when a file is opened; contents and relocations are read when asked for. Everything is
+checked against the size of the file, so a damaged file gives BadInputError and nothing else.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class ElfFile:
         words = array("Q")
         words.frombytes(self.source.read(offset, size))
         places = array("Q")
-        place, room = 0, sum(segment.memory_size for segment in self._loads if segment.file_size)
+        place, room = 0, sum(segment.file_size for segment in self._loads)
         for word in words:
             if word & 1 == 0:
                 places.append(word)
@@ -325,7 +325,9 @@ class ElfFile:
 def _read_header(source: Source) -> Header:
     if source.size < len(MAGIC) or bytes(source.read(0, len(MAGIC))) != MAGIC:
         raise NotElfError("the file is not an ELF file", "give a Linux shared library (.so)")
-    ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(source.read(0, HEADER.size))
+    ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(
+        source.read(0, HEADER.size)
+    )
     ehsize, phentsize, phnum, shentsize, shnum, names = sizes
     if ident[4] != 2:
         raise BadInputError("the ELF file is not 64-bit", "only 64-bit libraries are supported")

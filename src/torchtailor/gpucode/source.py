@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -57,10 +57,6 @@ class BufferSource:
             return bytes(self._buffer).find(needle, start, end)
         return self._buffer.find(needle, start, end)
 
-    def release(self) -> None:
-        """Let go of the buffer, so that a map can be closed."""
-        self._view.release()
-
 
 @contextmanager
 def open_source(path: Path) -> Iterator[BufferSource]:
@@ -68,9 +64,10 @@ def open_source(path: Path) -> Iterator[BufferSource]:
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             raise BadInputError(f"{path} is empty", "fetch it again")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            source = BufferSource(mapped)
-            try:
-                yield source
-            finally:
-                source.release()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        yield BufferSource(mapped)
+    finally:
+        # views may outlive the block (an error on its way up holds frames that hold them): the last one unmaps
+        with suppress(BufferError):
+            mapped.close()

@@ -1,0 +1,336 @@
+"""Fatbin containers: NVIDIA's format for GPU code of several architectures in one blob.
+
+A container is a 16-byte header and a row of entries; each entry is a header of its own length and a padded
+payload: a cubin, PTX or LTO-IR, raw or compressed. Wrappers are the 24-byte records through which host code
+finds containers. Offsets are those of the file or buffer that was read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum, IntFlag
+from functools import lru_cache
+
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.source import Source
+
+CONTAINER_HEADER = struct.Struct("<IHHQ")
+CONTAINER_MAGIC = 0xBA55ED50
+CONTAINER_START = struct.pack("<IHH", CONTAINER_MAGIC, 1, CONTAINER_HEADER.size)
+
+ENTRY_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
+ENTRY_VERSION = 0x0101
+
+WRAPPER = struct.Struct("<iiQQ")
+WRAPPER_MAGIC = 0x466243B1
+
+ALIGNMENT = 8  # of containers, entries and payloads
+_MAX_HEADER = 1 << 16
+_MAX_SM = 999
+MAX_RAW_SIZE = 1 << 31
+
+
+class ImageKind(IntEnum):
+    """What an entry holds. A number not listed here is kept as it is and reported as unknown."""
+
+    UNKNOWN = 0
+    PTX = 1
+    CUBIN = 2
+    OLD_CUBIN = 4
+    LTOIR = 8
+    RELOCATABLE_PTX = 64
+
+    @property
+    def code_kind(self) -> CodeKind | None:
+        """The kind of code by which the catalog knows it."""
+        return _CODE_KINDS.get(self)
+
+
+_CODE_KINDS = {
+    ImageKind.PTX: CodeKind.PTX,
+    ImageKind.RELOCATABLE_PTX: CodeKind.PTX,
+    ImageKind.CUBIN: CodeKind.CUBIN,
+    ImageKind.OLD_CUBIN: CodeKind.CUBIN,
+    ImageKind.LTOIR: CodeKind.LTOIR,
+}
+
+
+class Compression(Enum):
+    """How a payload is stored."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+    UNKNOWN = "unknown"
+
+
+class EntryFlag(IntFlag):
+    """The flag bits whose meaning is known."""
+
+    BITS_64 = 0x1
+    DEBUG = 0x2
+    LINUX = 0x10
+    LZ4 = 0x2000
+    ZSTD = 0x8000
+    ARCH_SPECIFIC = 0x100000
+    FAMILY_SPECIFIC = 0x200000
+
+
+# plain numbers: an IntFlag operation costs more than the whole of the parsing around it
+_LZ4, _ZSTD = int(EntryFlag.LZ4), int(EntryFlag.ZSTD)
+_COMPRESSED = _LZ4 | _ZSTD
+_COMPRESSION = {0: Compression.UNKNOWN, _LZ4: Compression.LZ4, _ZSTD: Compression.ZSTD}
+_SUFFIXED = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
+_SUFFIXES = {
+    0: Suffix.NONE,
+    int(EntryFlag.ARCH_SPECIFIC): Suffix.ARCH,
+    int(EntryFlag.FAMILY_SPECIFIC): Suffix.FAMILY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One entry of a container: a piece of GPU code for one architecture."""
+
+    kind: ImageKind
+    kind_number: int
+    target: CodeTarget | None  # None where the kind is unknown
+    offset: int  # of the entry's header
+    header_size: int
+    padded_size: int  # of the payload as stored
+    compressed_size: int  # 0 where it is stored raw
+    raw_size: int  # after decompression
+    compression: Compression
+    flags: int
+    sm: int
+    name: str
+
+    @property
+    def payload_offset(self) -> int:
+        return self.offset + self.header_size
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload without its padding."""
+        return self.compressed_size or self.padded_size
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes the entry takes in the file, header and padding included."""
+        return self.header_size + self.padded_size
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header_size + self.padded_size
+
+    @property
+    def label(self) -> str:
+        """`sm_90a`, `compute_120`, or what is known of a kind nobody has met."""
+        return str(self.target) if self.target else f"unknown{self.kind_number}_{self.sm}"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container: the images of what was one translation unit, or one linked device image."""
+
+    offset: int
+    header_size: int
+    size: int  # of what follows the header
+    entries: tuple[Image, ...]
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header_size + self.size
+
+    @property
+    def stored_size(self) -> int:
+        return self.header_size + self.size
+
+
+class WrapperVersion(IntEnum):
+    """What the last field of a wrapper means."""
+
+    ORDINARY = 1
+    LINKED = 2  # a pointer to an array of prelinked containers
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """The record that host code registers; its pointers are relocated and have to be looked up."""
+
+    offset: int
+    version: WrapperVersion
+    container_pointer: int  # as stored, before relocation
+    last_pointer: int
+
+    CONTAINER_FIELD = 8
+    LAST_FIELD = 16
+
+
+@lru_cache(maxsize=4096)
+def _target(kind_number: int, sm: int, suffix_bits: int) -> tuple[ImageKind, CodeTarget | None]:
+    kind = _KINDS.get(kind_number, ImageKind.UNKNOWN)
+    code = kind.code_kind
+    suffix = _SUFFIXES.get(suffix_bits)
+    if code is None or suffix is None or not 10 <= sm <= _MAX_SM:
+        return kind, None
+    return kind, CodeTarget(code, Capability.from_number(sm), suffix)
+
+
+_KINDS = {int(kind): kind for kind in ImageKind if kind is not ImageKind.UNKNOWN}
+
+
+def read_container(source: Source, offset: int, limit: int) -> Container:
+    """Read the container at `offset`, which must end at or before `limit`."""
+    if offset % ALIGNMENT:
+        raise _damaged(offset, "it does not start at a multiple of 8")
+    if offset + CONTAINER_HEADER.size > limit:
+        raise _damaged(offset, "its header is cut short")
+    magic, version, header_size, size = CONTAINER_HEADER.unpack(source.read(offset, CONTAINER_HEADER.size))
+    if magic != CONTAINER_MAGIC:
+        raise _damaged(offset, "it does not begin with the magic number of a container")
+    if version != 1 or header_size != CONTAINER_HEADER.size:
+        raise _damaged(offset, f"its version is {version} and its header {header_size} bytes long")
+    end = offset + header_size + size
+    if end > limit:
+        raise _damaged(offset, "it reaches past the end of its section")
+    return Container(
+        offset, header_size, size, tuple(_read_entries(source, offset, offset + header_size, end))
+    )
+
+
+def _read_entries(source: Source, container: int, position: int, end: int) -> Iterator[Image]:
+    read, unpack, fixed = source.read, ENTRY_HEADER.unpack, ENTRY_HEADER.size
+    while position < end:
+        if position + fixed > end:
+            raise _damaged(container, f"the entry at {position:#x} is cut short")
+        (
+            kind_number,
+            version,
+            header_size,
+            padded,
+            compressed,
+            _options,
+            _minor,
+            _major,
+            sm,
+            name_offset,
+            name_size,
+            flags,
+            _reserved,
+            raw,
+        ) = unpack(read(position, fixed))
+        if version != ENTRY_VERSION:
+            raise _damaged(container, f"the entry at {position:#x} has version {version:#x}")
+        if not fixed <= header_size <= _MAX_HEADER or header_size % ALIGNMENT or padded % ALIGNMENT:
+            raise _damaged(container, f"the entry at {position:#x} has impossible sizes")
+        if position + header_size + padded > end:
+            raise _damaged(container, f"the entry at {position:#x} reaches past the end of the container")
+        if compressed > padded:
+            raise _damaged(container, f"the entry at {position:#x} is compressed to more than its own size")
+        if compressed:
+            compression = _COMPRESSION.get(flags & _COMPRESSED, Compression.UNKNOWN)
+            if raw == 0:
+                raise _damaged(container, f"the compressed entry at {position:#x} does not say its raw size")
+        else:
+            compression = Compression.NONE
+            raw = padded
+        name = ""
+        if name_size:
+            if name_offset + name_size > header_size:
+                raise _damaged(container, f"the name of the entry at {position:#x} is outside its header")
+            name = (
+                bytes(read(position + name_offset, name_size))
+                .rstrip(b"\0")
+                .decode("utf-8", "backslashreplace")
+            )
+        kind, target = _target(kind_number, sm, flags & _SUFFIXED)
+        yield Image(
+            kind,
+            kind_number,
+            target,
+            position,
+            header_size,
+            padded,
+            compressed,
+            raw,
+            compression,
+            flags,
+            sm,
+            name,
+        )
+        position += header_size + padded
+
+
+def read_wrapper(source: Source, offset: int) -> Wrapper:
+    """Read the wrapper at `offset`."""
+    magic, version, container, last = WRAPPER.unpack(source.read(offset, WRAPPER.size))
+    if magic != WRAPPER_MAGIC:
+        raise BadInputError(f"there is no fatbin wrapper at {offset:#x}, where one should be")
+    if version not in WrapperVersion._value2member_map_:
+        raise BadInputError(f"the fatbin wrapper at {offset:#x} has version {version}, which is not known")
+    return Wrapper(offset, WrapperVersion(version), container, last)
+
+
+def decompress(source: Source, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
+    """The payload of an image as the GPU would get it."""
+    payload = source.read(image.payload_offset, image.payload_size)
+    return decompress_payload(payload, image.compression, image.raw_size, max_size=max_size)
+
+
+def decompress_payload(
+    payload: bytes | bytearray | memoryview,
+    compression: Compression,
+    raw_size: int,
+    *,
+    max_size: int = MAX_RAW_SIZE,
+) -> bytes:
+    """Undo the compression of a payload; anything but exactly `raw_size` bytes is an error."""
+    if raw_size > max_size:
+        raise BadInputError(f"an image says it is {raw_size} bytes long, more than the {max_size} allowed")
+    if compression is Compression.NONE:
+        data = bytes(payload)
+    elif compression is Compression.LZ4:
+        data = _unlz4(payload, raw_size)
+    elif compression is Compression.ZSTD:
+        data = _unzstd(payload, raw_size)
+    else:
+        raise BadInputError("an image is compressed in a way that is not known")
+    if len(data) != raw_size:
+        raise BadInputError(f"an image has {len(data)} bytes after decompression and should have {raw_size}")
+    return data
+
+
+def _unlz4(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
+    import lz4.block
+
+    if raw_size > len(payload) * 255 + 64:  # the format cannot do better: do not allocate for a lie
+        raise BadInputError(
+            f"an image of {len(payload)} bytes says it unpacks to {raw_size}, which LZ4 cannot do"
+        )
+    try:
+        return bytes(lz4.block.decompress(payload, uncompressed_size=raw_size))
+    except lz4.block.LZ4BlockError as error:
+        raise BadInputError("an image's LZ4 data is damaged") from error
+
+
+def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
+    import zstandard
+
+    try:
+        declared = zstandard.frame_content_size(payload)
+        if declared not in (-1, raw_size):
+            raise BadInputError(f"an image's zstd frame says {declared} bytes and its header {raw_size}")
+        return zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_size)
+    except zstandard.ZstdError as error:
+        raise BadInputError("an image's zstd data is damaged") from error
+
+
+def _damaged(offset: int, why: str) -> BadInputError:
+    return BadInputError(
+        f"the GPU code container at {offset:#x} is damaged: {why}",
+        "fetch the library again and compare its hash with the publisher's",
+    )
