@@ -75,12 +75,16 @@ class EntryFlag(IntFlag):
     LINUX = 0x10
     LZ4 = 0x2000
     ZSTD = 0x8000
+    SCRAMBLED = (
+        0x10000  # seen on cuFFT's LTO-IR: the payload is no LZ4 block, the word at 48 changes with each
+    )
     ARCH_SPECIFIC = 0x100000
     FAMILY_SPECIFIC = 0x200000
 
 
 # plain numbers: an IntFlag operation costs more than the whole of the parsing around it
 _LZ4, _ZSTD = int(EntryFlag.LZ4), int(EntryFlag.ZSTD)
+_SCRAMBLED = int(EntryFlag.SCRAMBLED)
 _COMPRESSED = _LZ4 | _ZSTD
 _COMPRESSION = {0: Compression.UNKNOWN, _LZ4: Compression.LZ4, _ZSTD: Compression.ZSTD}
 _SUFFIXED = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
@@ -125,6 +129,11 @@ class Image:
     @property
     def end(self) -> int:
         return self.offset + self.header_size + self.padded_size
+
+    @property
+    def scrambled(self) -> bool:
+        """Whether the payload can only be unpacked by NVIDIA's libraries, and must be compared as stored."""
+        return bool(self.flags & _SCRAMBLED)
 
     @property
     def label(self) -> str:
@@ -277,6 +286,10 @@ def read_wrapper(source: Source, offset: int) -> Wrapper:
 
 def decompress(source: Source, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
     """The payload of an image as the GPU would get it."""
+    if image.scrambled:
+        raise BadInputError(
+            f"the {image.label} image at {image.offset:#x} is scrambled", "compare it as it is stored"
+        )
     payload = source.read(image.payload_offset, image.payload_size)
     return decompress_payload(payload, image.compression, image.raw_size, max_size=max_size)
 

@@ -68,6 +68,6 @@ def open_source(path: Path) -> Iterator[BufferSource]:
     try:
         yield BufferSource(mapped)
     finally:
-        # views may outlive the block (an error on its way up holds frames that hold them): the last one unmaps
+        # views may outlive the block (an error on its way up holds frames that hold them); the last unmaps
         with suppress(BufferError):
             mapped.close()
