@@ -1,0 +1,26 @@
+"""What is known about GPUs, CPUs, CUDA toolkits and PyTorch releases."""
+
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, Gpu, GpuRules, Suffix, TorchArch
+from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release, Way
+from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
+
+__all__ = [
+    "DEFAULT_PYTHON",
+    "Build",
+    "Capability",
+    "Catalog",
+    "CodeKind",
+    "CodeTarget",
+    "CudaToolkit",
+    "Dotted",
+    "DriverFit",
+    "Fit",
+    "Gpu",
+    "GpuRules",
+    "Release",
+    "Suffix",
+    "TorchArch",
+    "Way",
+    "load_catalog",
+]

@@ -1,0 +1,167 @@
+"""The matrix: every variant of every release, and how a name finds its variant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchtailor.catalog.gpus import Capability
+from torchtailor.catalog.load import USER_FILE, Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release, Way
+from torchtailor.errors import ImpossibleError, NoMatchError
+from torchtailor.variants.rules import Reason, coverage, why_impossible
+from torchtailor.variants.variant import Variant
+
+_NAME = re.compile(
+    r"(?:pytorch(?P<torch>\d{2,3})?-)?(?:python(?P<python>\d{3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
+    r"(?P<gpu>sm\d{2,3}|cpu)-(?P<isa>[a-z0-9_]+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedName:
+    """The parts of a variant's name; what a short name leaves out is None."""
+
+    torch: str | None
+    python: str | None
+    cuda: str | None
+    gpu: Capability | None
+    isa: str
+
+    @classmethod
+    def parse(cls, name: str) -> ParsedName:
+        match = _NAME.fullmatch(name.strip().lower())
+        if not match:
+            raise NoMatchError(
+                f"{name!r} is not a variant's name.",
+                "Names look like sm90-avx512, cpu-armv9, pytorch-python313-cuda13_0-sm90-avx512 or "
+                "pytorch210-python313-cpu-avx2; `torchtailor matrix` lists them.",
+            )
+        gpu = None if match["gpu"] == "cpu" else Capability.from_number(int(match["gpu"][2:]))
+        python = match["python"] and f"{match['python'][0]}.{match['python'][1:]}"
+        cuda = match["cuda"] and match["cuda"].replace("_", ".")
+        return cls(match["torch"], python, cuda, gpu, match["isa"])
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The variant that a name was taken for, and what else it could have meant."""
+
+    variant: Variant
+    others: tuple[Variant, ...]
+    said: str
+
+
+class Matrix:
+    """All variants of a catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        for release in catalog.releases.values():
+            for variant in self._of_release(release, DEFAULT_PYTHON):
+                if reasons := self.why_impossible(variant):
+                    raise ImpossibleError(
+                        f"Release {release.name} lists {variant.short_name}: {reasons[0].text}",
+                        f"Take it out of its row in the catalog or in {USER_FILE}.",
+                    )
+
+    def variants(self, release: str | None = None, python: str | None = None) -> Iterator[Variant]:
+        """Variants in the catalog's order; of the default Python, of another, or (`all`) of every one."""
+        releases = [self.catalog.release(release)] if release else list(self.catalog.releases.values())
+        for item in releases:
+            pythons = item.pythons if python == "all" else (python or DEFAULT_PYTHON,)
+            for version in pythons:
+                if version in item.pythons:
+                    yield from self._of_release(item, version)
+
+    def _of_release(self, release: Release, python: str) -> Iterator[Variant]:
+        for build in release.builds:
+            seen: set[tuple[Capability | None, str]] = set()
+            for row in build.rows:
+                for capability in row.gpus or (None,):
+                    for isa in row.cpus:
+                        if (capability, isa) not in seen:
+                            seen.add((capability, isa))
+                            yield self._variant(release, build, capability, isa, python)
+
+    def _variant(
+        self, release: Release, build: Build, capability: Capability | None, isa: str, python: str
+    ) -> Variant:
+        gpu = self.catalog.gpus[capability] if capability else None
+        return Variant(release, build, gpu, self.catalog.isas[isa], python)
+
+    def why_impossible(self, variant: Variant) -> tuple[Reason, ...]:
+        return why_impossible(
+            self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python
+        )
+
+    def resolve(
+        self, name: str, *, via: Way | None = None, release: str | None = None, python: str | None = None
+    ) -> Resolution:
+        """The variant a name means: the newest release that covers it by the way asked for.
+
+        Without a way, any way counts. Of a release's CUDA builds, the default index's comes first, then the newest.
+        """
+        parsed = ParsedName.parse(name)
+        wanted_python = parsed.python or python or DEFAULT_PYTHON
+        candidates = [
+            variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)
+        ]
+        if not candidates:
+            raise self._no_variant(name, parsed, release, wanted_python)
+        covered = [variant for variant in candidates if self._covered(variant, via)]
+        if not covered:
+            assert via is not None
+            newest = max(candidates, key=_preference)
+            raise NoMatchError(
+                f"No release covers {name} by way of {via.value}: {coverage(self.catalog, newest, via).text}",
+                f"Try --via {_other_ways(self, newest) or 'source'}, or `torchtailor matrix --why {name}`.",
+            )
+        chosen = max(covered, key=_preference)
+        others = tuple(sorted((v for v in candidates if v is not chosen), key=_preference, reverse=True))
+        return Resolution(chosen, others, _say(name, chosen, others))
+
+    def _covered(self, variant: Variant, via: Way | None) -> bool:
+        return any(coverage(self.catalog, variant, way).available for way in ([via] if via else Way))
+
+    def _no_variant(self, name: str, parsed: ParsedName, release: str | None, python: str) -> NoMatchError:
+        where = f"release {release}" if release else "any release"
+        if parsed.gpu is not None and parsed.gpu not in self.catalog.gpus:
+            self.catalog.gpu(str(parsed.gpu))  # raises with the known ones
+        self.catalog.isa(parsed.isa)
+        return NoMatchError(
+            f"No variant {name} for Python {python} is in {where}.",
+            f"`torchtailor matrix --why {name}` explains; a [[row]] in {USER_FILE} adds what is possible.",
+        )
+
+
+def _matches(parsed: ParsedName, variant: Variant) -> bool:
+    capability = variant.gpu.capability if variant.gpu else None
+    return (
+        parsed.gpu == capability
+        and parsed.isa == variant.isa.name
+        and parsed.python in (None, variant.python)
+        and (parsed.torch is None or f"pytorch{parsed.torch}" == variant.release.tag)
+        and (parsed.cuda is None or parsed.cuda == str(variant.build.cuda))
+    )
+
+
+def _preference(variant: Variant) -> tuple[object, ...]:
+    """Newest release first; of its builds the default index's, then the newest CUDA."""
+    default = variant.release.default_index.get(variant.arch) == variant.build.label
+    cuda = variant.build.cuda.parts if variant.build.cuda else ()
+    return (variant.release.version.parts, default, cuda)
+
+
+def _other_ways(matrix: Matrix, variant: Variant) -> str:
+    ways = [way.value for way in Way if coverage(matrix.catalog, variant, way).available]
+    return " or ".join(ways)
+
+
+def _say(name: str, chosen: Variant, others: tuple[Variant, ...]) -> str:
+    said = f"{name} is taken as {chosen.unique_name} (PyTorch {chosen.release.version}, release {chosen.release.name})"
+    if not others:
+        return said + "."
+    also = ", ".join(other.unique_name for other in others[:3]) + (", ..." if len(others) > 3 else "")
+    return f"{said}; it could also mean {also}."

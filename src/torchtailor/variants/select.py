@@ -1,0 +1,54 @@
+"""Selectors: globs with braces over variants' names, and filters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torchtailor.errors import UsageError
+from torchtailor.variants.variant import Variant
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def expand_braces(pattern: str) -> tuple[str, ...]:
+    """`sm{80,90}-*` -> `sm80-*`, `sm90-*`; braces may nest."""
+    match = _BRACES.search(pattern)
+    if not match:
+        if "{" in pattern or "}" in pattern:
+            raise UsageError(f"The selector {pattern!r} has an unmatched brace.", "Write it as in sm{80,90}-*.")
+        return (pattern,)
+    expanded: list[str] = []
+    for part in match[1].split(","):
+        expanded += expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
+    return tuple(dict.fromkeys(expanded))
+
+
+def matches(variant: Variant, patterns: Iterable[str]) -> bool:
+    """Whether any glob matches the variant's short, seeds' or unique name."""
+    names = (variant.short_name, variant.name, variant.unique_name)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def select(
+    variants: Iterable[Variant],
+    globs: Sequence[str] = (),
+    *,
+    gpus: Sequence[str] = (),
+    cpus: Sequence[str] = (),
+) -> tuple[Variant, ...]:
+    """The variants that match any of the globs, any of the GPUs (`sm90`, `cpu`) and any of the ISAs."""
+    name_globs = [item for glob in globs for item in expand_braces(glob.lower())]
+    gpu_globs = [item for glob in gpus for item in expand_braces(glob.lower())]
+    cpu_globs = [item for glob in cpus for item in expand_braces(glob.lower())]
+
+    def wanted(variant: Variant) -> bool:
+        gpu = variant.gpu.sm if variant.gpu else "cpu"
+        return (
+            (not name_globs or matches(variant, name_globs))
+            and (not gpu_globs or any(fnmatchcase(gpu, glob) for glob in gpu_globs))
+            and (not cpu_globs or any(fnmatchcase(variant.isa.name, glob) for glob in cpu_globs))
+        )
+
+    return tuple(variant for variant in variants if wanted(variant))

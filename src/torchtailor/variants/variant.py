@@ -1,0 +1,58 @@
+"""A variant: one PyTorch for one GPU, one CPU instruction set and one Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchtailor.catalog.cpus import Isa
+from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.releases import Build, Release
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One cell of the matrix."""
+
+    release: Release
+    build: Build
+    gpu: Gpu | None
+    isa: Isa
+    python: str
+
+    @property
+    def short_name(self) -> str:
+        """`sm90-avx512`, `cpu-armv9`."""
+        return f"{self.gpu.sm if self.gpu else 'cpu'}-{self.isa.name}"
+
+    @property
+    def name(self) -> str:
+        """The seeds' name: `pytorch-python313-cuda13_0-sm90-avx512`; several releases may share it."""
+        return f"pytorch-{self._rest}"
+
+    @property
+    def unique_name(self) -> str:
+        """The name that carries the PyTorch version: `pytorch210-python313-cpu-avx2`."""
+        return f"{self.release.tag}-{self._rest}"
+
+    @property
+    def _rest(self) -> str:
+        cuda = f"cuda{str(self.build.cuda).replace('.', '_')}-" if self.build.cuda else ""
+        return f"python{self.python.replace('.', '')}-{cuda}{self.short_name}"
+
+    @property
+    def arch(self) -> str:
+        """The machine it runs on: `x86_64` or `aarch64`."""
+        return self.isa.arch
+
+    @property
+    def platform(self) -> str:
+        """Nix's name of the platform: `x86_64-linux`."""
+        return f"{self.arch}-linux"
+
+    @property
+    def torch_cuda_arch_list(self) -> str:
+        """What TORCH_CUDA_ARCH_LIST must say; empty without a GPU."""
+        return str(self.gpu.capability) if self.gpu else ""
+
+    def __str__(self) -> str:
+        return self.unique_name
