@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,10 @@ class Source(Protocol):
 
     def find(self, needle: bytes, start: int, end: int) -> int:
         """Where `needle` first lies wholly inside [start, end), or -1."""
+        ...
+
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Say which (offset, size) will be read out of order, for sources that can only go forward."""
         ...
 
 
@@ -56,6 +60,9 @@ class BufferSource:
         if isinstance(self._buffer, memoryview):
             return bytes(self._buffer).find(needle, start, end)
         return self._buffer.find(needle, start, end)
+
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass  # everything is at hand
 
 
 @contextmanager

@@ -1,0 +1,258 @@
+"""Finds every fatbin container of a library, wherever it lives, and says how it is reached.
+
+Containers lie in `.nv_fatbin`, but also in `__nv_relfatbin` (objects from before the device link),
+`.cask_resource`, `.ldata` and `.rodata`. So every section with bytes is searched for a container's first eight
+bytes; what follows must then be a whole and consistent container. What lies inside one is never searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.elf import ElfFile
+from torchtailor.gpucode.elf_headers import Machine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.gpucode.fatbin import (
+    ALIGNMENT,
+    CONTAINER_START,
+    WRAPPER,
+    Container,
+    Image,
+    Wrapper,
+    WrapperVersion,
+    read_container,
+    read_wrapper,
+)
+from torchtailor.gpucode.source import Source, open_source
+
+WRAPPER_SECTION = ".nvFatBinSegment"
+RELOCATABLE_SECTION = "__nv_relfatbin"
+# sections that hold only containers: there, anything that is neither a container nor zero is damage
+CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
+
+_SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
+_ZEROS = bytes(1 << 20)
+_MAX_LOOKALIKES = 16  # none was seen in any real library; each may cost a walk through the whole section
+
+
+class Reference(Enum):
+    """How host code reaches a container."""
+
+    WRAPPER = "wrapper"  # an ordinary wrapper: registered with the CUDA runtime when the library is loaded
+    LINKED = "linked"  # the wrapper of a device link
+    PRELINKED = "prelinked"  # an input of the device link; the linked container is what runs
+    POINTER = "pointer"  # some other pointer in the library's data
+    NONE = "none"  # nothing visible: reached by distance or by a table of offsets
+
+
+@dataclass(frozen=True, slots=True)
+class FoundContainer:
+    """A container and its place in the library."""
+
+    container: Container
+    section: str
+    address: int | None  # None where the section is not loaded
+    reference: Reference
+    pointers: tuple[Relocation, ...]  # the relocated pointers to its first byte
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return self.container.entries
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWrapper:
+    """A wrapper, and where its two pointers lead."""
+
+    wrapper: Wrapper
+    address: int
+    container: Relocation | None
+    last: Relocation | None
+
+    @property
+    def container_address(self) -> int:
+        """The container's virtual address: relocated, or as stored in a file loaded at a fixed address."""
+        return self.container.addend if self.container else self.wrapper.container_pointer
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCode:
+    """All GPU code of one library."""
+
+    machine: Machine
+    size: int
+    containers: tuple[FoundContainer, ...]  # in the order of the file
+    wrappers: tuple[FoundWrapper, ...]
+    lookalikes: tuple[int, ...]  # offsets that begin like a container and are none
+
+    @property
+    def images(self) -> Iterator[Image]:
+        return (image for found in self.containers for image in found.images)
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes of all containers."""
+        return sum(found.container.stored_size for found in self.containers)
+
+    @property
+    def device_linked(self) -> bool:
+        """Whether a device link was made, so that the objects from before it are not used at run time."""
+        return any(found.wrapper.version is WrapperVersion.LINKED for found in self.wrappers)
+
+
+def scan_file(path: Path) -> LibraryCode:
+    """Read all GPU code of a shared library."""
+    with open_source(path) as source:
+        try:
+            return scan_source(source)
+        except BadInputError as error:
+            raise type(error)(f"{path}: {error.message}", error.hint) from error
+
+
+def scan_source(source: Source) -> LibraryCode:
+    """Read all GPU code of the ELF file in `source`."""
+    return scan_elf(ElfFile(source))
+
+
+def scan_elf(elf: ElfFile) -> LibraryCode:
+    """Read all GPU code of an ELF file."""
+    elf.source.keep([(s.offset, s.size) for s in elf.sections if s.in_file and _needed_later(s)])
+    found: list[tuple[Section, Container]] = []
+    lookalikes: list[int] = []
+    for section in sorted(_searched(elf), key=lambda section: section.offset):
+        if section.name in CONTAINER_SECTIONS:
+            containers = _only_containers(elf.source, section)
+        else:
+            containers = _containers_among_others(elf.source, section, lookalikes)
+        found.extend((section, container) for container in containers)
+    if not found:
+        return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes))
+    wrappers = tuple(_wrappers(elf))
+    return LibraryCode(
+        elf.machine, elf.size, tuple(_referenced(elf, found, wrappers)), wrappers, tuple(lookalikes)
+    )
+
+
+def _needed_later(section: Section) -> bool:
+    """Whether the pointers of wrappers are found with the help of this section."""
+    kinds = (SectionType.RELA, SectionType.RELR, SectionType.DYNAMIC)
+    return section.allocated and (section.type in kinds or section.name == WRAPPER_SECTION)
+
+
+def _searched(elf: ElfFile) -> Iterator[Section]:
+    if not elf.sections:  # a file without section headers: its loaded segments are all there is to search
+        for segment in elf.loads:
+            if segment.file_size:
+                yield Section(
+                    index=0,
+                    name="",
+                    name_offset=0,
+                    type=SectionType.PROGBITS,
+                    flags=SectionFlag.ALLOC,
+                    address=segment.address,
+                    offset=segment.offset,
+                    size=segment.file_size,
+                    link=0,
+                    info=0,
+                    alignment=segment.alignment,
+                    entry_size=0,
+                )
+        return
+    for section in elf.sections:
+        if section.in_file and section.type in _SEARCHED_TYPES and not section.flags & SectionFlag.COMPRESSED:
+            yield section
+
+
+def _only_containers(source: Source, section: Section) -> Iterator[Container]:
+    """The containers of a section that holds nothing else but zeros between them."""
+    position, end = section.offset, section.file_end
+    while True:
+        start = source.find(CONTAINER_START, position, end)
+        _check_zeros(source, section, position, start if start >= 0 else end)
+        if start < 0:
+            return
+        container = read_container(source, start, end)
+        yield container
+        position = container.end
+
+
+def _containers_among_others(source: Source, section: Section, lookalikes: list[int]) -> Iterator[Container]:
+    position, end = section.offset, section.file_end
+    while (start := source.find(CONTAINER_START, position, end)) >= 0:
+        try:
+            container = read_container(source, start, end)
+        except BadInputError:
+            lookalikes.append(start)
+            if len(lookalikes) > _MAX_LOOKALIKES:
+                raise BadInputError(
+                    f"more than {_MAX_LOOKALIKES} places begin like a GPU code container and are damaged",
+                    "fetch the library again and compare its hash with the publisher's",
+                ) from None
+            position = start + 1
+            continue
+        yield container
+        position = container.end
+
+
+def _check_zeros(source: Source, section: Section, start: int, end: int) -> None:
+    while start < end:
+        part = bytes(source.read(start, min(len(_ZEROS), end - start)))
+        if part != _ZEROS[: len(part)]:
+            at = start + len(part) - len(part.lstrip(b"\0"))
+            raise BadInputError(
+                f"section {section.name} holds something at {at:#x} that is no GPU code container",
+                "fetch the library again and compare its hash with the publisher's",
+            )
+        start += len(part)
+
+
+def _wrappers(elf: ElfFile) -> Iterator[FoundWrapper]:
+    section = elf.section(WRAPPER_SECTION)
+    if section is None or not section.allocated:
+        return
+    if section.size % WRAPPER.size:
+        raise BadInputError(f"section {section.name} is not a whole number of wrappers long")
+    pointers = elf.relocations_in(section.address, section.memory_end)
+    for step in range(0, section.size, WRAPPER.size):
+        address = section.address + step
+        yield FoundWrapper(
+            read_wrapper(elf.source, section.offset + step),
+            address,
+            pointers.get(address + Wrapper.CONTAINER_FIELD),
+            pointers.get(address + Wrapper.LAST_FIELD),
+        )
+
+
+def _referenced(
+    elf: ElfFile, found: list[tuple[Section, Container]], wrappers: tuple[FoundWrapper, ...]
+) -> Iterator[FoundContainer]:
+    addresses = [
+        container.offset - section.offset + section.address if section.allocated else None
+        for section, container in found
+    ]
+    loaded = [address for address in addresses if address is not None]
+    pointers: dict[int, list[Relocation]] = {address: [] for address in loaded}
+    if loaded:
+        for relocation in elf.relocations_into(min(loaded), max(loaded) + ALIGNMENT):
+            if relocation.addend in pointers:
+                pointers[relocation.addend].append(relocation)
+    wrapped: dict[int, Reference] = {}
+    for wrapper in wrappers:
+        target = wrapper.container_address
+        if target not in pointers:
+            raise BadInputError(
+                f"the wrapper at {wrapper.wrapper.offset:#x} points to {target:#x}, where no container is"
+            )
+        linked = wrapper.wrapper.version is WrapperVersion.LINKED
+        wrapped[target] = Reference.LINKED if linked else Reference.WRAPPER
+    for (section, container), address in zip(found, addresses, strict=True):
+        at = tuple(pointers[address]) if address is not None else ()
+        reference = wrapped.get(address) if address is not None else None
+        if reference is Reference.WRAPPER and section.name == RELOCATABLE_SECTION:
+            reference = Reference.PRELINKED
+        if reference is None:
+            reference = Reference.POINTER if at else Reference.NONE
+        yield FoundContainer(container, section.name, address, reference, at)
