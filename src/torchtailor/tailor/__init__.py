@@ -1,0 +1,1 @@
+"""Cutting: what to keep, the surgery, the proof; libraries, wheels and environments."""
