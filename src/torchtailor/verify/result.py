@@ -1,0 +1,112 @@
+"""What a verification found: one `Check` a line, a `Report` over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torchtailor.errors import CheckFailedError
+
+
+class Level(Enum):
+    """The three levels of proof, each needing more of the machine than the one before."""
+
+    STATIC = "static"
+    IMPORT = "import"
+    GPU = "gpu"
+
+    @property
+    def number(self) -> int:
+        """1, 2 or 3, as the command line and the documentation count them."""
+        return list(Level).index(self) + 1
+
+
+class Outcome(Enum):
+    """How a check ended."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_APPLICABLE = "not-applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of a verification; `reason` is a sentence, `details` holds what a script would read."""
+
+    level: Level
+    name: str
+    outcome: Outcome
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, level: Level, name: str, passed: bool, reason: str = "", **details: Any) -> Check:
+        """A check that was made, from whether it passed."""
+        return cls(level, name, Outcome.PASS if passed else Outcome.FAIL, reason, details)
+
+    @classmethod
+    def not_applicable(cls, level: Level, name: str, reason: str, **details: Any) -> Check:
+        """A check that could not be made here, and why."""
+        return cls(level, name, Outcome.NOT_APPLICABLE, reason, details)
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome is Outcome.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one target, in the order in which they were made."""
+
+    target: str
+    checks: tuple[Check, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed; a report in which nothing could be checked has not passed."""
+        return not self.failures and any(check.outcome is Outcome.PASS for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.failed)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels that have at least one check."""
+        return tuple(level for level in Level if self.at(level))
+
+    def at(self, level: Level) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.level is level)
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(check.outcome is outcome for check in self.checks)
+
+    def plus(self, checks: Iterable[Check], **facts: Any) -> Report:
+        """This report with more checks and facts after its own."""
+        return Report(self.target, (*self.checks, *checks), {**self.facts, **facts})
+
+    def summary(self) -> str:
+        """`12 passed, 1 failed, 3 not applicable`."""
+        counts = [(self.count(outcome), outcome) for outcome in Outcome]
+        words = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.NOT_APPLICABLE: "not applicable"}
+        return ", ".join(f"{count} {words[outcome]}" for count, outcome in counts)
+
+    def raise_if_failed(self) -> None:
+        """Turn failures into the error that gives the command its exit code."""
+        if self.passed:
+            return
+        if not self.failures:
+            raise CheckFailedError(
+                f"Nothing of {self.target} could be checked here.",
+                "Read the reasons given for each check that was not applicable.",
+            )
+        first = self.failures[0]
+        raise CheckFailedError(
+            f"{self.target}: {len(self.failures)} of {len(self.checks)} checks failed,"
+            f" the first is {first.name!r}: {first.reason}",
+            "Run it again with --json for the details of every check.",
+        )

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtailor.catalog import Capability
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
+from torchtailor.verify import Check, Level, Outcome, Report
+from torchtailor.verify.output import as_json, as_junit, from_json, write_json, write_junit
+
+PASS = Check.of(Level.STATIC, "gpu code", True, "all 9.0")
+FAIL = Check.of(Level.IMPORT, "import", False, "it crashed", stderr="boom", gpu=Capability(9, 0))
+SKIP = Check.not_applicable(Level.GPU, "op suite", "no GPU")
+
+
+def test_report_counts_and_levels() -> None:
+    report = Report("x", (PASS, SKIP)).plus([FAIL], torch="2.13.0")
+    assert report.levels == (Level.STATIC, Level.IMPORT, Level.GPU)
+    assert [level.number for level in report.levels] == [1, 2, 3]
+    assert not report.passed
+    assert report.failures == (FAIL,)
+    assert report.summary() == "1 passed, 1 failed, 1 not applicable"
+    assert report.facts["torch"] == "2.13.0"
+    with pytest.raises(CheckFailedError, match="'import': it crashed"):
+        report.raise_if_failed()
+
+
+def test_a_report_of_nothing_but_skips_has_not_passed() -> None:
+    assert Report("x", (PASS, SKIP)).passed
+    assert not Report("x", (SKIP,)).passed
+    with pytest.raises(CheckFailedError, match="Nothing of x"):
+        Report("x", (SKIP,)).raise_if_failed()
+    Report("x", (PASS,)).raise_if_failed()
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    report = Report("x", (PASS, FAIL, SKIP), {"where": Path("/a"), "level": Level.GPU})
+    write_json(report, tmp_path / "r.json")
+    again = from_json((tmp_path / "r.json").read_bytes())
+    assert as_json(again) == as_json(report)
+    assert as_json(report)["counts"] == {"pass": 1, "fail": 1, "not-applicable": 1}
+    assert again.checks[1].details["stderr"] == "boom"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"format": 9}', '{"format":1,"target":"x","checks":[{}]}']
+)
+def test_bad_json(text: str) -> None:
+    with pytest.raises(BadInputError):
+        from_json(text)
+
+
+def test_junit(tmp_path: Path) -> None:
+    write_junit(Report("x", (PASS, FAIL, SKIP)), tmp_path / "deep" / "r.xml")
+    root = ElementTree.parse(tmp_path / "deep" / "r.xml").getroot()
+    assert root.attrib["tests"] == "3"
+    assert [suite.attrib["name"] for suite in root] == ["1 static", "2 import", "3 gpu"]
+    failure = root.find(".//failure")
+    assert failure is not None
+    assert failure.attrib["message"] == "it crashed"
+    assert "boom" in (failure.text or "")
+    assert root.find(".//skipped") is not None
+
+
+@given(st.text(), st.text())
+def test_any_message_makes_readable_xml(name: str, reason: str) -> None:
+    check = Check(
+        Level.GPU,
+        name.encode("utf-8", "replace").decode(),
+        Outcome.FAIL,
+        reason.encode("utf-8", "replace").decode(),
+    )
+    root = ElementTree.fromstring(as_junit(Report("x", (check,))))
+    assert root.attrib["failures"] == "1"
+
+
+def test_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem):
+        write_json(Report("x", (PASS,)), tmp_path / "file" / "r.json")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
