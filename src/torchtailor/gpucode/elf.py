@@ -84,12 +84,8 @@ class ElfFile:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.header = _read_header(source)
-        first = self._first_section()
-        count = self.header.section_count
-        if count == 0 and first is not None:
-            count = first[5]
-        self.segments = self._read_segments(first[7] if first is not None else 0)
-        self.sections = self._read_sections(count, first[6] if first is not None else 0)
+        self.segments = self._read_segments()
+        self.sections = self._read_sections()
         self._loads = sorted(
             (s for s in self.segments if s.type == SegmentType.LOAD), key=lambda segment: segment.address
         )
@@ -267,17 +263,14 @@ class ElfFile:
 
     # -- headers --------
 
-    def _first_section(self) -> tuple[int, ...] | None:
+    def _first_section(self) -> tuple[int, ...]:
         """Section header 0, which holds the numbers that do not fit the file header."""
-        if self.header.section_table_offset == 0:
-            return None
-        raw = self.source.read(self.header.section_table_offset, SECTION_HEADER.size)
-        return SECTION_HEADER.unpack(raw)
+        return SECTION_HEADER.unpack(self.source.read(self.header.section_table_offset, SECTION_HEADER.size))
 
-    def _read_segments(self, extended_count: int) -> tuple[Segment, ...]:
+    def _read_segments(self) -> tuple[Segment, ...]:
         count = self.header.segment_count
-        if count == _EXTENDED:
-            count = extended_count
+        if count == _EXTENDED and self.header.section_table_offset:
+            count = self._first_section()[7]
         if count == 0:
             return ()
         data = self.source.read(self.header.segment_table_offset, count * PROGRAM_HEADER.size)
@@ -293,16 +286,18 @@ class ElfFile:
             segments.append(segment)
         return tuple(segments)
 
-    def _read_sections(self, count: int, extended_names: int) -> tuple[Section, ...]:
-        if self.header.section_table_offset == 0 or count == 0:
+    def _read_sections(self) -> tuple[Section, ...]:
+        if self.header.section_table_offset == 0:
             return ()
+        first = self._first_section()
+        count = self.header.section_count or first[5]
         if count > _MAX_SECTIONS:
             raise BadInputError(f"the file says it has {count} sections, which no real library has")
         data = self.source.read(self.header.section_table_offset, count * SECTION_HEADER.size)
         raw = list(SECTION_HEADER.iter_unpack(data))
         names_index = self.header.name_section
         if names_index == _EXTENDED:
-            names_index = extended_names
+            names_index = first[6]
         names = self._names(raw, names_index)
         sections = []
         for index, (name, *fields) in enumerate(raw):

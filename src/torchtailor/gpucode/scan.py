@@ -1,8 +1,8 @@
 """Finds every fatbin container of a library, wherever it lives, and says how it is reached.
 
 Containers lie in `.nv_fatbin`, but also in `__nv_relfatbin` (objects from before the device link),
-`.cask_resource`, `.ldata` and `.rodata`. So every section with bytes is searched for a container's first eight
-bytes; what follows must then be a whole and consistent container. What lies inside one is never searched.
+`.cask_resource`, `.ldata` and `.rodata`. So every section with bytes is searched for the first eight bytes of
+a container; what follows must then be a whole and consistent one. What lies inside one is never searched.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torchtailor.gpucode.fatbin import (
     read_wrapper,
 )
 from torchtailor.gpucode.source import Source, open_source
+from torchtailor.gpucode.wheel import Member, open_member
 
 WRAPPER_SECTION = ".nvFatBinSegment"
 RELOCATABLE_SECTION = "__nv_relfatbin"
@@ -110,6 +111,17 @@ def scan_file(path: Path) -> LibraryCode:
             return scan_source(source)
         except BadInputError as error:
             raise type(error)(f"{path}: {error.message}", error.hint) from error
+
+
+def scan_member(member: Member) -> LibraryCode:
+    """Read all GPU code of a library inside a wheel."""
+    try:
+        with open_member(member) as source:
+            elf = ElfFile(source)
+            source.verify()
+            return scan_elf(elf)
+    except BadInputError as error:
+        raise type(error)(f"{member.wheel}: {member.name}: {error.message}", error.hint) from error
 
 
 def scan_source(source: Source) -> LibraryCode:
