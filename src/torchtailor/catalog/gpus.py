@@ -168,7 +168,9 @@ class GpuRules:
             return Fit.NATIVE if code.capability == device else Fit.COMPATIBLE
         return Fit.NONE
 
-    def best(self, device: Capability, codes: Iterable[CodeTarget], *, unified_tegra: bool = False) -> CodeTarget | None:
+    def best(
+        self, device: Capability, codes: Iterable[CodeTarget], *, unified_tegra: bool = False
+    ) -> CodeTarget | None:
         """The code the driver would take: the most specific cubin that fits, else the newest PTX."""
         ranked = [
             (self._rank(device, code), code)
@@ -207,9 +209,7 @@ class GpuRules:
 
     def _same(self, capability: Capability) -> frozenset[Capability]:
         """The devices that are this very silicon: Thor was 10.1 before it was 11.0."""
-        successors = {
-            gpu.capability for gpu in self._gpus.values() if capability in gpu.same_silicon
-        }
+        successors = {gpu.capability for gpu in self._gpus.values() if capability in gpu.same_silicon}
         return frozenset({capability, *successors})
 
     def _isolated(self, capability: Capability) -> bool:

@@ -24,6 +24,7 @@ from torchtailor.errors import NoMatchError, UsageError
 USER_FILE = "torchtailor.toml"
 
 T = TypeVar("T")
+KeyT = TypeVar("KeyT")
 FileT = TypeVar("FileT", bound=schema.Strict)
 
 
@@ -180,7 +181,7 @@ def _read_user_file(path: Path) -> schema.UserFile:
         raise UsageError(f"{path} cannot be used: {error}.", "See docs/extending.md for its tables.") from error
 
 
-def _index(items: Iterable[T], key: Callable[[T], object]) -> dict[object, T]:  # type: ignore[type-arg]
+def _index(items: Iterable[T], key: Callable[[T], KeyT]) -> dict[KeyT, T]:
     """A dictionary of items; a later one (the user's) replaces an earlier one of the same key."""
     return {key(item): item for item in items}
 
@@ -278,7 +279,7 @@ def _release(row: schema.ReleaseRow) -> Release:
         git_commit=row.git_commit,
         pythons=row.pythons,
         builds=tuple(map(_build, row.build)),
-        default_index=dict(row.default_index),
+        default_index={str(arch): label for arch, label in row.default_index.items()},
         triton=row.triton,
         cudnn=row.cudnn,
         nccl=row.nccl,

@@ -45,7 +45,8 @@ def _only(found: Sequence[Gpu], name: str) -> Gpu:
         return found[0]
     options = ", ".join(f"{gpu.capability} ({gpu.family})" for gpu in distinct.values())
     raise NoMatchError(
-        f"{name!r} could mean GPUs of several architectures: {options}.", "Write the full product name or 9.0-style."
+        f"{name!r} could mean GPUs of several architectures: {options}.",
+        "Write the full product name or 9.0-style.",
     )
 
 

@@ -13,13 +13,13 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A table in which a misspelt key is an error."""
 
 
-class UnifiedRow(Strict):
+class UnifiedRow(Strict, frozen=True):
     cuda: str
     capabilities: tuple[str, ...]
     condition: str
 
 
-class GpuRow(Strict):
+class GpuRow(Strict, frozen=True):
     capability: str
     family: str
     first_cuda: str
@@ -42,7 +42,7 @@ class GpuRow(Strict):
     sources: tuple[str, ...] = ()
 
 
-class IsaRow(Strict):
+class IsaRow(Strict, frozen=True):
     name: str
     arch: Arch
     label: str
@@ -61,7 +61,7 @@ class IsaRow(Strict):
     sources: tuple[str, ...] = ()
 
 
-class MicroarchitectureRow(Strict):
+class MicroarchitectureRow(Strict, frozen=True):
     name: str
     arch: Arch
     flags: tuple[str, ...]
@@ -69,13 +69,13 @@ class MicroarchitectureRow(Strict):
     sources: tuple[str, ...] = ()
 
 
-class CpuNameRow(Strict):
+class CpuNameRow(Strict, frozen=True):
     pattern: str
     microarchitecture: str
     label: str
 
 
-class CudaRow(Strict):
+class CudaRow(Strict, frozen=True):
     version: str
     toolkits: tuple[str, ...]
     architectures: tuple[str, ...]
@@ -95,7 +95,7 @@ class CudaRow(Strict):
     sources: tuple[str, ...] = ()
 
 
-class CudnnRow(Strict):
+class CudnnRow(Strict, frozen=True):
     version: str
     min_capability: str
     cuda_majors: tuple[int, ...]
@@ -103,7 +103,7 @@ class CudnnRow(Strict):
     source: str = ""
 
 
-class TritonRow(Strict):
+class TritonRow(Strict, frozen=True):
     version: str
     ptxas: str
     knows_sm_121a: bool
@@ -112,14 +112,14 @@ class TritonRow(Strict):
     source: str = ""
 
 
-class VariantRow(Strict):
+class VariantRow(Strict, frozen=True):
     """GPUs x ISAs of one build; without GPUs, CPU-only variants."""
 
     cpus: tuple[str, ...]
     gpus: tuple[str, ...] = ()
 
 
-class BuildRow(Strict):
+class BuildRow(Strict, frozen=True):
     rows: tuple[VariantRow, ...]
     cuda: str | None = None
     toolkit: str | None = None
@@ -128,7 +128,7 @@ class BuildRow(Strict):
     note: str = ""
 
 
-class ReleaseRow(Strict):
+class ReleaseRow(Strict, frozen=True):
     name: str
     version: str
     pythons: tuple[str, ...]
@@ -148,7 +148,7 @@ class ReleaseRow(Strict):
     sources: tuple[str, ...] = ()
 
 
-class ExtraRow(Strict):
+class ExtraRow(Strict, frozen=True):
     """One row of a user's own: more variants of a release that exists."""
 
     release: str
@@ -157,20 +157,20 @@ class ExtraRow(Strict):
     cuda: str | None = None
 
 
-class TailorSettings(Strict):
+class TailorSettings(Strict, frozen=True):
     """The user's standing choices for cutting."""
 
     nvidia: bool = False
 
 
-class GpusFile(Strict):
+class GpusFile(Strict, frozen=True):
     checked: str
     sources: dict[str, str]
     families: dict[str, tuple[str, ...]]
     gpu: tuple[GpuRow, ...]
 
 
-class CpusFile(Strict):
+class CpusFile(Strict, frozen=True):
     checked: str
     sources: dict[str, str]
     isa: tuple[IsaRow, ...]
@@ -178,7 +178,7 @@ class CpusFile(Strict):
     cpu_name: tuple[CpuNameRow, ...]
 
 
-class CudaFile(Strict):
+class CudaFile(Strict, frozen=True):
     checked: str
     never_released: tuple[str, ...]
     sources: dict[str, str]
@@ -187,13 +187,13 @@ class CudaFile(Strict):
     triton: tuple[TritonRow, ...]
 
 
-class PytorchFile(Strict):
+class PytorchFile(Strict, frozen=True):
     checked: str
     sources: dict[str, str]
     release: tuple[ReleaseRow, ...]
 
 
-class UserFile(Strict):
+class UserFile(Strict, frozen=True):
     """`torchtailor.toml`: additions to the catalog, in the same tables, and settings."""
 
     gpu: tuple[GpuRow, ...] = ()

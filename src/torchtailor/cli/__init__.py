@@ -1,0 +1,56 @@
+"""The table of commands. Nothing heavy is imported here, so that `torchtailor --help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchtailor import __version__
+
+
+class Command(NamedTuple):
+    """One command: the module that holds it, and the line that describes it."""
+
+    module: str
+    summary: str
+
+
+# A row per command, in the order of the pipeline. The module has `command` (a function) or `app` (a group).
+COMMANDS: dict[str, Command] = {
+    "detect": Command("detect", "Say what this machine is: CPU, GPUs, driver, tools."),
+    "recommend": Command("recommend", "Say which PyTorch fits a machine, and why not the others."),
+    "matrix": Command("matrix", "List the variants, or explain why one cannot be."),
+    "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
+    "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
+    "restore": Command("restore", "Undo an in-place tailoring."),
+}
+
+HELP_OPTIONS = ("-h", "--help")
+
+
+def help_text() -> str:
+    """What `torchtailor --help` prints; plain text, made from the table."""
+    width = max(len(name) for name in COMMANDS)
+    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return (
+        f"torchtailor {__version__}: makes PyTorch fit one machine.\n\n"
+        f"Usage: torchtailor COMMAND [OPTIONS]\n\nCommands:\n{rows}\n\n"
+        "Options:\n"
+        "  --help     Show this, or a command's options: torchtailor COMMAND --help\n"
+        "  --version  Show the version\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code (docs/exit-codes.md)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in HELP_OPTIONS:
+        sys.stdout.write(help_text())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"torchtailor {__version__}\n")
+        return 0
+    from torchtailor.cli.run import run_command
+
+    return run_command(arguments[0], arguments[1:])

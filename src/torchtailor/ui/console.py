@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 @cache
 def out() -> Console:
     """Results: what a pipe or a file should receive."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return _console(stderr=False)
 
 
 @cache
 def err() -> Console:
     """Progress, warnings, explanations of what is being done."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; a reader that went away is no error
+
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr, highlight=False)
+    # Nobody's window: a script that reads a table wants one line a row.
+    return PipedConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
 def print_json(value: Any) -> None:
@@ -47,7 +56,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
     for index, column in enumerate(columns):
         cells = [str(row[index]) for row in rows]
         numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
         drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return drawn

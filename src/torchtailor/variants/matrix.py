@@ -85,16 +85,12 @@ class Matrix:
                             seen.add((capability, isa))
                             yield self._variant(release, build, capability, isa, python)
 
-    def _variant(
-        self, release: Release, build: Build, capability: Capability | None, isa: str, python: str
-    ) -> Variant:
+    def _variant(self, release: Release, build: Build, capability: Capability | None, isa: str, python: str) -> Variant:
         gpu = self.catalog.gpus[capability] if capability else None
         return Variant(release, build, gpu, self.catalog.isas[isa], python)
 
     def why_impossible(self, variant: Variant) -> tuple[Reason, ...]:
-        return why_impossible(
-            self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python
-        )
+        return why_impossible(self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
 
     def resolve(
         self, name: str, *, via: Way | None = None, release: str | None = None, python: str | None = None
@@ -105,9 +101,7 @@ class Matrix:
         """
         parsed = ParsedName.parse(name)
         wanted_python = parsed.python or python or DEFAULT_PYTHON
-        candidates = [
-            variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)
-        ]
+        candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)
         covered = [variant for variant in candidates if self._covered(variant, via)]

@@ -9,6 +9,7 @@ from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Release, Way
+from torchtailor.catalog.toolkits import Dotted
 from torchtailor.variants.variant import Variant
 
 
@@ -100,7 +101,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
     codes = build.wheel_codes(variant.arch)
     if not codes:
         return Coverage(Way.WHEEL, False, Fit.NONE, None, _sentence(f"{official} does not exist or is not known."))
-    unified = bool(gpu.unified and build.cuda and str(build.cuda) >= gpu.unified.cuda)
+    unified = bool(gpu.unified and build.cuda and build.cuda >= Dotted(gpu.unified.cuda))
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         held = ", ".join(str(code) for code in codes)

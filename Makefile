@@ -1,0 +1,37 @@
+# `make build` makes PyTorch for this machine; `make test` sets everything up and passes the tests.
+# Both need python3 (3.11 or newer) and nothing else; everything goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: build test test-slow lint docs bench clean
+
+build: $(STAMP)
+	$(BIN)/torchtailor detect
+	$(BIN)/torchtailor recommend
+
+test: $(STAMP) lint
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" tests
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/python tools/gendocs.py
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/cli_help.py
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(STAMP): pyproject.toml tools/bootstrap.py
+	$(PYTHON) tools/bootstrap.py $(VENV) --extras test
+	@touch $@

@@ -1,0 +1,90 @@
+"""`torchtailor matrix`: the variants as a table, JSON, CSV or Markdown, and why one cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.errors import NoMatchError, UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.variants import Variant
+
+
+def command(
+    globs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GLOB]...", help="Names, with globs and braces: 'sm{80,90}-*'."),
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Only this release: main, cuda-13_0, 2.15, 2.10.0.")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,
+    cpu: Annotated[list[str] | None, typer.Option(help="Only these instruction sets: avx2, 'avx512*'.")] = None,
+    python: Annotated[str | None, typer.Option(help="This Python instead of 3.13, or `all`.")] = None,
+    why: Annotated[str | None, typer.Option(help="Explain whether this variant can be, and how.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """List the variants, or explain why one cannot be."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.ui import out, print_json, table
+    from torchtailor.variants import Matrix, select
+    from torchtailor.variants import table as tables
+
+    if sum((json, csv, markdown)) > 1:
+        raise UsageError("--json, --csv and --markdown exclude each other.", "Give one of them.")
+    catalog = load_catalog()
+    matrix = Matrix(catalog)
+    if why is not None:
+        from torchtailor.variants.why import explain
+
+        explanation = explain(matrix, why)
+        if json:
+            print_json(explanation)
+        else:
+            out().print(explanation.text, markup=False)
+        return
+    gpus = [_gpu_glob(catalog, text) for text in gpu or ()]
+    if python not in (None, "all"):
+        _check_python(matrix, str(python))
+    chosen = select(matrix.variants(release, python), globs or (), gpus=gpus, cpus=cpu or ())
+    if not chosen and not json:
+        raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
+    rows = [tables.row(catalog, variant) for variant in chosen]
+    if json:
+        print_json({"count": len(rows), "variants": rows})
+    elif csv:
+        typer.echo(tables.as_csv(rows), nl=False)
+    elif markdown:
+        typer.echo(tables.as_markdown(rows), nl=False)
+    else:
+        out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows]))
+        out().print(_counts(chosen), markup=False)
+
+
+def _gpu_glob(catalog: object, text: str) -> str:
+    """`9.0` or a product name as `sm90`; globs and `cpu` as they are."""
+    from torchtailor.catalog import Catalog
+
+    assert isinstance(catalog, Catalog)
+    if text.lower() == "cpu" or any(sign in text for sign in "*?[{"):
+        return text
+    return catalog.gpu(text).sm
+
+
+def _check_python(matrix: object, python: str) -> None:
+    from torchtailor.variants import Matrix
+
+    assert isinstance(matrix, Matrix)
+    known = sorted({version for release in matrix.catalog.releases.values() for version in release.pythons})
+    if python not in known:
+        raise NoMatchError(f"No release is offered for Python {python}.", f"Known are {', '.join(known)}, or `all`.")
+
+
+def _counts(chosen: tuple[Variant, ...]) -> str:
+    by_release: dict[str, int] = {}
+    for variant in chosen:
+        by_release[variant.release.name] = by_release.get(variant.release.name, 0) + 1
+    parts = ", ".join(f"{name} {count}" for name, count in by_release.items())
+    return f"{len(chosen)} variants ({parts})"

@@ -1,0 +1,84 @@
+"""Runs one command: imports its module alone, and turns every error into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from torchtailor.cli import COMMANDS
+from torchtailor.errors import ExitCode, TorchtailorError, UsageError
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Run the command of this name with these arguments."""
+    try:
+        result = _load(name).main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
+        sys.stdout.flush()
+    except TorchtailorError as error:
+        return _say(error.message, error.hint, error.code)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("Stopped.", "The same command goes on from here.", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
+        return ExitCode.OK
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's own: a wrong option or argument
+            message = str(error.format_message()).rstrip(".")
+            return _say(f"{message}.", f"See `torchtailor {name} --help`.", ExitCode.USAGE)
+        if os.environ.get("TORCHTAILOR_DEBUG"):
+            raise
+        return _say_bug(error)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _load(name: str) -> Any:
+    """The typer command of this name; its module is imported now, and no other."""
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean `torchtailor {near[0]}`?" if near else "`torchtailor --help` lists the commands."
+        raise UsageError(f"There is no command {name!r}.", hint)
+    module = import_module(f"torchtailor.cli.{COMMANDS[name].module}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
+        app.command(name=name)(module.command)
+    return typer.main.get_command(app)
+
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def _say(message: str, hint: str, code: ExitCode) -> int:
+    from rich.text import Text
+
+    from torchtailor.ui import err
+
+    err().print(Text.assemble(("error: ", "bold red"), message))
+    if hint:
+        err().print(Text(f"       {hint}"))
+    return code
+
+
+def _say_bug(error: Exception) -> int:
+    """A bug of ours: keep the traceback in a file and name it, rather than show it."""
+    from platformdirs import user_state_path
+
+    folder = Path(os.environ.get("TORCHTAILOR_STATE") or user_state_path("torchtailor"))
+    where = folder / "last-bug.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        hint = f"Please report it with {where}."
+    except OSError:
+        hint = "Set TORCHTAILOR_DEBUG=1 to see where, and please report it."
+    return _say(f"This is a bug in torchtailor: {type(error).__name__}: {error}.", hint, ExitCode.INTERNAL)

@@ -1,0 +1,78 @@
+"""Variants as rows: one record each, written as CSV or Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.variants.rules import covering_ways
+from torchtailor.variants.variant import Variant
+
+COLUMNS = ("name", "release", "PyTorch", "CUDA", "GPU", "CPU", "Python", "platform", "made by")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a script wants to know about a variant."""
+
+    unique_name: str
+    name: str
+    short_name: str
+    release: str
+    pytorch: str
+    cuda: str | None
+    gpu: str | None
+    capability: str | None
+    isa: str
+    python: str
+    platform: str
+    ways: tuple[str, ...]
+
+
+def row(catalog: Catalog, variant: Variant) -> Row:
+    return Row(
+        unique_name=variant.unique_name,
+        name=variant.name,
+        short_name=variant.short_name,
+        release=variant.release.name,
+        pytorch=str(variant.release.version),
+        cuda=str(variant.build.cuda) if variant.build.cuda else None,
+        gpu=variant.gpu.sm if variant.gpu else None,
+        capability=str(variant.gpu.capability) if variant.gpu else None,
+        isa=variant.isa.name,
+        python=variant.python,
+        platform=variant.platform,
+        ways=tuple(way.value for way in covering_ways(catalog, variant)),
+    )
+
+
+def cells(item: Row) -> tuple[str, ...]:
+    """A row as people read it, in the order of COLUMNS."""
+    return (
+        item.unique_name,
+        item.release,
+        item.pytorch,
+        item.cuda or "",
+        item.gpu or "cpu",
+        item.isa,
+        item.python,
+        item.platform,
+        ", ".join(item.ways),
+    )
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=[*Row.__dataclass_fields__], lineterminator="\n")
+    writer.writeheader()
+    for item in rows:
+        writer.writerow({**asdict(item), "ways": " ".join(item.ways)})
+    return text.getvalue()
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    head = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
+    return head + "".join(f"| {' | '.join(cells(item))} |\n" for item in rows)
