@@ -1,0 +1,1 @@
+"""From a variant to an installable set of wheels: plan, backends, wheelhouse, ledger."""

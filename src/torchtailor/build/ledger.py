@@ -1,0 +1,301 @@
+"""The ledger: every attempt to build something, kept in the user's state directory.
+
+One SQLite file, safe for several processes. An attempt is written when it starts, so that one that was killed is seen
+as such later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+import platformdirs
+
+from torchtailor.catalog.releases import Way
+from torchtailor.errors import EnvironmentProblem, TorchtailorError
+
+STATE_VARIABLE = "TORCHTAILOR_STATE"
+_SCHEMA_VERSION = 1
+_WAIT_FOR_LOCK = 30.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempt (
+    id INTEGER PRIMARY KEY,
+    variant TEXT NOT NULL,
+    way TEXT NOT NULL,
+    options TEXT NOT NULL,
+    configuration TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    started TEXT NOT NULL,
+    duration REAL,
+    result TEXT NOT NULL,
+    error_class TEXT NOT NULL DEFAULT '',
+    error TEXT NOT NULL DEFAULT '',
+    fix TEXT NOT NULL DEFAULT '',
+    stage TEXT NOT NULL DEFAULT '',
+    input_bytes INTEGER,
+    output_bytes INTEGER
+)
+"""
+
+
+class Result(Enum):
+    """How an attempt ended."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"  # started, never ended, and its process is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One line of the ledger."""
+
+    number: int
+    variant: str
+    way: Way
+    options: Mapping[str, object]
+    configuration: Mapping[str, object]
+    host: str
+    started: datetime
+    duration: float | None
+    result: Result
+    error_class: str
+    error: str
+    fix: str
+    stage: str
+    input_bytes: int | None
+    output_bytes: int | None
+
+
+@dataclass(slots=True)
+class Running:
+    """An attempt under way: what it learns about itself goes here."""
+
+    number: int
+    configuration: dict[str, object] = field(default_factory=dict)
+    stage: str = ""
+    fix: str = ""
+    input_bytes: int | None = None
+    output_bytes: int | None = None
+
+
+def state_dir() -> Path:
+    """Where the ledger lives: $TORCHTAILOR_STATE or the platform's state directory."""
+    chosen = os.environ.get(STATE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("torchtailor", appauthor=False))
+
+
+class Ledger:
+    """All attempts made by this user."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_dir() / "ledger.sqlite"
+
+    @contextmanager
+    def attempt(
+        self,
+        variant: str,
+        way: Way,
+        *,
+        options: Mapping[str, object] | None = None,
+        configuration: Mapping[str, object] | None = None,
+        host: str | None = None,
+    ) -> Iterator[Running]:
+        """Record what happens in the block: done, or failed with the error's class, sentence and hint."""
+        running = self._start(variant, way, options or {}, configuration or {}, host or platform.node())
+        began = time.monotonic()
+        try:
+            yield running
+        except KeyboardInterrupt:
+            self._end(running, time.monotonic() - began, Result.INTERRUPTED, error_class="KeyboardInterrupt")
+            raise
+        except TorchtailorError as error:
+            running.fix = running.fix or error.hint
+            seconds = time.monotonic() - began
+            self._end(running, seconds, Result.FAILED, error_class=type(error).__name__, error=error.message)
+            raise
+        except BaseException as error:
+            seconds = time.monotonic() - began
+            self._end(running, seconds, Result.FAILED, error_class=type(error).__name__, error=str(error))
+            raise
+        self._end(running, time.monotonic() - began, Result.DONE)
+
+    def attempts(self, *, variant: str | None = None, limit: int | None = None) -> tuple[Attempt, ...]:
+        """Attempts in the order they were made; the last `limit` of them."""
+        if not self.path.is_file():
+            return ()
+        where = "WHERE variant = ?" if variant else ""
+        query = f"SELECT * FROM attempt {where} ORDER BY id DESC LIMIT ?"
+        with self._connect() as connection:
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute(query, (*([variant] if variant else []), limit or -1)).fetchall()
+        return tuple(_attempt(row) for row in reversed(rows))
+
+    def _start(
+        self,
+        variant: str,
+        way: Way,
+        options: Mapping[str, object],
+        configuration: Mapping[str, object],
+        host: str,
+    ) -> Running:
+        with self._connect() as connection:
+            cursor = connection.execute(
+                "INSERT INTO attempt (variant, way, options, configuration, host, pid, boot, started, result)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    variant,
+                    way.value,
+                    json.dumps(options, default=str, sort_keys=True),
+                    json.dumps(configuration, default=str, sort_keys=True),
+                    host,
+                    os.getpid(),
+                    _boot_id(),
+                    datetime.now(UTC).isoformat(timespec="seconds"),
+                    Result.RUNNING.value,
+                ),
+            )
+        assert cursor.lastrowid is not None
+        return Running(cursor.lastrowid, dict(configuration))
+
+    def _end(self, running: Running, seconds: float, result: Result, *, error_class: str = "", error: str = "") -> None:
+        with self._connect() as connection:
+            connection.execute(
+                "UPDATE attempt SET duration = ?, result = ?, error_class = ?, error = ?, fix = ?, stage = ?,"
+                " configuration = ?, input_bytes = ?, output_bytes = ? WHERE id = ?",
+                (
+                    seconds,
+                    result.value,
+                    error_class,
+                    error,
+                    running.fix,
+                    running.stage,
+                    json.dumps(running.configuration, default=str, sort_keys=True),
+                    running.input_bytes,
+                    running.output_bytes,
+                    running.number,
+                ),
+            )
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(self.path, timeout=_WAIT_FOR_LOCK)
+            try:
+                with connection:
+                    _prepare(connection, self.path)
+                    yield connection
+            finally:
+                connection.close()
+        except (OSError, sqlite3.Error) as error:
+            raise EnvironmentProblem(
+                f"The ledger {self.path} cannot be used: {error}.",
+                f"Move the file away, or set {STATE_VARIABLE} to a folder you can write to.",
+            ) from error
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > _SCHEMA_VERSION:
+        raise EnvironmentProblem(
+            f"The ledger {path} was written by a newer torchtailor.", f"Upgrade, or set {STATE_VARIABLE}."
+        )
+    if version < _SCHEMA_VERSION:
+        connection.execute(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _attempt(row: sqlite3.Row) -> Attempt:
+    result = Result(row["result"])
+    if result is Result.RUNNING and not _alive(row["host"], row["pid"], row["boot"]):
+        result = Result.KILLED
+    return Attempt(
+        number=row["id"],
+        variant=row["variant"],
+        way=Way(row["way"]),
+        options=json.loads(row["options"]),
+        configuration=json.loads(row["configuration"]),
+        host=row["host"],
+        started=datetime.fromisoformat(row["started"]),
+        duration=row["duration"],
+        result=result,
+        error_class=row["error_class"],
+        error=row["error"],
+        fix=row["fix"],
+        stage=row["stage"],
+        input_bytes=row["input_bytes"],
+        output_bytes=row["output_bytes"],
+    )
+
+
+def _alive(host: str, pid: int, boot: str) -> bool:
+    """Whether a process still runs; on another host nobody here can know, so it counts as running."""
+    if boot != _boot_id():
+        return host != platform.node()
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def as_markdown(attempts: Sequence[Attempt]) -> str:
+    """The attempts as a Markdown table: attempt, configuration, result, error, duration, fix."""
+    from torchtailor.ui.format import human_seconds
+
+    lines = [
+        "| Attempt | Variant | Way | Configuration | Result | Error | Duration | Fix |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for attempt in attempts:
+        duration = human_seconds(attempt.duration) if attempt.duration is not None else ""
+        cells = (
+            str(attempt.number),
+            attempt.variant,
+            attempt.way.value,
+            describe(attempt.configuration),
+            attempt.result.value + (f" ({attempt.stage})" if attempt.stage and attempt.error_class else ""),
+            ": ".join(part for part in (attempt.error_class, attempt.error) if part),
+            duration,
+            attempt.fix,
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def describe(configuration: Mapping[str, object]) -> str:
+    """`nvidia=on, torch=2.8.0`: what was set, in a line."""
+    words = []
+    for key, value in configuration.items():
+        if value in (None, "", [], {}):
+            continue
+        said = {True: "on", False: "off"}[value] if isinstance(value, bool) else _plain(value)
+        words.append(f"{key}={said}")
+    return ", ".join(words)
+
+
+def _plain(value: object) -> str:
+    return ";".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,49 @@
+"""`torchtailor history`: every attempt to build, from the ledger."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    variant: Annotated[str | None, typer.Argument(help="Only attempts at this variant (its full name).")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the last attempts.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,
+) -> None:
+    """Show what was built, how, for how long, what failed and what mends it."""
+    import sys
+
+    from torchtailor import ui
+    from torchtailor.build.ledger import Ledger, as_markdown, describe
+
+    attempts = Ledger().attempts(variant=variant, limit=limit)
+    if json:
+        ui.print_json(attempts)
+        return
+    if markdown:
+        sys.stdout.write(as_markdown(attempts))
+        return
+    if not attempts:
+        ui.out().print("No attempts yet; `torchtailor build` makes the first.")
+        return
+    columns = ("#", "started", "variant", "way", "configuration", "result", "in", "out", "took", "error", "fix")
+    rows = [
+        (
+            attempt.number,
+            attempt.started.astimezone().strftime("%Y-%m-%d %H:%M"),
+            attempt.variant,
+            attempt.way.value,
+            describe(attempt.configuration),
+            attempt.result.value,
+            ui.human_bytes(attempt.input_bytes) if attempt.input_bytes is not None else "",
+            ui.human_bytes(attempt.output_bytes) if attempt.output_bytes is not None else "",
+            ui.human_seconds(attempt.duration) if attempt.duration is not None else "",
+            ": ".join(part for part in (attempt.error_class, attempt.error) if part),
+            attempt.fix,
+        )
+        for attempt in attempts
+    ]
+    ui.out().print(ui.table(columns, rows))
