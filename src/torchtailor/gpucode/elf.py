@@ -31,7 +31,8 @@ from torchtailor.gpucode.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.gpucode.source import Buffer, BufferSource, Bytes, Source
+from torchtailor.gpucode.search import Buffer
+from torchtailor.gpucode.source import BufferSource, Bytes, Source
 
 _MAX_SECTIONS = 1 << 20
 _EXTENDED = 0xFFFF  # the true number does not fit 16 bits and stands in section header 0
@@ -39,6 +40,10 @@ _EXTENDED = 0xFFFF  # the true number does not fit 16 bits and stands in section
 
 class NotElfError(BadInputError):
     """The file does not begin like an ELF file at all."""
+
+
+class UnsupportedElfError(BadInputError):
+    """An ELF file, and maybe a whole one, but not for a processor whose libraries we read."""
 
 
 class RelaTable:
@@ -225,9 +230,7 @@ class ElfFile:
     def relocations_in(self, start: int, end: int) -> dict[int, Relocation]:
         """The relative relocations whose pointers lie in an address range, by the address of the pointer."""
         table = self.rela
-        found = {
-            table.places[i]: table.relocation(i) for i in table.placed_in(start, end) if table.is_relative(i)
-        }
+        found = {table.places[i]: table.relocation(i) for i in table.placed_in(start, end) if table.is_relative(i)}
         for place in self.relr:
             if start <= place < end:
                 found[place] = self._relr_relocation(place)
@@ -320,18 +323,16 @@ class ElfFile:
 def _read_header(source: Source) -> Header:
     if source.size < len(MAGIC) or bytes(source.read(0, len(MAGIC))) != MAGIC:
         raise NotElfError("the file is not an ELF file", "give a Linux shared library (.so)")
-    ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(
-        source.read(0, HEADER.size)
-    )
+    ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(source.read(0, HEADER.size))
     ehsize, phentsize, phnum, shentsize, shnum, names = sizes
     if ident[4] != 2:
-        raise BadInputError("the ELF file is not 64-bit", "only 64-bit libraries are supported")
+        raise UnsupportedElfError("the ELF file is not 64-bit", "only 64-bit libraries are supported")
     if ident[5] != 1:
-        raise BadInputError("the ELF file is big-endian", "only little-endian libraries are supported")
+        raise UnsupportedElfError("the ELF file is big-endian", "only little-endian libraries are supported")
     if ident[6] != 1 or version != 1:
         raise BadInputError("the ELF file has an unknown version")
     if machine not in Machine._value2member_map_:
-        raise BadInputError(
+        raise UnsupportedElfError(
             f"the ELF file is for machine number {machine}", "only x86_64 and aarch64 libraries are supported"
         )
     if kind not in FileType._value2member_map_:

@@ -28,6 +28,7 @@ WRAPPER = struct.Struct("<iiQQ")
 WRAPPER_MAGIC = 0x466243B1
 
 ALIGNMENT = 8  # of containers, entries and payloads
+ArchKey = tuple[int, int, int]
 _MAX_HEADER = 1 << 16
 _MAX_SM = 999
 MAX_RAW_SIZE = 1 << 31
@@ -75,9 +76,7 @@ class EntryFlag(IntFlag):
     LINUX = 0x10
     LZ4 = 0x2000
     ZSTD = 0x8000
-    SCRAMBLED = (
-        0x10000  # seen on cuFFT's LTO-IR: the payload is no LZ4 block, the word at 48 changes with each
-    )
+    SCRAMBLED = 0x10000  # seen on cuFFT's LTO-IR: the payload is no LZ4 block, the word at 48 changes with each
     ARCH_SPECIFIC = 0x100000
     FAMILY_SPECIFIC = 0x200000
 
@@ -134,6 +133,11 @@ class Image:
     def scrambled(self) -> bool:
         """Whether the payload can only be unpacked by NVIDIA's libraries, and must be compared as stored."""
         return bool(self.flags & _SCRAMBLED)
+
+    @property
+    def arch_key(self) -> ArchKey:
+        """What tells architectures apart, in a form that is quick to count by."""
+        return (self.kind_number, self.sm, self.flags & _SUFFIXED)
 
     @property
     def label(self) -> str:
@@ -206,9 +210,7 @@ def read_container(source: Source, offset: int, limit: int) -> Container:
     end = offset + header_size + size
     if end > limit:
         raise _damaged(offset, "it reaches past the end of its section")
-    return Container(
-        offset, header_size, size, tuple(_read_entries(source, offset, offset + header_size, end))
-    )
+    return Container(offset, header_size, size, tuple(_read_entries(source, offset, offset + header_size, end)))
 
 
 def _read_entries(source: Source, container: int, position: int, end: int) -> Iterator[Image]:
@@ -251,11 +253,7 @@ def _read_entries(source: Source, container: int, position: int, end: int) -> It
         if name_size:
             if name_offset + name_size > header_size:
                 raise _damaged(container, f"the name of the entry at {position:#x} is outside its header")
-            name = (
-                bytes(read(position + name_offset, name_size))
-                .rstrip(b"\0")
-                .decode("utf-8", "backslashreplace")
-            )
+            name = bytes(read(position + name_offset, name_size)).rstrip(b"\0").decode("utf-8", "backslashreplace")
         kind, target = _target(kind_number, sm, flags & _SUFFIXED)
         yield Image(
             kind,
@@ -287,9 +285,7 @@ def read_wrapper(source: Source, offset: int) -> Wrapper:
 def decompress(source: Source, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
     """The payload of an image as the GPU would get it."""
     if image.scrambled:
-        raise BadInputError(
-            f"the {image.label} image at {image.offset:#x} is scrambled", "compare it as it is stored"
-        )
+        raise BadInputError(f"the {image.label} image at {image.offset:#x} is scrambled", "compare it as it is stored")
     payload = source.read(image.payload_offset, image.payload_size)
     return decompress_payload(payload, image.compression, image.raw_size, max_size=max_size)
 
@@ -321,9 +317,7 @@ def _unlz4(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
     import lz4.block
 
     if raw_size > len(payload) * 255 + 64:  # the format cannot do better: do not allocate for a lie
-        raise BadInputError(
-            f"an image of {len(payload)} bytes says it unpacks to {raw_size}, which LZ4 cannot do"
-        )
+        raise BadInputError(f"an image of {len(payload)} bytes says it unpacks to {raw_size}, which LZ4 cannot do")
     try:
         return bytes(lz4.block.decompress(payload, uncompressed_size=raw_size))
     except lz4.block.LZ4BlockError as error:

@@ -143,9 +143,7 @@ def scan_elf(elf: ElfFile) -> LibraryCode:
     if not found:
         return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes))
     wrappers = tuple(_wrappers(elf))
-    return LibraryCode(
-        elf.machine, elf.size, tuple(_referenced(elf, found, wrappers)), wrappers, tuple(lookalikes)
-    )
+    return LibraryCode(elf.machine, elf.size, tuple(_referenced(elf, found, wrappers)), wrappers, tuple(lookalikes))
 
 
 def _needed_later(section: Section) -> bool:
@@ -156,10 +154,10 @@ def _needed_later(section: Section) -> bool:
 
 def _searched(elf: ElfFile) -> Iterator[Section]:
     if not elf.sections:  # a file without section headers: its loaded segments are all there is to search
-        for segment in elf.loads:
+        for index, segment in enumerate(elf.loads):
             if segment.file_size:
                 yield Section(
-                    index=0,
+                    index=index,
                     name="",
                     name_offset=0,
                     type=SectionType.PROGBITS,
@@ -241,9 +239,11 @@ def _wrappers(elf: ElfFile) -> Iterator[FoundWrapper]:
 def _referenced(
     elf: ElfFile, found: list[tuple[Section, Container]], wrappers: tuple[FoundWrapper, ...]
 ) -> Iterator[FoundContainer]:
+    shifts = {
+        s.index: s.address - s.offset for s in {section.index: section for section, _ in found}.values() if s.allocated
+    }
     addresses = [
-        container.offset - section.offset + section.address if section.allocated else None
-        for section, container in found
+        container.offset + shifts[section.index] if section.index in shifts else None for section, container in found
     ]
     loaded = [address for address in addresses if address is not None]
     pointers: dict[int, list[Relocation]] = {address: [] for address in loaded}

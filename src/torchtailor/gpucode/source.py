@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.search import Buffer, find
 
 Bytes = bytes | bytearray | memoryview
-Buffer = Bytes | mmap.mmap
 
 
 class Source(Protocol):
@@ -45,10 +45,9 @@ def check_range(offset: int, size: int, limit: int) -> None:
 class BufferSource:
     """A buffer in memory or a memory map; reads are views and copy nothing."""
 
-    __slots__ = ("_buffer", "_view", "size")
+    __slots__ = ("_view", "size")
 
     def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
         self._view = memoryview(buffer).cast("B")
         self.size = len(self._view)
 
@@ -57,9 +56,7 @@ class BufferSource:
         return self._view[offset : offset + size]
 
     def find(self, needle: bytes, start: int, end: int) -> int:
-        if isinstance(self._buffer, memoryview):
-            return bytes(self._buffer).find(needle, start, end)
-        return self._buffer.find(needle, start, end)
+        return find(self._view, needle, start, end)
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
         pass  # everything is at hand

@@ -93,9 +93,7 @@ def list_members(wheel: Path) -> tuple[Member, ...]:
 def _check_name(wheel: Path, name: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise BadInputError(
-            f"{wheel} holds a file named {name!r}, outside the wheel", "do not use this wheel"
-        )
+        raise BadInputError(f"{wheel} holds a file named {name!r}, outside the wheel", "do not use this wheel")
 
 
 @contextmanager

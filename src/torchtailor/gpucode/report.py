@@ -1,0 +1,185 @@
+"""What inspection finds, as plain values: small enough to cross processes, whole enough to answer for any GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torchtailor.catalog.gpus import CodeKind, CodeTarget
+from torchtailor.gpucode.fatbin import ArchKey, Compression, Image
+from torchtailor.gpucode.inputs import InputKind
+from torchtailor.gpucode.scan import LibraryCode, Reference
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGroup:
+    """All images of one architecture and kind."""
+
+    label: str  # sm_90a, compute_120, lto_80, unknown16_90
+    target: CodeTarget | None
+    images: int
+    stored: int
+    raw: int
+    compression: Mapping[str, int]  # images by how they are stored
+    sections: Mapping[str, int]  # images by section
+
+    @property
+    def sort_key(self) -> tuple[int, str, int, str]:
+        kinds = (CodeKind.CUBIN, CodeKind.PTX, CodeKind.LTOIR)
+        if self.target is None:
+            return (len(kinds), self.label, 0, "")
+        return (kinds.index(self.target.kind), "", self.target.capability.number, self.target.suffix.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerGroup:
+    """All containers of one section that are reached in one way and hold the same architectures."""
+
+    section: str
+    reference: Reference
+    containers: int
+    stored: int
+    bytes_by_target: Mapping[CodeTarget | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReport:
+    """The GPU code of one library in numbers."""
+
+    name: str
+    size: int
+    machine: str
+    device_linked: bool
+    lookalikes: int
+    architectures: tuple[ImageGroup, ...]
+    container_groups: tuple[ContainerGroup, ...]
+
+    @property
+    def containers(self) -> int:
+        return sum(group.containers for group in self.container_groups)
+
+    @property
+    def images(self) -> int:
+        return sum(group.images for group in self.architectures)
+
+    @property
+    def stored(self) -> int:
+        return sum(group.stored for group in self.container_groups)
+
+    @property
+    def raw(self) -> int:
+        return sum(group.raw for group in self.architectures)
+
+    @property
+    def has_code(self) -> bool:
+        return bool(self.container_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An ELF file that was not read, and why."""
+
+    name: str
+    reason: str
+    damaged: bool  # False where it is whole but none of ours: another processor, 32-bit
+
+
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """All libraries of one path."""
+
+    path: str
+    kind: InputKind
+    libraries: tuple[LibraryReport, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class _Images:
+    """Counts the images of one architecture."""
+
+    __slots__ = ("compression", "first", "images", "raw", "sections", "stored")
+
+    def __init__(self, first: Image) -> None:
+        self.first = first
+        self.images = self.stored = self.raw = 0
+        self.compression: dict[Compression, int] = {}
+        self.sections: dict[str, int] = {}
+
+    def add(self, section: str, image: Image) -> None:
+        self.images += 1
+        self.stored += image.header_size + image.padded_size
+        self.raw += image.raw_size
+        self.compression[image.compression] = self.compression.get(image.compression, 0) + 1
+        self.sections[section] = self.sections.get(section, 0) + 1
+
+    def group(self) -> ImageGroup:
+        compression = {way.value: count for way, count in self.compression.items()}
+        image = self.first
+        return ImageGroup(image.label, image.target, self.images, self.stored, self.raw, compression, self.sections)
+
+
+class _Containers:
+    """Counts the containers that are alike."""
+
+    __slots__ = ("containers", "sizes", "stored")
+
+    def __init__(self) -> None:
+        self.containers = self.stored = 0
+        self.sizes: dict[ArchKey, int] = {}
+
+
+def summarise(name: str, code: LibraryCode) -> LibraryReport:
+    """Count what a scan found."""
+    images: dict[ArchKey, _Images] = {}
+    alike: dict[tuple[str, Reference, tuple[ArchKey, ...]], _Containers] = {}
+    for found in code.containers:
+        keys = tuple(image.arch_key for image in found.images)
+        counted = alike.setdefault((found.section, found.reference, keys), _Containers())
+        counted.containers += 1
+        counted.stored += found.container.stored_size
+        for key, image in zip(keys, found.images, strict=True):
+            counted.sizes[key] = counted.sizes.get(key, 0) + image.stored_size
+            group = images.get(key)
+            if group is None:
+                group = images[key] = _Images(image)
+            group.add(found.section, image)
+    groups = (group.group() for group in images.values())
+    return LibraryReport(
+        name=name,
+        size=code.size,
+        machine=code.machine.arch,
+        device_linked=code.device_linked,
+        lookalikes=len(code.lookalikes),
+        architectures=tuple(sorted(groups, key=lambda group: group.sort_key)),
+        container_groups=tuple(
+            ContainerGroup(
+                section,
+                reference,
+                counted.containers,
+                counted.stored,
+                {images[key].first.target: size for key, size in counted.sizes.items()},
+            )
+            for (section, reference, _), counted in alike.items()
+        ),
+    )
+
+
+def merge_groups(groups: Iterable[ImageGroup]) -> tuple[ImageGroup, ...]:
+    """The same architecture of several libraries as one."""
+    merged: dict[str, ImageGroup] = {}
+    for group in groups:
+        before = merged.get(group.label)
+        if before is None:
+            merged[group.label] = group
+            continue
+        merged[group.label] = ImageGroup(
+            group.label,
+            group.target,
+            before.images + group.images,
+            before.stored + group.stored,
+            before.raw + group.raw,
+            Counter(before.compression) + Counter(group.compression),
+            Counter(before.sections) + Counter(group.sections),
+        )
+    return tuple(sorted(merged.values(), key=lambda group: group.sort_key))
