@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -70,7 +71,7 @@ def _read_all(items: Sequence[Item], processes: int | None) -> Iterator[tuple[It
 def _read_in_processes(items: Iterable[Item], workers: int) -> Iterator[tuple[Item, LibraryReport | BadInputError]]:
     # forking is quicker by the import of everything, and safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method)) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=gc.disable) as pool:
         futures: dict[Future[LibraryReport | BadInputError], Item] = {pool.submit(_read, item): item for item in items}
         for future in as_completed(futures):
             yield futures[future], future.result()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
-from torchtailor.gpucode.fatbin import ArchKey, Compression, Image
+from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.inputs import InputKind
 from torchtailor.gpucode.scan import LibraryCode, Reference
 
@@ -103,20 +103,22 @@ class _Images:
     def __init__(self, first: Image) -> None:
         self.first = first
         self.images = self.stored = self.raw = 0
-        self.compression: dict[Compression, int] = {}
+        self.compression: dict[str, int] = {}
         self.sections: dict[str, int] = {}
 
     def add(self, section: str, image: Image) -> None:
         self.images += 1
         self.stored += image.header_size + image.padded_size
         self.raw += image.raw_size
-        self.compression[image.compression] = self.compression.get(image.compression, 0) + 1
+        stored_as = image.compression._value_  # the slot: the property and the enum's hash cost more than all else
+        self.compression[stored_as] = self.compression.get(stored_as, 0) + 1
         self.sections[section] = self.sections.get(section, 0) + 1
 
     def group(self) -> ImageGroup:
-        compression = {way.value: count for way, count in self.compression.items()}
         image = self.first
-        return ImageGroup(image.label, image.target, self.images, self.stored, self.raw, compression, self.sections)
+        return ImageGroup(
+            image.label, image.target, self.images, self.stored, self.raw, self.compression, self.sections
+        )
 
 
 class _Containers:
@@ -132,10 +134,10 @@ class _Containers:
 def summarise(name: str, code: LibraryCode) -> LibraryReport:
     """Count what a scan found."""
     images: dict[ArchKey, _Images] = {}
-    alike: dict[tuple[str, Reference, tuple[ArchKey, ...]], _Containers] = {}
+    alike: dict[tuple[str, str, tuple[ArchKey, ...]], _Containers] = {}
     for found in code.containers:
         keys = tuple(image.arch_key for image in found.images)
-        counted = alike.setdefault((found.section, found.reference, keys), _Containers())
+        counted = alike.setdefault((found.section, found.reference._value_, keys), _Containers())
         counted.containers += 1
         counted.stored += found.container.stored_size
         for key, image in zip(keys, found.images, strict=True):
@@ -155,7 +157,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
         container_groups=tuple(
             ContainerGroup(
                 section,
-                reference,
+                Reference(reference),
                 counted.containers,
                 counted.stored,
                 {images[key].first.target: size for key, size in counted.sizes.items()},

@@ -36,6 +36,8 @@ class _PyBuffer(ctypes.Structure):
 
 def find(buffer: Buffer, needle: bytes, start: int, end: int) -> int:
     """Where `needle` first lies wholly inside [start, end) of `buffer`, or -1."""
+    if buffer[start : min(start + len(needle), end)] == needle:  # so it is with containers one after another
+        return start
     if end - start > _WORTH_MEMMEM and _memmem() is not None:
         return _find_with_memmem(buffer, needle, start, end)
     match = _pattern(needle).search(buffer, start, end)
