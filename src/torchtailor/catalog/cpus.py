@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # What CPU vendors put around the name that matters.
-_NOISE = re.compile(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|@.*$|\b\d+-cores?\b|\bwith radeon.*$", re.IGNORECASE)
+_NOISE = re.compile(
+    r"\baws\b|\b1[0-9]th gen\b|\((?:r|tm)\)|\bcpu\b|\bprocessor\b|@.*$|\b\d+-cores?\b|\bwith radeon.*$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

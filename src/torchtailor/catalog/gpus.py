@@ -142,8 +142,10 @@ class Gpu:
         return tuple(name for names in self.products.values() for name in names)
 
     def describe(self, limit: int = 3) -> str:
-        """A short human name: `Hopper: H100, H200, GH200`."""
-        names = ", ".join(self.all_products[:limit])
+        """A short human name with one product of each market first: `Ampere: A40, RTX A6000, RTX 3090 Ti`."""
+        ranked = sorted((rank, at) for at, names in enumerate(self.products.values()) for rank in range(len(names)))
+        markets = list(self.products.values())
+        names = ", ".join(markets[at][rank] for rank, at in ranked[:limit])
         return f"{self.family}: {names}" if names else self.family
 
 

@@ -1,0 +1,123 @@
+"""The command line: the table, help, errors as sentences with exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from torchtailor.cli import COMMANDS, help_text, main
+from torchtailor.errors import EXIT_MEANINGS, ExitCode
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torchtailor", *arguments], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there_and_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = import_module(f"torchtailor.cli.{COMMANDS[name].module}")
+    assert hasattr(module, "command") or hasattr(module, "app")
+    assert main([name, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+    if hasattr(module, "command"):
+        assert module.command.__doc__.splitlines()[0] == COMMANDS[name].summary
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from torchtailor.cli import main; main(['--help']);"
+        "print(sorted({'typer','rich','msgspec','tomllib','torchtailor.catalog'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_and_version() -> None:
+    assert main([]) == 0
+    assert all(name in help_text() for name in COMMANDS)
+    assert run("--version").stdout.startswith("torchtailor ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["matrx"], ExitCode.USAGE, "Did you mean `torchtailor matrix`?"),
+        (["qqq"], ExitCode.USAGE, "--help"),
+        (["matrix", "--nope"], ExitCode.USAGE, "torchtailor matrix --help"),
+        (["matrix", "--json", "--csv"], ExitCode.USAGE, "exclude each other"),
+        (["matrix", "sm{80"], ExitCode.USAGE, "brace"),
+        (["matrix", "zzz*"], ExitCode.NO_MATCH, "No variant matches"),
+        (["matrix", "--release", "9.9"], ExitCode.NO_MATCH, "Known are main"),
+        (["matrix", "--gpu", "Voodoo 2"], ExitCode.NO_MATCH, "compute capability"),
+        (["matrix", "--python", "2.7"], ExitCode.NO_MATCH, "3.13"),
+        (["matrix", "--why", "sm121"], ExitCode.NO_MATCH, "Names look like"),
+    ],
+)
+def test_errors_are_sentences_with_a_code(arguments: list[str], code: ExitCode, words: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == code
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+
+
+def test_matrix_formats() -> None:
+    as_json = json.loads(run("matrix", "--release", "cuda-13_0", "--json").stdout)
+    assert as_json["count"] == 59 == len(as_json["variants"])
+    rows = list(csv.DictReader(io.StringIO(run("matrix", "--release", "cuda-13_0", "--csv").stdout)))
+    assert [row["unique_name"] for row in rows] == [row["unique_name"] for row in as_json["variants"]]
+    markdown = run("matrix", "--release", "cuda-13_0", "--markdown").stdout.splitlines()
+    assert len(markdown) == 61
+    assert "59 variants (cuda-13_0 59)" in run("matrix", "--release", "cuda-13_0").stdout
+
+
+def test_an_empty_json_is_still_json() -> None:
+    assert json.loads(run("matrix", "zzz*", "--json").stdout) == {"count": 0, "variants": []}
+
+
+def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:
+    row = '[[row]]\nrelease = "2.15"\ncuda = "13.2"\ngpus = ["8.7"]\ncpus = ["armv8_2"]\n'
+    (tmp_path / "torchtailor.toml").write_text(row)
+    found = json.loads(run("matrix", "sm87-*", "--json", cwd=tmp_path).stdout)
+    assert [v["unique_name"] for v in found["variants"]] == ["pytorch215-python313-cuda13_2-sm87-armv8_2"]
+    (tmp_path / "torchtailor.toml").write_text("[[gpu]]\n")
+    broken = run("matrix", cwd=tmp_path)
+    assert (broken.returncode, "torchtailor.toml" in broken.stderr) == (ExitCode.USAGE, True)
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    shell = f"{sys.executable} -m torchtailor matrix | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_bug_is_kept_in_a_file_not_shown(tmp_path: Path) -> None:
+    code = (
+        "import torchtailor.variants.matrix as m, sys\n"
+        "def broken(*a, **k): raise ZeroDivisionError('boom')\n"
+        "m.Matrix.variants = broken\n"
+        "from torchtailor.cli import main\nsys.exit(main(['matrix']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"TORCHTAILOR_STATE": str(tmp_path), "PATH": ""},
+    )
+    assert result.returncode == ExitCode.INTERNAL
+    assert "Traceback" not in result.stderr
+    assert "ZeroDivisionError" in (tmp_path / "last-bug.txt").read_text()
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(EXIT_MEANINGS) == set(ExitCode)

@@ -1,0 +1,54 @@
+"""The documents are true: generated parts agree with the catalog, links and named commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torchtailor.catalog import load_catalog
+from torchtailor.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def gendocs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gendocs", ROOT / "tools" / "gendocs.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gendocs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_agree_with_the_catalog(gendocs: ModuleType) -> None:
+    catalog = load_catalog(ROOT / "src")
+    documents = gendocs.documents()
+    assert ROOT / "README.md" in documents
+    stale = [str(path.relative_to(ROOT)) for path in documents if gendocs.render(path, catalog) != path.read_text()]
+    assert stale == [], "run `make docs`"
+
+
+def test_drift_would_be_noticed(gendocs: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs" / "variants.md").read_text().replace("| wheel |", "| whale |", 1))
+    assert gendocs.render(page, load_catalog(ROOT / "src")) != page.read_text()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_named_in_documents_exist(path: Path) -> None:
+    named = set(re.findall(r"`torchtailor ([a-z]+)\b", path.read_text()))
+    assert named <= set(COMMANDS)

@@ -1,0 +1,189 @@
+"""The matrix: the seeds' counts exactly, names, ambiguity, selectors, rules with reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtailor.catalog import Catalog, Fit, Way, load_catalog
+from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.variants import Matrix, Rule, coverage, expand_braces, select, why_impossible
+from torchtailor.variants.why import explain
+
+SIX = {"avx2", "avx512", "avx512bf16", "avx512vnni", "armv8_2", "armv9"}
+ARM = {"armv8_2", "armv9"}
+SEEDS = {
+    "main": {"cpu": SIX, "sm61": {"avx", "avx2"}}
+    | dict.fromkeys(("sm80", "sm86", "sm89", "sm90", "sm100", "sm120"), SIX),
+    "cuda-12_9": {"cpu": SIX, "sm61": {"avx", "avx2"}}
+    | dict.fromkeys(("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120"), SIX),
+    "cuda-13_0": {"cpu": SIX | {"avx"}, "sm110": ARM, "sm121": ARM}
+    | dict.fromkeys(("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120"), SIX),
+}
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load_catalog()
+
+
+@pytest.fixture(scope="module")
+def matrix(catalog: Catalog) -> Matrix:
+    return Matrix(catalog)
+
+
+@pytest.mark.parametrize(("release", "count"), [("main", 44), ("cuda-12_9", 50), ("cuda-13_0", 59)])
+def test_the_seeds_releases_exactly(matrix: Matrix, release: str, count: int) -> None:
+    found: dict[str, set[str]] = {}
+    for variant in matrix.variants(release):
+        found.setdefault(variant.gpu.sm if variant.gpu else "cpu", set()).add(variant.isa.name)
+    assert found == SEEDS[release]
+    assert sum(len(isas) for isas in found.values()) == count
+
+
+def test_unique_names_are_unique(matrix: Matrix) -> None:
+    names = Counter(variant.unique_name for variant in matrix.variants(python="all"))
+    assert {name: count for name, count in names.items() if count > 1} == {}
+    assert len(names) > 1000
+
+
+def test_every_variant_can_exist(matrix: Matrix) -> None:
+    assert [str(v) for v in matrix.variants(python="all") if matrix.why_impossible(v)] == []
+
+
+def test_every_official_row_can_be_made_some_way(matrix: Matrix, catalog: Catalog) -> None:
+    unmade = [str(v) for v in matrix.variants() if not any(coverage(catalog, v, way).available for way in Way)]
+    assert unmade == []
+
+
+def test_every_name_of_a_variant_finds_it(matrix: Matrix) -> None:
+    for variant in matrix.variants(python="all"):
+        assert matrix.resolve(variant.unique_name).variant == variant
+        same_name = matrix.resolve(variant.name, release=variant.release.name).variant
+        assert same_name == variant
+
+
+@pytest.mark.parametrize(
+    ("name", "via", "chosen"),
+    [
+        ("sm90-avx512", Way.WHEEL, "pytorch215-python313-cuda13_2-sm90-avx512"),
+        ("sm90-avx512", Way.NIX, "pytorch210-python313-cuda13_0-sm90-avx512"),
+        ("cpu-armv9", Way.WHEEL, "pytorch215-python313-cpu-armv9"),
+        ("sm61-avx2", Way.WHEEL, "pytorch214-python313-cuda12_6-sm61-avx2"),
+        ("sm61-avx2", Way.SOURCE, "pytorch215-python313-cuda12_9-sm61-avx2"),
+        ("sm61-avx2", Way.NIX, "pytorch29-python313-cuda12_9-sm61-avx2"),
+        ("sm70-avx512", Way.WHEEL, "pytorch214-python313-cuda12_6-sm70-avx512"),
+        ("sm121-armv9", Way.WHEEL, "pytorch215-python313-cuda13_2-sm121-armv9"),
+        ("pytorch-python312-cuda12_8-sm90-avx512", Way.NIX, "pytorch28-python312-cuda12_8-sm90-avx512"),
+        ("pytorch210-python313-cpu-avx2", Way.WHEEL, "pytorch210-python313-cpu-avx2"),
+        ("PYTORCH28-python313-cpu-avx2", Way.WHEEL, "pytorch28-python313-cpu-avx2"),
+        ("cuda12_6-sm90-avx2", Way.WHEEL, "pytorch214-python313-cuda12_6-sm90-avx2"),
+        ("python314t-sm90-avx2", Way.WHEEL, "pytorch215-python314t-cuda13_2-sm90-avx2"),
+    ],
+)
+def test_what_a_name_is_taken_for(matrix: Matrix, name: str, via: Way, chosen: str) -> None:
+    resolution = matrix.resolve(name, via=via)
+    assert resolution.variant.unique_name == chosen
+    assert chosen in resolution.said
+
+
+def test_an_ambiguous_name_says_what_else_it_could_mean(matrix: Matrix) -> None:
+    resolution = matrix.resolve("pytorch-python313-cpu-avx2")
+    assert len(resolution.others) == 7
+    assert "could also mean pytorch214-python313-cpu-avx2" in resolution.said
+
+
+@pytest.mark.parametrize(
+    "name", ["", "sm90", "avx512", "sm90-mmx", "sm99-avx2", "pytorch-python399-cpu-avx2", "x" * 500]
+)
+def test_names_that_mean_nothing(matrix: Matrix, name: str) -> None:
+    with pytest.raises(NoMatchError) as error:
+        matrix.resolve(name)
+    assert error.value.hint
+
+
+def test_a_way_that_does_not_cover_says_why(matrix: Matrix) -> None:
+    with pytest.raises(NoMatchError, match="by way of nix"):
+        matrix.resolve("sm70-avx512", via=Way.NIX)
+
+
+def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
+    def by_wheel(name: str) -> tuple[bool, Fit, str]:
+        found = coverage(catalog, matrix.resolve(name).variant, Way.WHEEL)
+        return found.available, found.fit, str(found.through)
+
+    assert by_wheel("pytorch215-python313-cuda13_2-sm90-avx2") == (True, Fit.NATIVE, "sm_90")
+    assert by_wheel("pytorch215-python313-cuda13_2-sm89-avx2") == (True, Fit.COMPATIBLE, "sm_86")
+    assert by_wheel("pytorch215-python313-cuda13_2-sm89-armv9") == (True, Fit.COMPATIBLE, "sm_80")
+    assert by_wheel("pytorch215-python313-cuda13_2-sm75-armv8_2") == (False, Fit.NONE, "None")
+    assert by_wheel("pytorch28-python313-cuda12_8-sm61-avx2") == (False, Fit.NONE, "None")
+    assert by_wheel("pytorch210-python313-cuda13_0-sm103-avx2") == (True, Fit.COMPATIBLE, "sm_100")
+
+
+@pytest.mark.parametrize(
+    ("release", "build", "gpu", "isa", "python", "rules"),
+    [
+        ("cuda-13_0", "cu130", "12.1", "avx2", "3.13", {Rule.HOST}),
+        ("cuda-13_0", "cu130", "11.0", "avx512", "3.13", {Rule.HOST}),
+        ("cuda-13_0", "cu130", "6.1", "avx2", "3.13", {Rule.TOOLKIT}),
+        ("main", "cu128", "10.3", "avx2", "3.13", {Rule.TOOLKIT}),
+        ("main", "cu128", "9.0", "avx2", "3.14", {Rule.PYTHON}),
+        ("main", "cu128", "12.1", "avx2", "3.10", {Rule.HOST, Rule.TOOLKIT, Rule.PYTHON}),
+        ("cuda-13_0", "cu130", "8.8", "armv9", "3.13", {Rule.NOT_OFFERED}),
+        ("cuda-13_0", "cu130", "9.0", "avx2", "3.13", set()),
+    ],
+)
+def test_rules(catalog: Catalog, release: str, build: str, gpu: str, isa: str, python: str, rules: set[Rule]) -> None:
+    found = catalog.release(release)
+    label = found.build(build)
+    assert label
+    reasons = why_impossible(catalog, found, label, catalog.gpu(gpu), catalog.isa(isa), python)
+    assert {reason.rule for reason in reasons} == rules
+    assert all(reason.text.endswith(".") for reason in reasons)
+
+
+def test_why(matrix: Matrix) -> None:
+    impossible = explain(matrix, "sm121-avx2")
+    assert not impossible.possible
+    assert "exists only with aarch64 hosts" in impossible.text
+    orin = explain(matrix, "sm87-armv8_2")
+    assert orin.possible
+    assert 'release = "2.15"' in orin.text
+    assert "JetPack 7.2" in orin.text
+    offered = explain(matrix, "pytorch210-python313-cuda13_0-sm90-avx512")
+    assert [verdict.where for verdict in offered.verdicts] == ["cuda-13_0 (cu130)"]
+
+
+def test_an_impossible_row_of_the_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").write_text(
+        "[[row]]\nrelease = '2.15'\ncuda = '13.0'\ngpus = ['12.1']\ncpus = ['avx2']"
+    )
+    with pytest.raises(ImpossibleError, match="aarch64 hosts"):
+        Matrix(load_catalog(tmp_path))
+
+
+def test_selectors(matrix: Matrix) -> None:
+    cuda13 = list(matrix.variants("cuda-13_0"))
+    assert len(select(cuda13, ["sm{80,90}-*"])) == 12
+    assert len(select(cuda13, ["*-armv9"], gpus=["sm1*"])) == 5
+    assert len(select(cuda13, gpus=["cpu"])) == 7
+    assert len(select(cuda13, cpus=["avx512*"])) == 27
+    assert len(select(cuda13, ["pytorch210-*"])) == len(select(cuda13, ["pytorch-python313-*"])) == 59
+    assert select(cuda13, ["nope"]) == ()
+
+
+def test_braces() -> None:
+    assert expand_braces("sm{80,9{0,1}}-*") == ("sm80-*", "sm90-*", "sm91-*")
+    for wrong in ("sm{80", "sm80}", "}{"):
+        with pytest.raises(UsageError, match="brace"):
+            expand_braces(wrong)
+
+
+@given(st.lists(st.sampled_from(["80", "90", "a", ""]), min_size=1, max_size=4), st.text("abc-*", max_size=5))
+def test_braces_expand_to_each_part_once(parts: list[str], tail: str) -> None:
+    expanded = expand_braces("sm{" + ",".join(parts) + "}" + tail)
+    assert list(expanded) == list(dict.fromkeys(f"sm{part}{tail}" for part in parts))
