@@ -101,6 +101,9 @@ class Matrix:
         """
         parsed = ParsedName.parse(name)
         wanted_python = parsed.python or python or DEFAULT_PYTHON
+        if release is None and parsed.torch:
+            tagged = [name for name, known in self.catalog.releases.items() if known.tag == f"pytorch{parsed.torch}"]
+            release = tagged[0] if tagged else None
         candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)
