@@ -1,0 +1,55 @@
+"""METADATA: the few fields that matter here, and a new version written into it with all else left as it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email.parser import HeaderParser
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from torchtailor.errors import BadInputError
+
+_VERSION_LINE = re.compile(rb"^Version:[^\r\n]*", re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a distribution says about itself."""
+
+    name: str
+    version: str
+    licence: str
+    classifiers: tuple[str, ...]
+    requires: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, data: bytes, owner: str) -> Metadata:
+        headers = HeaderParser().parsestr(data.decode("utf-8", "replace"), headersonly=True)
+        name, version = headers.get("Name", ""), headers.get("Version", "")
+        try:
+            Version(version)
+        except InvalidVersion as error:
+            raise BadInputError(
+                f"{owner} has no valid version in its METADATA", "reinstall or fetch it again"
+            ) from error
+        if not name:
+            raise BadInputError(f"{owner} has no name in its METADATA", "reinstall or fetch it again")
+        return cls(
+            name=canonicalize_name(name),
+            version=version,
+            licence=headers.get("License-Expression", "") or headers.get("License", ""),
+            classifiers=tuple(headers.get_all("Classifier", ())),
+            requires=tuple(headers.get_all("Requires-Dist", ())),
+        )
+
+
+def with_version(data: bytes, version: str) -> bytes:
+    """The same METADATA with another version; every other byte stays."""
+    end = re.search(rb"\r?\n\r?\n", data)
+    head, body = (data[: end.start()], data[end.start() :]) if end else (data, b"")
+    changed, count = _VERSION_LINE.subn(b"Version: " + version.encode(), head)
+    if count != 1:
+        raise BadInputError("METADATA does not have exactly one Version line", "fetch the wheel again")
+    return changed + body

@@ -1,0 +1,70 @@
+"""The file name of a wheel, and the version label that says for which GPUs it was cut."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from torchtailor.errors import BadInputError
+
+_NAME = re.compile(
+    r"(?P<distribution>[^\s/-]+)-(?P<version>[^\s/-]+)(-(?P<build>\d[^\s/-]*))?"
+    r"-(?P<python>[^\s/-]+)-(?P<abi>[^\s/-]+)-(?P<platform>[^\s/-]+)\.whl"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WheelName:
+    """`torch-2.10.0-3-cp313-cp313-manylinux_2_28_x86_64.whl` in its parts, each as it is spelt."""
+
+    distribution: str
+    version: str
+    build: str
+    python: str
+    abi: str
+    platform: str
+
+    @classmethod
+    def parse(cls, path: Path) -> WheelName:
+        match = _NAME.fullmatch(path.name)
+        if not match:
+            raise BadInputError(
+                f"{path.name} is not the name of a wheel",
+                "give the file its published name: name-version-python-abi-platform.whl",
+            )
+        name = cls(**{key: value or "" for key, value in match.groupdict().items()})
+        try:
+            Version(name.version)
+        except InvalidVersion as error:
+            raise BadInputError(f"{path.name} has no valid version in its name", "rename it as published") from error
+        return name
+
+    @property
+    def project(self) -> str:
+        """The normalised name, as in an index: `nvidia-cublas-cu12`."""
+        return canonicalize_name(self.distribution)
+
+    def with_version(self, version: str) -> WheelName:
+        return replace(self, version=version)
+
+    def __str__(self) -> str:
+        parts = [self.distribution, self.version, self.build, self.python, self.abi, self.platform]
+        return "-".join(part for part in parts if part) + ".whl"
+
+
+def labelled_version(version: str, label: str, *, stock_local: str = "", earlier_label: str = "") -> str:
+    """`2.10.0` of a torch that calls itself `+cu128`, cut for `sm90` -> `2.10.0+cu128.sm90`.
+
+    `stock_local` is the local label the package's own code knows though its metadata does not say it; `earlier_label`
+    is what an earlier cut added, and is replaced.
+    """
+    parsed = Version(version)
+    local = (parsed.local or stock_local).split(".") if parsed.local or stock_local else []
+    earlier = earlier_label.split(".") if earlier_label else []
+    if earlier and local[-len(earlier) :] == earlier:
+        local = local[: -len(earlier)]
+    return f"{parsed.public}+{'.'.join([*local, label])}"

@@ -1,0 +1,132 @@
+"""RECORD: the table of a distribution's files with their hashes and sizes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchtailor.errors import BadInputError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_ALGORITHMS = ("sha256", "sha384", "sha512")  # the specification forbids weaker ones
+_AGAIN = "fetch the wheel again, or reinstall the package"
+
+
+@dataclass(frozen=True, slots=True)
+class FileHash:
+    """A hash as RECORD spells it: `sha256=` and urlsafe base64 without padding."""
+
+    algorithm: str
+    digest: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> FileHash:
+        algorithm, separator, encoded = text.partition("=")
+        if not separator or algorithm not in _ALGORITHMS:
+            raise BadInputError(f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)}", _AGAIN)
+        try:
+            digest = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise BadInputError(f"RECORD holds the unreadable hash {text!r}", _AGAIN) from error
+        if len(digest) != hashlib.new(algorithm).digest_size:
+            raise BadInputError(f"RECORD holds the hash {text!r}, which has the wrong length", _AGAIN)
+        return cls(algorithm, digest)
+
+    @classmethod
+    def from_hex(cls, sha256: str) -> FileHash:
+        return cls("sha256", bytes.fromhex(sha256))
+
+    @classmethod
+    def of(cls, data: bytes) -> FileHash:
+        return cls("sha256", hashlib.sha256(data).digest())
+
+    def new(self) -> _Hash:
+        """A fresh hasher of this algorithm."""
+        return hashlib.new(self.algorithm)
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}={base64.urlsafe_b64encode(self.digest).rstrip(b'=').decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """One file; hash and size are missing for RECORD itself and, in environments, for compiled Python."""
+
+    path: str
+    hash: FileHash | None = None
+    size: int | None = None
+
+
+class Record:
+    """The rows of a RECORD in their order."""
+
+    def __init__(self, rows: Iterable[RecordRow]) -> None:
+        self._rows: dict[str, RecordRow] = {}
+        for row in rows:
+            if row.path in self._rows:
+                raise BadInputError(f"RECORD lists {row.path} twice", _AGAIN)
+            self._rows[row.path] = row
+
+    @classmethod
+    def parse(cls, data: bytes) -> Record:
+        try:
+            text = data.decode("utf-8")
+            return cls(_row(cells) for cells in csv.reader(io.StringIO(text, newline=""), strict=True) if cells)
+        except UnicodeDecodeError as error:
+            raise BadInputError("RECORD is not UTF-8 text", _AGAIN) from error
+        except csv.Error as error:
+            raise BadInputError(f"RECORD is no table: {error}", _AGAIN) from error
+
+    def encode(self) -> bytes:
+        lines = (
+            f"{_quoted(row.path)},{row.hash or ''},{'' if row.size is None else row.size}\n"
+            for row in self._rows.values()
+        )
+        return "".join(lines).encode()
+
+    def __iter__(self) -> Iterator[RecordRow]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._rows
+
+    def get(self, path: str) -> RecordRow | None:
+        return self._rows.get(path)
+
+    def updated(self, changes: Mapping[str, RecordRow | None]) -> Record:
+        """A copy with rows replaced (None: taken out); new rows come before the last one, which is RECORD's own."""
+        rows = dict(self._rows)
+        last = rows.popitem() if rows and next(reversed(rows.values())).hash is None else None
+        for path, row in changes.items():
+            if row is None:
+                rows.pop(path, None)
+            elif last and path == last[0]:
+                last = (path, row)
+            else:
+                rows[path] = row
+        return Record([*rows.values(), *([last[1]] if last else [])])
+
+
+def _quoted(path: str) -> str:
+    """The csv module of Python 3.11 does not quote a lone carriage return."""
+    return '"' + path.replace('"', '""') + '"' if any(mark in path for mark in ',"\r\n') else path
+
+
+def _row(cells: list[str]) -> RecordRow:
+    if len(cells) != 3 or not cells[0]:
+        raise BadInputError(f"RECORD holds the line {','.join(cells)!r}, which is not path,hash,size", _AGAIN)
+    path, digest, size = cells
+    if size and not (size.isascii() and size.isdigit() and len(size) < 20):
+        raise BadInputError(f"RECORD gives {path} the size {size!r}", _AGAIN)
+    return RecordRow(path, FileHash.parse(digest) if digest else None, int(size) if size else None)

@@ -1,0 +1,58 @@
+"""Names and version labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from torchtailor.errors import BadInputError
+from torchtailor.wheels.name import WheelName, labelled_version
+
+TORCH = "torch-2.10.0-3-cp313-cp313-manylinux_2_28_x86_64.whl"
+
+
+def test_build_tag_is_kept() -> None:
+    name = WheelName.parse(Path(TORCH))
+    assert (name.version, name.build, name.project) == ("2.10.0", "3", "torch")
+    assert str(name) == TORCH
+    renamed = str(name.with_version("2.10.0+cu128.sm90"))
+    assert renamed == "torch-2.10.0+cu128.sm90-3-cp313-cp313-manylinux_2_28_x86_64.whl"
+    project, version, build, _ = parse_wheel_filename(renamed)
+    assert (project, version, build) == ("torch", Version("2.10.0+cu128.sm90"), (3, ""))
+
+
+@pytest.mark.parametrize("bad", ["torch.whl", "torch-2.10.0.zip", "torch-x-py3-none-any.whl", "a b-1-py3-none-any.whl"])
+def test_no_wheel_names(bad: str) -> None:
+    with pytest.raises(BadInputError):
+        WheelName.parse(Path(bad))
+
+
+@pytest.mark.parametrize(
+    ("version", "stock", "earlier", "label", "expected"),
+    [
+        ("2.10.0", "cu128", "", "sm90", "2.10.0+cu128.sm90"),
+        ("2.10.0+cu128", "", "", "sm90", "2.10.0+cu128.sm90"),
+        ("13.0.0.19", "", "", "sm80.sm90", "13.0.0.19+sm80.sm90"),
+        ("2.10.0+cu128.sm80.sm90", "", "sm80.sm90", "sm90", "2.10.0+cu128.sm90"),
+        ("13.0.0.19+sm90", "", "sm90", "sm90", "13.0.0.19+sm90"),
+    ],
+)
+def test_labels(version: str, stock: str, earlier: str, label: str, expected: str) -> None:
+    assert labelled_version(version, label, stock_local=stock, earlier_label=earlier) == expected
+    assert Version(expected) >= Version(version)
+
+
+@pytest.mark.parametrize(
+    "pin", ["==2.10.0", "~=2.10.0", ">=2.10.0,<2.11", "<=2.10.0", "==2.10.*", "===2.10.0+cu128.sm90"]
+)
+def test_pins_of_dependants_hold(pin: str) -> None:
+    assert SpecifierSet(pin).contains(labelled_version("2.10.0", "sm90", stock_local="cu128"))
+
+
+def test_the_one_pin_that_does_not_hold() -> None:
+    """Documented in docs/tailor.md: an exact pin with a local label means exactly that label."""
+    assert not SpecifierSet("==2.10.0+cu128").contains("2.10.0+cu128.sm90")
