@@ -1,0 +1,266 @@
+"""GPUs and their driver: NVML, else nvidia-smi, else /proc, else (on Tegra) the device tree; and what went wrong."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.toolkits import Dotted
+from torchtailor.errors import TorchtailorError
+from torchtailor.host.model import CapabilityText, Driver, GpuDevice, MigInstance, Note, System, Tegra
+from torchtailor.host.probe import Outcome, Probe
+from torchtailor.host.tegra import tegra_table
+
+NVML_TIMEOUT = 8.0
+SMI_TIMEOUT = 8.0
+_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version", "mig.mode.current", "compute_cap")
+_OLD_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")  # before compute_cap could be asked (R510)
+_NVIDIA = "0x10de"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one source says, or why it says nothing."""
+
+    gpus: tuple[GpuDevice, ...] = ()
+    driver: Driver | None = None
+    notes: tuple[Note, ...] = ()
+    answered: bool = False
+
+
+class _NvmlGpu(msgspec.Struct, frozen=True):
+    index: int
+    name: str
+    uuid: str | None = None
+    capability: CapabilityText | None = None
+    memory: int | None = None
+    mig: tuple[MigInstance, ...] = ()
+
+
+class _NvmlReport(msgspec.Struct, frozen=True):
+    driver: str
+    cuda: str | None = None
+    gpus: tuple[_NvmlGpu, ...] = ()
+
+
+def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> Found:
+    """The GPUs of a machine by the best source that answers, with notes on those that did not."""
+    notes: tuple[Note, ...] = ()
+    sources: tuple[Callable[[Probe], Found], ...] = (_by_nvml, _by_smi, _by_proc)
+    found = Found()
+    for source in sources:
+        if source is _by_smi and any(note.topic == "nvml-hangs" for note in notes):
+            continue  # nvidia-smi asks NVML too, and would hang as well
+        found = source(probe)
+        notes += found.notes
+        if found.answered:
+            break
+    gpus = tuple(_with_capability(gpu, catalog, tegra) for gpu in found.gpus)
+    if tegra is not None:
+        gpus = _with_tegra(gpus, tegra)
+    if not gpus:
+        notes += _why_none(probe, found.driver, system)
+    driver = found.driver and _with_cuda(found.driver, catalog, system)
+    return Found(gpus, driver, notes + _gpu_notes(gpus), answered=True)
+
+
+def _by_nvml(probe: Probe) -> Found:
+    ran = probe.nvml(NVML_TIMEOUT)
+    if ran.outcome is Outcome.MISSING:
+        return Found()
+    if ran.outcome is Outcome.TIMED_OUT:
+        return _trouble("nvml-hangs", f"NVML did not answer within {NVML_TIMEOUT:.0f} s: the driver or a GPU hangs.")
+    try:
+        if not ran.done:
+            problem = msgspec.json.decode(ran.output, type=dict[str, str])["problem"]
+            return _trouble("nvml-failed", f"NVML failed: {problem}.{_advice(problem)}")
+        report = msgspec.json.decode(ran.output, type=_NvmlReport)
+        driver = Driver(version=_driver_number(report.driver), cuda=report.cuda, source="NVML")
+    except (msgspec.MsgspecError, KeyError, ValueError):
+        return _trouble("nvml-failed", "NVML crashed or gave an answer that makes no sense.")
+    gpus = tuple(GpuDevice(**msgspec.structs.asdict(gpu)) for gpu in report.gpus)
+    return Found(gpus, driver, answered=bool(gpus))
+
+
+def _by_smi(probe: Probe) -> Found:
+    path = probe.which("nvidia-smi")
+    if path is None:
+        return Found()
+    ran = probe.run((path, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"), SMI_TIMEOUT)
+    fields: tuple[str, ...] = _FIELDS
+    if ran.outcome is Outcome.FAILED and "is not a valid field" in ran.output:
+        fields = _OLD_FIELDS
+        ran = probe.run((path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"), SMI_TIMEOUT)
+    if ran.outcome is Outcome.TIMED_OUT:
+        text = f"nvidia-smi did not answer within {SMI_TIMEOUT:.0f} s: the driver or a GPU hangs."
+        return _trouble("nvidia-smi-hangs", text)
+    said = ran.output.strip()
+    if not ran.done:
+        first = said.splitlines()[0].rstrip(".") if said else "no message"
+        return _trouble("nvidia-smi-failed", f"nvidia-smi failed: {first}.{_advice(said)}")
+    if said == "No devices were found":
+        return _trouble("nvidia-smi-failed", "nvidia-smi runs, but the driver finds no GPU.")
+    try:
+        rows = [dict(zip(fields, (cell.strip() for cell in row), strict=True)) for row in csv.reader(said.splitlines())]
+        gpus = tuple(_smi_gpu(row) for row in rows)
+        driver = Driver(version=_driver_number(rows[0]["driver_version"]), source="nvidia-smi")
+    except (ValueError, IndexError, msgspec.MsgspecError):
+        return _trouble("nvidia-smi-failed", "nvidia-smi gave an answer that makes no sense; it is not used.")
+    if any(row.get("mig.mode.current") == "Enabled" for row in rows):
+        gpus = _with_mig(probe, path, gpus)
+    header = probe.run((path, "--version"), SMI_TIMEOUT)
+    told = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", header.output) if header.done else None
+    return Found(gpus, msgspec.structs.replace(driver, cuda=told[1] if told else None), answered=bool(gpus))
+
+
+def _smi_gpu(row: dict[str, str]) -> GpuDevice:
+    capability = row.get("compute_cap", "")
+    memory = row["memory.total"]
+    if not row["name"]:
+        raise ValueError("a GPU without a name")
+    return GpuDevice(
+        index=int(row["index"]),
+        name=row["name"],
+        uuid=row["uuid"] if row["uuid"].startswith("GPU-") else None,
+        capability=capability if re.fullmatch(r"\d{1,2}\.\d", capability) else None,
+        memory=int(memory) << 20 if memory.isdigit() else None,
+    )
+
+
+def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:
+    """The instances that `nvidia-smi -L` lists below each GPU."""
+    instances: dict[int, list[MigInstance]] = {}
+    current = -1
+    for line in probe.run((path, "-L"), SMI_TIMEOUT).output.splitlines():
+        if gpu := re.match(r"GPU (\d+):", line):
+            current = int(gpu[1])
+        elif mig := re.match(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line):
+            instances.setdefault(current, []).append(MigInstance(uuid=mig[2], name=f"MIG {mig[1]}"))
+    return tuple(msgspec.structs.replace(gpu, mig=tuple(instances.get(gpu.index, ()))) for gpu in gpus)
+
+
+def _by_proc(probe: Probe) -> Found:
+    version = probe.read("/proc/driver/nvidia/version")
+    if version is None:
+        return Found()
+    number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+\.\d+(?:\.\d+)?)\s", version)
+    driver = Driver(version=number[1], source="/proc/driver/nvidia") if number else None
+    gpus = []
+    for index, folder in enumerate(probe.list("/proc/driver/nvidia/gpus")):
+        text = probe.read(f"/proc/driver/nvidia/gpus/{folder}/information") or ""
+        values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+        uuid = values.get("GPU UUID", "")
+        known = uuid if uuid.startswith("GPU-") and "?" not in uuid else None
+        gpus.append(GpuDevice(index=index, name=values.get("Model") or "unknown NVIDIA GPU", uuid=known))
+    notes: tuple[Note, ...] = ()
+    if gpus:
+        text = "Neither NVML nor nvidia-smi answered; the GPUs are those that the kernel module lists."
+        notes = (Note(topic="by-proc", text=text),)
+    return Found(tuple(gpus), driver, notes, answered=bool(gpus))
+
+
+def _trouble(topic: str, text: str) -> Found:
+    return Found(notes=(Note(topic=topic, text=text),))
+
+
+def _advice(problem: str) -> str:
+    if "mismatch" in problem:
+        return " The driver was updated without a restart: reboot, or reload the kernel module."
+    if "couldn't communicate" in problem or "Driver Not Loaded" in problem:
+        return " The kernel module is not loaded: reinstall the driver, or `modprobe nvidia`."
+    return ""
+
+
+def _driver_number(text: str) -> str:
+    match = re.match(r"\d+(?:\.\d+)+", text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a driver's version")
+    return match[0]
+
+
+def _with_capability(gpu: GpuDevice, catalog: Catalog, tegra: Tegra | None) -> GpuDevice:
+    """A GPU whose source gave no capability gets that of its product; an integrated one, that of the chip."""
+    if gpu.capability is not None:
+        return gpu
+    if tegra is not None and (chip := tegra_table().find_chip(tegra.chip)) and "nvgpu" in gpu.name:
+        return msgspec.structs.replace(gpu, capability=chip.capability, integrated=True)
+    try:
+        return msgspec.structs.replace(gpu, capability=str(catalog.gpu(gpu.name).capability))
+    except TorchtailorError:
+        return gpu
+
+
+def _with_tegra(gpus: tuple[GpuDevice, ...], tegra: Tegra) -> tuple[GpuDevice, ...]:
+    """The chip's own GPU, marked; added where no driver's answer has it."""
+    chip = tegra_table().find_chip(tegra.chip)
+    if chip is None:
+        return gpus
+    marked = tuple(
+        msgspec.structs.replace(gpu, integrated=True) if gpu.capability == chip.capability else gpu for gpu in gpus
+    )
+    if any(gpu.integrated for gpu in marked):
+        return marked
+    own = GpuDevice(index=len(gpus), name=tegra.model, capability=chip.capability, integrated=True)
+    return (*marked, own)
+
+
+def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
+    """The newest CUDA that the driver runs in full: as it says itself, else by the catalog's floors."""
+    known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= Dotted(driver.version)]
+    cuda = driver.cuda or (str(max(known)) if known and not system.wsl else None)
+    return msgspec.structs.replace(driver, cuda=cuda, windows=system.wsl)
+
+
+def _why_none(probe: Probe, driver: Driver | None, system: System) -> tuple[Note, ...]:
+    """What there is to say where no GPU can be used."""
+    on_bus = _pci_gpus(probe, _NVIDIA)
+    if driver is not None and system.container:
+        text = (
+            f"The host has NVIDIA driver {driver.version}, but this {system.container} container was given no GPU: "
+            "start it with the NVIDIA container toolkit (`docker run --gpus all`)."
+        )
+        return (Note(topic="container-without-gpu", text=text),)
+    if on_bus:
+        ids = ", ".join(on_bus)
+        nouveau = "nouveau" in (probe.read("/proc/modules") or "")
+        reason = "the nouveau driver holds it" if nouveau else "no NVIDIA driver answers"
+        text = f"An NVIDIA GPU is on the PCI bus ({ids}), but {reason}: install NVIDIA's driver."
+        return (Note(topic="no-driver", text=text),)
+    if driver is not None:
+        return (Note(topic="no-gpu", text=f"NVIDIA driver {driver.version} is loaded, but it drives no GPU."),)
+    others = _pci_gpus(probe, "0x1002")
+    amd = " The AMD GPU on the bus needs ROCm builds, which are not offered here." if others else ""
+    return (Note(topic="no-gpu", text=f"No NVIDIA GPU was found.{amd}"),)
+
+
+def _pci_gpus(probe: Probe, vendor: str) -> tuple[str, ...]:
+    """The display and 3D controllers of a vendor, as vendor:device numbers."""
+    root = "/sys/bus/pci/devices"
+    found = []
+    for name in probe.list(root):
+        if (probe.read(f"{root}/{name}/vendor") or "").strip() != vendor:
+            continue
+        if (probe.read(f"{root}/{name}/class") or "").startswith(("0x0300", "0x0302")):
+            device = (probe.read(f"{root}/{name}/device") or "").strip()
+            found.append(f"{vendor[2:]}:{device[2:]}")
+    return tuple(found)
+
+
+def _gpu_notes(gpus: tuple[GpuDevice, ...]) -> tuple[Note, ...]:
+    notes = []
+    if len(capabilities := {gpu.capability for gpu in gpus if gpu.capability}) > 1:
+        text = f"The GPUs are of different compute capabilities: {', '.join(sorted(capabilities, key=Dotted))}."
+        notes.append(Note(topic="mixed-gpus", text=text))
+    for gpu in gpus:
+        if gpu.capability is None:
+            text = f"The compute capability of {gpu.label} is not known, so it is left out of recommendations."
+            notes.append(Note(topic="unknown-gpu", text=text))
+        if gpu.mig:
+            text = f"{gpu.label} is split into {len(gpu.mig)} MIG instances; a CUDA program sees one of them at a time."
+            notes.append(Note(topic="mig", text=text))
+    return tuple(notes)

@@ -1,0 +1,68 @@
+"""Saves a description as JSON and loads one that was saved elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.host.model import SCHEMA, Host
+
+_LIMIT = 4 << 20  # a real description is some tens of kilobytes
+_AGAIN = "Make it again with `torchtailor detect --json` on that machine."
+
+
+def dumps(host: Host) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(host), indent=2) + b"\n"
+
+
+def save(host: Host, path: Path) -> None:
+    """Write beside the place and move into it, so that no half of a file is ever seen."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(dumps(host))
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
+
+
+def load(path: Path) -> Host:
+    """The description in a file; `-` is standard input."""
+    name = "standard input" if str(path) == "-" else str(path)
+    try:
+        data = sys.stdin.buffer.read(_LIMIT + 1) if str(path) == "-" else _read(path)
+    except OSError as error:
+        raise BadInputError(f"{name} cannot be read: {error.strerror}.", _AGAIN) from error
+    return loads(data, name)
+
+
+def loads(data: bytes, name: str) -> Host:
+    """The description in a document; `name` is what an error calls it."""
+    if len(data) > _LIMIT:
+        raise BadInputError(f"{name} is too large to be a machine's description.", _AGAIN)
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInputError(f"{name} is not JSON: {error}.", _AGAIN) from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not schema.startswith("torchtailor-host/"):
+        raise BadInputError(f"{name} is JSON, but not a machine's description.", _AGAIN)
+    if schema != SCHEMA:
+        raise BadInputError(
+            f"{name} is a description of version {schema.partition('/')[2]!r}; this torchtailor reads version "
+            f"{SCHEMA.partition('/')[2]}.",
+            "Use the same version of torchtailor on both machines.",
+        )
+    try:
+        return msgspec.convert(document, Host)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadInputError(f"{name} is damaged: {error}.", _AGAIN) from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_LIMIT + 1)

@@ -1,0 +1,90 @@
+"""Jetson and DRIVE systems: known by their release file and device tree rather than by a driver's answer."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from torchtailor.catalog.toolkits import Dotted
+from torchtailor.host.model import CapabilityText, Tegra, VersionText
+from torchtailor.host.probe import Probe
+
+
+class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Tegra chip and its GPU."""
+
+    name: str
+    capability: CapabilityText
+    unified_from: VersionText | None = None
+
+
+class JetPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JetPack and the L4T release it begins with."""
+
+    l4t: VersionText
+    jetpack: str
+    cuda: VersionText
+
+
+class TegraTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table in data/tegra.toml."""
+
+    chip: tuple[Chip, ...]
+    jetpack: tuple[JetPack, ...]
+
+    def find_chip(self, name: str | None) -> Chip | None:
+        return next((chip for chip in self.chip if chip.name == name), None)
+
+    def chip_of(self, capability: str) -> Chip | None:
+        return next((chip for chip in self.chip if chip.capability == capability), None)
+
+    def jetpack_of(self, l4t: str) -> JetPack | None:
+        older = [row for row in self.jetpack if Dotted(row.l4t) <= Dotted(l4t)]
+        return max(older, key=lambda row: Dotted(row.l4t), default=None)
+
+    def by_jetpack(self, version: str) -> JetPack | None:
+        """The row of JetPack 7.2, or of the newest one not above it (6.2.1 is 6.2's)."""
+        older = [row for row in self.jetpack if Dotted(row.jetpack) <= Dotted(version)]
+        return max(older, key=lambda row: Dotted(row.jetpack), default=None)
+
+
+@cache
+def tegra_table() -> TegraTable:
+    text = files("torchtailor.host").joinpath("data", "tegra.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), TegraTable)
+
+
+def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:
+    """A Tegra system, with what its chip and L4T release mean."""
+    row = tegra_table().jetpack_of(l4t) if l4t else None
+    known = tegra_table().find_chip(chip)
+    unified = bool(l4t and known and known.unified_from and Dotted(l4t) >= Dotted(known.unified_from))
+    return Tegra(
+        model=model,
+        chip=chip,
+        l4t=l4t,
+        jetpack=row.jetpack if row else None,
+        cuda=row.cuda if row else None,
+        unified=unified,
+    )
+
+
+def detect_tegra(probe: Probe) -> Tegra | None:
+    """None where this is not a Tegra system."""
+    release = probe.read("/etc/nv_tegra_release")
+    compatible = probe.read("/proc/device-tree/compatible") or ""
+    chip = re.search(r"nvidia,(tegra\d+)", compatible)
+    if release is None and chip is None:
+        return None
+    model = (probe.read("/proc/device-tree/model") or "").strip("\0\n ")
+    return describe_tegra(model or "NVIDIA Tegra", chip[1] if chip else None, parse_l4t(release or ""))
+
+
+def parse_l4t(text: str) -> str | None:
+    """`# R36 (release), REVISION: 4.3, ...` -> `36.4.3`."""
+    match = re.search(r"R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)", text)
+    return f"{match[1]}.{match[2]}" if match else None
