@@ -1,7 +1,7 @@
 """Finds every fatbin container of a library, wherever it lives, and says how it is reached.
 
 Containers lie in `.nv_fatbin`, but also in `__nv_relfatbin` (objects from before the device link),
-`.cask_resource`, `.ldata` and `.rodata`. So every section with bytes is searched for the first eight bytes of
+`.cask_resource`, `.ldata` and `.rodata`. So every section of data is searched for the first eight bytes of
 a container; what follows must then be a whole and consistent one. What lies inside one is never searched.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.elf import ElfFile
@@ -35,6 +36,8 @@ RELOCATABLE_SECTION = "__nv_relfatbin"
 CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
 
 _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
+# host code and debug information are half of the bytes to search, and never hold containers, which are data
+_UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _ZEROS = bytes(1 << 20)
 _MAX_LOOKALIKES = 16  # none was seen in any real library; each may cost a walk through the whole section
 
@@ -49,8 +52,7 @@ class Reference(Enum):
     NONE = "none"  # nothing visible: reached by distance or by a table of offsets
 
 
-@dataclass(frozen=True, slots=True)
-class FoundContainer:
+class FoundContainer(NamedTuple):
     """A container and its place in the library."""
 
     container: Container
@@ -172,7 +174,8 @@ def _searched(elf: ElfFile) -> Iterator[Section]:
                 )
         return
     for section in elf.sections:
-        if section.in_file and section.type in _SEARCHED_TYPES and not section.flags & SectionFlag.COMPRESSED:
+        searched = section.type in _SEARCHED_TYPES and not section.flags & _UNSEARCHED_FLAGS
+        if section.in_file and searched and not section.name.startswith(".debug_"):
             yield section
 
 

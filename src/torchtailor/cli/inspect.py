@@ -1,0 +1,204 @@
+"""`torchtailor inspect`: the GPU code of libraries, wheels, folders and environments, as tables or JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from torchtailor.catalog import Catalog, Gpu
+    from torchtailor.gpucode.inspection import Care, Inspection
+    from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport
+
+
+def command(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Shared libraries, wheels, folders, environments.")
+    ],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="Say what runs on these GPUs and what cutting for them would save: 8.9,9.0 or 'RTX 4090'."),
+    ] = None,
+    detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/inspect.md has the schema).")] = False,
+) -> int:
+    """Show the GPU code inside libraries, wheels and environments."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.gpucode.inspection import Inspection
+    from torchtailor.ui import err, print_json
+
+    catalog = load_catalog()
+    gpus = _gpus(catalog, gpu or ())
+    reports = _inspect(paths, quiet=json)
+    inspection = Inspection(reports, tuple(found.capability for found in gpus), catalog.rules, _care)
+    if json:
+        print_json(inspection.to_json())
+    else:
+        _print(inspection, gpus, detail=detail)
+    damaged = [skipped for report in reports for skipped in report.skipped if skipped.damaged]
+    for skipped in damaged:
+        err().print(f"warning: skipped {skipped.reason}", markup=False)
+    return ExitCode.BAD_INPUT if damaged else ExitCode.OK
+
+
+def _gpus(catalog: Catalog, texts: Iterable[str]) -> tuple[Gpu, ...]:
+    """The GPUs of `8.9,9.0`, `sm_90`, `9.0a`, `12.0+PTX` or product names."""
+    from torchtailor.catalog import TorchArch
+
+    found = {}
+    for word in (word.strip() for text in texts for word in re.split(r"[,;]", text)):
+        if not word:
+            continue
+        try:
+            name = str(TorchArch.parse_list(word)[0].capability)
+        except ValueError:
+            name = word
+        gpu = catalog.gpu(name)
+        found[gpu.capability] = gpu
+    return tuple(found.values())
+
+
+def _inspect(paths: Sequence[Path], *, quiet: bool) -> tuple[InputReport, ...]:
+    from torchtailor.gpucode.inputs import open_input
+    from torchtailor.gpucode.inspect import inspect_inputs
+    from torchtailor.ui import progress
+
+    inputs = [open_input(path) for path in paths]
+    total = sum(item.size for one in inputs for item in one.items)
+    display = progress(quiet=quiet)
+    task = display.add_task("Reading libraries", total=total)
+    # the display's thread starts with the first result, after the processes were forked
+    started = False
+
+    def done(size: int) -> None:
+        nonlocal started
+        if not started:
+            display.start()
+            started = True
+        display.advance(task, size)
+
+    try:
+        return inspect_inputs(inputs, done=lambda item: done(item.size))
+    finally:
+        display.stop()
+
+
+def _care(name: str) -> Care:
+    from torchtailor.gpucode.inspection import Care
+    from torchtailor.tailor.makers import maker_of
+
+    maker = maker_of(name)
+    if maker is None:
+        return Care(every_minor=False, consent=False)
+    return Care(every_minor=True, consent=not maker.licensed_openly(Path(name).name))
+
+
+def _print(inspection: Inspection, gpus: Sequence[Gpu], *, detail: bool) -> None:
+    from torchtailor.ui import out
+
+    with_code = [library for library in inspection.libraries if library.has_code]
+    if len(with_code) > 1:
+        out().print(_library_table(inspection, with_code))
+    for library in with_code if detail or len(with_code) == 1 else ():
+        out().print(_architecture_table(library.architectures, title=library.name))
+    if len(with_code) > 1:
+        out().print(_architecture_table(inspection.architectures, title="All libraries"))
+    for line in _summary(inspection, with_code, gpus):
+        out().print(line, markup=False)
+
+
+def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -> object:
+    from torchtailor.gpucode.fitness import gpu_fit
+    from torchtailor.ui import human_bytes, table
+
+    columns = ["Library", "Size", "GPU code", "Raw", "Images", "Architectures"]
+    for device in inspection.devices:
+        columns += [f"On {device}", "Saves"]
+    rows = []
+    for library in sorted(libraries, key=lambda library: library.stored, reverse=True):
+        row = [
+            library.name,
+            human_bytes(library.size),
+            human_bytes(library.stored),
+            human_bytes(library.raw),
+            f"{library.images}",
+            _short(library.architectures),
+        ]
+        for device in inspection.devices:
+            row.append(gpu_fit(library, device, inspection.rules).verdict)
+            row.append(human_bytes(inspection.saved(library, device)))
+        rows.append(row)
+    return table(columns, rows)
+
+
+def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
+    from torchtailor.ui import human_bytes, table
+
+    columns = ["Code for", "Images", "Stored", "Raw", "Compression", "Sections"]
+    rows = [
+        [
+            group.label,
+            f"{group.images}",
+            human_bytes(group.stored),
+            human_bytes(group.raw),
+            _counts(group.compression.items()),
+            _counts(group.sections.items()),
+        ]
+        for group in groups
+    ]
+    return table(columns, rows, title=title)
+
+
+def _counts(pairs: Iterable[tuple[str, int]]) -> str:
+    """`.nv_fatbin` where there is one, `.nv_fatbin 456, .cask_resource 60` where there are several."""
+    ordered = sorted(pairs, key=lambda pair: pair[1], reverse=True)
+    if len(ordered) == 1:
+        return ordered[0][0]
+    return ", ".join(f"{name} {count}" for name, count in ordered)
+
+
+def _short(groups: Sequence[ImageGroup]) -> str:
+    """`sm 80 90 90a, PTX 90, LTO 50`: all architectures of a library in one cell."""
+    from torchtailor.catalog import CodeKind
+
+    words = {CodeKind.CUBIN: "sm", CodeKind.PTX: "PTX", CodeKind.LTOIR: "LTO"}
+    by_kind: dict[str, list[str]] = {}
+    for group in groups:
+        if group.target is None:
+            by_kind.setdefault("unknown", []).append(group.label)
+        else:
+            number = f"{group.target.capability.number}{group.target.suffix.value}"
+            by_kind.setdefault(words[group.target.kind], []).append(number)
+    return ", ".join(f"{kind} {' '.join(names)}" for kind, names in by_kind.items())
+
+
+def _summary(inspection: Inspection, with_code: Sequence[LibraryReport], gpus: Sequence[Gpu]) -> Iterable[str]:
+    from torchtailor.ui import human_bytes
+
+    libraries = inspection.libraries
+    stored = sum(library.stored for library in with_code)
+    size = sum(library.size for library in libraries)
+    yield (
+        f"{len(libraries)} libraries of {human_bytes(size)}; {len(with_code)} with GPU code: {human_bytes(stored)} "
+        f"in {sum(library.images for library in with_code)} images "
+        f"({human_bytes(sum(library.raw for library in with_code))} unpacked)."
+    )
+    for gpu in gpus:
+        free = inspection.saved_in_all(gpu.capability, consent=False)
+        asked = inspection.saved_in_all(gpu.capability, consent=True)
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
+        if asked:
+            line += f", {human_bytes(asked)} of it in NVIDIA's own libraries (with --nvidia)"
+        yield f"{line}."
+    foreign = [skipped for report in inspection.inputs for skipped in report.skipped if not skipped.damaged]
+    if foreign:
+        yield f"{len(foreign)} files are for other processors and were not read."
+    lookalikes = [library.name for library in libraries if library.lookalikes]
+    if lookalikes:
+        yield f"Bytes that only look like GPU code were found in {', '.join(lookalikes)}."
