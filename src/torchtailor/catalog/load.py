@@ -43,6 +43,7 @@ class Catalog:
     releases: Mapping[str, Release]
     sources: Mapping[str, str]
     checked: str
+    wheel_index: str
     tailor: schema.TailorSettings
     user_file: Path | None = None
 
@@ -148,6 +149,7 @@ def load_catalog(directory: Path | None = None) -> Catalog:
             releases=releases,
             sources={**gpu_file.sources, **cpu_file.sources, **cuda_file.sources, **torch_file.sources},
             checked=max(gpu_file.checked, cpu_file.checked, cuda_file.checked, torch_file.checked),
+            wheel_index=user.wheel_index or torch_file.wheel_index,
             tailor=user.tailor,
             user_file=user_file if user_file.is_file() else None,
         )

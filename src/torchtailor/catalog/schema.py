@@ -202,4 +202,5 @@ class UserFile(Strict, frozen=True):
     release: tuple[ReleaseRow, ...] = ()
     row: tuple[ExtraRow, ...] = ()
     families: dict[str, tuple[str, ...]] = {}
+    wheel_index: str = ""
     tailor: TailorSettings = TailorSettings()
