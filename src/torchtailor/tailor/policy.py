@@ -1,18 +1,29 @@
-"""What to keep: the images of a container that the targets need."""
+"""What to keep: which images of a container the targets need.
+
+The driver loads one image of a container: the most specific cubin that fits the GPU, else the newest PTX it can
+compile. So for code made by plain nvcc the best image is enough. NVIDIA's own libraries look kernels up by exact
+architecture; there every image the target could run stays. LTO-IR is never loaded by the driver but linked at
+run time (nvJitLink), which works for the same or any newer architecture: it stays where the target could link it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from torchtailor.catalog.gpus import GpuRules, TorchArch
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix, TorchArch
+from torchtailor.gpucode.fatbin import Image
+
+Kernels = Callable[[Image], frozenset[str] | None]
 
 
 @dataclass(frozen=True)
 class Policy:
     """For which GPUs to keep code, and how careful to be.
 
-    `keep_all_minors` is NVIDIA's rule for its own libraries, which look kernels up by exact architecture: every image of the same
-    major that the target could run stays. Without it the best image per kernel is enough, which is how the driver picks.
+    `keep_all_minors` is NVIDIA's rule for its own libraries: every image the target could run stays. `keep_ptx`
+    keeps the newest PTX of each container as well, the way forward to GPUs that do not exist yet.
     """
 
     targets: tuple[TorchArch, ...]
@@ -21,3 +32,96 @@ class Policy:
     keep_lto: bool = True
     keep_all_minors: bool = False
     unified_tegra: bool = False
+    _choose: Callable[[frozenset[CodeTarget]], Choice] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_choose", lru_cache(maxsize=None)(self._choice))
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
+        """The cache of choices stays behind when a policy is sent to another process."""
+        fields = (self.targets, self.rules, self.keep_ptx, self.keep_lto)
+        return Policy, (*fields, self.keep_all_minors, self.unified_tegra)
+
+    @property
+    def devices(self) -> tuple[Capability, ...]:
+        return tuple(dict.fromkeys(target.capability for target in self.targets))
+
+    def keep(self, images: Iterable[Image], kernels: Kernels) -> tuple[Image, ...]:
+        """The images to keep, in their order. `kernels` names the kernels of a cubin, or None if it cannot."""
+        images = tuple(images)
+        choice = self._choose(frozenset(image.target for image in images if image.target))
+        chosen = [image for image in images if image.target is None or image.target in choice.needed]
+        spare = [image for image in images if image.target in choice.spare]
+        if spare:
+            chosen += self._still_needed(chosen, spare, kernels)
+        kept = set(map(id, chosen))
+        return tuple(image for image in images if id(image) in kept)
+
+    def usable(self, images: Iterable[Image]) -> frozenset[Capability]:
+        """The targets that can use at least one of the images."""
+        codes = frozenset(image.target for image in images if image.target)
+        return self._choose(codes).served
+
+    def allows(self, code: CodeTarget | None) -> bool:
+        """Whether code for this architecture may be in an output at all: something a target could use."""
+        if code is None or self._choose(frozenset({code})).served:
+            return True
+        return self.keep_ptx and code.kind is CodeKind.PTX
+
+    def fits(self, device: Capability, code: CodeTarget) -> bool:
+        """Whether the device can use this code, run by the driver or linked at run time."""
+        if code.kind is CodeKind.LTOIR:
+            return self.keep_lto and _links(device, code)
+        return self.rules.fit(device, code, unified_tegra=self.unified_tegra).runs
+
+    def _choice(self, codes: frozenset[CodeTarget]) -> Choice:
+        needed: set[CodeTarget] = set()
+        spare: set[CodeTarget] = set()
+        served: set[Capability] = set()
+        for device in self.devices:
+            usable = {code for code in codes if self.fits(device, code)}
+            if usable:
+                served.add(device)
+            needed.update(code for code in usable if code.kind is CodeKind.LTOIR)
+            cubins = {code for code in usable if code.kind is CodeKind.CUBIN}
+            ptx = {code for code in usable if code.kind is CodeKind.PTX}
+            if self.keep_all_minors:
+                needed |= cubins or ptx
+                continue
+            best = self.rules.best(device, cubins | ptx, unified_tegra=self.unified_tegra)
+            if best:
+                needed.add(best)
+                spare |= cubins - {best}
+        if self.keep_ptx:
+            plain = [code for code in codes if code.kind is CodeKind.PTX and code.suffix is Suffix.NONE]
+            needed.update(sorted(plain, key=lambda code: code.capability)[-1:])
+        return Choice(frozenset(needed), frozenset(spare - needed), frozenset(served))
+
+    @staticmethod
+    def _still_needed(chosen: list[Image], spare: list[Image], kernels: Kernels) -> list[Image]:
+        """Images that are not the best for any target but hold a kernel that the best ones do not."""
+        covered: set[str] = set()
+        for image in chosen:
+            covered |= kernels(image) or frozenset()
+        needed = []
+        for image in sorted(spare, key=lambda image: image.sm, reverse=True):
+            names = kernels(image)
+            if names is None or not names <= covered:
+                needed.append(image)
+                covered |= names or frozenset()
+        return needed
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the architectures of one container mean for the targets."""
+
+    needed: frozenset[CodeTarget]
+    spare: frozenset[CodeTarget]  # runs on a target, but something better is there
+    served: frozenset[Capability]
+
+
+def _links(device: Capability, code: CodeTarget) -> bool:
+    if code.suffix is Suffix.ARCH:
+        return device == code.capability
+    return code.capability <= device

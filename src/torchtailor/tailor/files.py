@@ -1,0 +1,107 @@
+"""Reading and copying big files without mapping them: a mapped gigabyte counts as memory used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
+from pathlib import Path
+
+from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.gpucode.source import check_range
+
+CHUNK = 1 << 20
+_ZEROS = bytes(CHUNK)
+_FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
+
+
+class FileSource:
+    """A file read piece by piece (a `Source` for the readers of ELF files and containers)."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        check_range(offset, size, self.size)
+        data = os.pread(self.fd, size, offset)
+        while len(data) < size:  # a read is cut at 2 GiB, and at the end of a file that shrank under us
+            more = os.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
+                raise BadInputError("the file became shorter while it was read", "try again")
+            data += more
+        return data
+
+    def find(self, needle: bytes, start: int, end: int) -> int:
+        position, step = start, 4096  # the next container is nearly always near
+        while position < min(end, self.size):
+            data = self.read(position, min(step, end - position, self.size - position))
+            found = data.find(needle)
+            if found >= 0:
+                return position + found
+            if position + len(data) >= end:
+                break
+            position += max(1, len(data) - len(needle) + 1)
+            step = CHUNK
+        return -1
+
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass  # everything is at hand
+
+    def chunks(self, offset: int, size: int) -> Iterator[bytes]:
+        """The bytes of a range, a megabyte at a time."""
+        while size > 0:
+            data = self.read(offset, min(CHUNK, size))
+            yield data
+            offset += len(data)
+            size -= len(data)
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[FileSource]:
+    """Open a file for reading."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        source = FileSource(fd)
+        if source.size == 0:
+            raise BadInputError(f"{path} is empty", "fetch it again")
+        yield source
+    finally:
+        os.close(fd)
+
+
+def copy_range(source: FileSource, offset: int, fd: int, at: int, size: int) -> None:
+    """Copy bytes from one file to another inside the kernel, where it can."""
+    check_range(offset, size, source.size)
+    while size > 0:
+        try:
+            done = os.copy_file_range(source.fd, fd, size, offset, at)
+        except OSError as error:
+            if error.errno not in _FALL_BACK:
+                raise
+            for chunk in source.chunks(offset, size):
+                at += write_at(fd, at, chunk)
+            return
+        if done == 0:
+            raise BadInputError("the file became shorter while it was read", "try again")
+        offset, at, size = offset + done, at + done, size - done
+
+
+def write_at(fd: int, at: int, data: bytes) -> int:
+    """Write all of `data`; returns how much that was."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+    return len(data)
+
+
+def zero_range(fd: int, at: int, size: int) -> None:
+    """Write zeros."""
+    while size > 0:
+        size -= (done := write_at(fd, at, _ZEROS[: min(size, CHUNK)]))
+        at += done
