@@ -189,6 +189,7 @@ class CudaFile(Strict, frozen=True):
 
 class PytorchFile(Strict, frozen=True):
     checked: str
+    wheel_index: str
     sources: dict[str, str]
     release: tuple[ReleaseRow, ...]
 
