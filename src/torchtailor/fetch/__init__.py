@@ -1,0 +1,1 @@
+"""Getting wheels: indexes, resolution, downloads, the content-addressed cache."""

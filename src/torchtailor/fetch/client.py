@@ -1,0 +1,265 @@
+"""HTTP for indexes and files: certificates, logins, time-outs, retries with back-off, errors as sentences."""
+
+from __future__ import annotations
+
+import netrc
+import random
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import urllib3
+
+import torchtailor
+from torchtailor.errors import NetworkError
+from torchtailor.fetch.settings import Settings, redact
+
+_RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_WAIT = 30.0
+_FIRST_WAIT = 0.25
+_PAGE_LIMIT = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer to a small request."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class StatusError(NetworkError):
+    """The server answered, and not with what was asked for."""
+
+    def __init__(self, message: str, hint: str, status: int, retry_after: float | None = None) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def passing(self) -> bool:
+        """Whether trying again later can help."""
+        return self.status in _RETRY_STATUS
+
+
+class UnreachableError(NetworkError):
+    """No answer, or one that broke off."""
+
+
+class Client:
+    """Requests with the user's certificates, proxy and logins; safe for several threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pools: dict[tuple[bool, str | None], urllib3.PoolManager] = {}
+        self._lock = threading.Lock()
+        self._netrc = _read_netrc()
+
+    def get(self, url: str, headers: Mapping[str, str] | None = None, *, retries: int | None = None) -> Answer:
+        """A small answer, whole; retried when that can help. 304 and 404 are answers too."""
+
+        def once() -> Answer:
+            with self.open(url, headers, accept=(200, 206, 304, 404, 410)) as response:
+                body = read_some(response, _PAGE_LIMIT, url)
+                return Answer(response.geturl() or url, response.status, dict(_lower(response.headers)), body)
+
+        answer: Answer = self.retrying(once, retries=retries)
+        return answer
+
+    def get_range(self, url: str, wanted: str, limit: int) -> Answer:
+        """A part of a file; a server that would send the whole file is not listened to."""
+
+        def once() -> Answer:
+            with self.open(url, {"Range": wanted}, accept=(200, 206, 416)) as response:
+                length = response.headers.get("content-length", "")
+                if response.status != 206 or (length.isdigit() and int(length) > limit):
+                    raise NetworkError(f"The server of {redact(url)} does not answer range requests.")
+                body = read_some(response, limit, url)
+                return Answer(response.geturl() or url, response.status, dict(_lower(response.headers)), body)
+
+        answer: Answer = self.retrying(once)
+        return answer
+
+    def size(self, url: str) -> int | None:
+        """How large a file is, by asking for its headers only."""
+
+        def once() -> int | None:
+            with self.open(url, method="HEAD", accept=(200,)) as response:
+                length = response.headers.get("content-length", "")
+                return int(length) if length.isdigit() else None
+
+        size: int | None = self.retrying(once)
+        return size
+
+    @contextmanager
+    def open(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        accept: tuple[int, ...] = (200,),
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """One request, not retried, its body not yet read; other statuses than the accepted ones are errors."""
+        address, login = self._login(url)
+        sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
+        sent |= login | dict(headers or {})
+        try:
+            response = self._pool(url).request(method, address, headers=sent, preload_content=False, redirect=True)
+        except urllib3.exceptions.HTTPError as error:
+            raise UnreachableError(f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error)) from error
+        try:
+            if response.status not in accept:
+                raise _status_problem(response, url)
+            yield response
+        except urllib3.exceptions.HTTPError as error:
+            raise UnreachableError(f"{redact(url)} broke off: {_reason(error)}.", _hint(error)) from error
+        finally:
+            response.close()
+
+    def retrying(self, once: Any, *, retries: int | None = None) -> Any:
+        """Call until it succeeds; wait longer each time, as long as the server asks for."""
+        attempts = (self.settings.retries if retries is None else retries) + 1
+        for attempt in range(attempts):
+            try:
+                return once()
+            except (StatusError, UnreachableError) as error:
+                if attempt + 1 == attempts or not worth_retrying(error):
+                    raise
+                time.sleep(wait_before(attempt, error))
+        raise AssertionError("unreachable")
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        parts = urlsplit(url)
+        trusted = bool({parts.hostname, parts.netloc} & self.settings.trusted_hosts)
+        proxy = self.settings.proxy or _environment_proxy(parts.scheme, parts.hostname or "")
+        with self._lock:
+            if (trusted, proxy) not in self._pools:
+                self._pools[trusted, proxy] = self._make_pool(trusted=trusted, proxy=proxy)
+            return self._pools[trusted, proxy]
+
+    def _make_pool(self, *, trusted: bool, proxy: str | None) -> urllib3.PoolManager:
+        settings = self.settings
+        context = ssl.create_default_context(
+            cafile=str(settings.ca_bundle) if settings.ca_bundle and settings.ca_bundle.is_file() else None,
+            capath=str(settings.ca_bundle) if settings.ca_bundle and settings.ca_bundle.is_dir() else None,
+        )
+        if settings.ca_folder:
+            context.load_verify_locations(capath=str(settings.ca_folder))
+        if settings.client_cert:
+            context.load_cert_chain(settings.client_cert)
+        if trusted:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        options: dict[str, Any] = {
+            "ssl_context": context,
+            "timeout": urllib3.Timeout(connect=min(settings.timeout, 15.0), read=settings.timeout),
+            "retries": urllib3.Retry(total=None, connect=0, read=0, status=0, other=0, redirect=10),
+            "maxsize": 16,
+        }
+        return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+
+    def _login(self, url: str) -> tuple[str, dict[str, str]]:
+        """The address without its login, and the header that carries it."""
+        parts = urlsplit(url)
+        user, password = parts.username, parts.password
+        if user is None and self._netrc is not None and parts.hostname:
+            known = self._netrc.authenticators(parts.hostname)
+            if known:
+                user, password = known[0], known[2]
+        if user is None:
+            return url, {}
+        bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
+        return bare, urllib3.make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")
+
+
+def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str) -> bytes:
+    """The whole body, unless it is absurdly large."""
+    body = response.read(limit + 1, decode_content=True)
+    if len(body) > limit:
+        raise NetworkError(f"The answer from {redact(url)} is larger than any index page.")
+    return body
+
+
+def worth_retrying(error: NetworkError) -> bool:
+    return error.passing if isinstance(error, StatusError) else isinstance(error, UnreachableError)
+
+
+def wait_before(attempt: int, error: NetworkError) -> float:
+    """Seconds until the next try: the server's wish, or doubling with some chance in it."""
+    if isinstance(error, StatusError) and error.retry_after is not None:
+        return min(error.retry_after, _LONGEST_WAIT)
+    return float(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
+
+
+def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError:
+    status = response.status
+    hint = {
+        401: "Put a login into the address or into ~/.netrc.",
+        403: "The server refuses this login or this machine.",
+        404: "The file is gone from the index; try again without --offline, or choose another release.",
+        429: "The server asks for fewer requests; try again in a minute.",
+    }.get(status, "Try again later." if status in _RETRY_STATUS else "Check the address.")
+    return StatusError(
+        f"{redact(url)} answered {status} {response.reason or ''}".rstrip() + ".",
+        hint,
+        status,
+        _retry_after(response.headers.get("retry-after")),
+    )
+
+
+def _retry_after(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in the fewest words."""
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
+        return _reason(error.reason)
+    if isinstance(error, urllib3.exceptions.NewConnectionError):
+        return str(error).rsplit(": ", 1)[-1]
+    if isinstance(error, urllib3.exceptions.TimeoutError):
+        return "no answer in time"
+    return " ".join(str(error).split())
+
+
+def _hint(error: BaseException) -> str:
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, urllib3.exceptions.SSLError):
+        return "Set PIP_CERT or SSL_CERT_FILE to the certificates of your network."
+    return "Check the network and the index settings of pip or uv; --offline uses the cache alone."
+
+
+def _environment_proxy(scheme: str, host: str) -> str | None:
+    from urllib.request import getproxies, proxy_bypass
+
+    return None if proxy_bypass(host) else getproxies().get(scheme)
+
+
+def _read_netrc() -> netrc.netrc | None:
+    try:
+        return netrc.netrc()
+    except (OSError, netrc.NetrcParseError):
+        return None
+
+
+def _lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in headers.items():
+        yield name.lower(), value

@@ -1,0 +1,173 @@
+"""Which wheels the sources offer for a target: pages read once, files ranked as pip ranks them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from torchtailor.errors import NetworkError, TorchtailorError
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.client import Client, UnreachableError
+from torchtailor.fetch.metadata import Facts, FactsReader
+from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
+from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.target import Target
+
+_PARALLEL = 8
+
+
+class _Page(msgspec.Struct):
+    url: str
+    content_type: str
+    etag: str
+    body: bytes
+
+
+class Finder:
+    """Lists and describes the wheels of all sources; nothing large is downloaded."""
+
+    def __init__(self, settings: Settings, cache: Cache, client: Client | None = None) -> None:
+        self.settings = settings
+        self.cache = cache
+        self.client = client or Client(settings)
+        self._facts = FactsReader(self.client, cache, offline=settings.offline)
+        self._pages: dict[tuple[Source, str], tuple[WheelFile, ...]] = {}
+        self._known_facts: dict[str, Facts] = {}
+        self._dead: dict[str, NetworkError] = {}  # hosts that did not answer: not asked again
+        self._lock = threading.Lock()
+
+    def with_index(self, source: Source) -> Finder:
+        """A finder that also looks at one more index; what was read already is kept."""
+        more = Finder(self.settings.with_index(source), self.cache, self.client)
+        more._pages, more._known_facts, more._dead = self._pages, self._known_facts, self._dead
+        return more
+
+    def all_files(self, project: str) -> tuple[WheelFile, ...]:
+        """Every wheel of a project, for all platforms, source by source."""
+        name = canonicalize_name(project)
+        return tuple(file for source in self.settings.sources for file in self.list(source, name))
+
+    def list(self, source: Source, project: str) -> tuple[WheelFile, ...]:
+        """The wheels of a project in one source."""
+        name = canonicalize_name(project)
+        with self._lock:
+            known = self._pages.get((source, name))
+        if known is None:
+            listed = self._index_page(source, name) if source.kind is SourceKind.INDEX else self._links(source)
+            known = tuple(file for file in listed if file.name == name)
+            with self._lock:
+                self._pages[source, name] = known
+        return known
+
+    def fitting(self, project: str, target: Target) -> tuple[WheelFile, ...]:
+        """The wheels that the target can install, best first: version, then fit, then build, then source."""
+        ranked = []
+        for order, file in enumerate(self.all_files(project)):
+            _, version, build, tags = file.parsed
+            rank = target.rank(tags)
+            if rank is not None and _python_fits(file, target):
+                ranked.append(((version, -rank, build or (), -order), file))
+        return tuple(file for _, file in sorted(ranked, key=lambda pair: pair[0], reverse=True))
+
+    def facts(self, file: WheelFile) -> Facts:
+        """A wheel's metadata and size."""
+        with self._lock:
+            known = self._known_facts.get(file.url)
+        if known is None:
+            known = self._facts.read(file)
+            with self._lock:
+                self._known_facts[file.url] = known
+        return known
+
+    def warm(self, projects: Sequence[str], target: Target) -> None:
+        """Read the pages of several projects at once; a page that fails is reported when it is needed."""
+
+        def one(name: str) -> None:
+            with suppress(TorchtailorError):
+                self.fitting(name, target)
+
+        if len(projects) > 1:
+            with ThreadPoolExecutor(_PARALLEL) as pool:
+                list(pool.map(one, projects))
+
+    def warm_facts(self, files: Iterable[WheelFile]) -> None:
+        """Read the metadata of several wheels at once."""
+
+        def one(file: WheelFile) -> None:
+            with suppress(TorchtailorError):
+                self.facts(file)
+
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(one, files))
+
+    def _index_page(self, source: Source, name: str) -> tuple[WheelFile, ...]:
+        folder = source.local_path
+        if folder is not None:
+            return _local_page(folder / name, source)
+        url = source.project_url(name)
+        page = self._fetch_page(url)
+        return parse_page(page.body, page.content_type, page.url, source) if page else ()
+
+    def _links(self, source: Source) -> tuple[WheelFile, ...]:
+        path = source.local_path
+        if path is not None:
+            if path.is_file():
+                return parse_page(path.read_bytes(), "text/html", path.as_uri(), source)
+            return list_folder(path, source) if path.is_dir() else ()
+        page = self._fetch_page(source.url)
+        return parse_page(page.body, page.content_type, page.url, source) if page else ()
+
+    def _fetch_page(self, url: str) -> _Page | None:
+        kept = self._kept_page(url)
+        if self.settings.offline:
+            return kept
+        host = urlsplit(url).netloc
+        if (dead := self._dead.get(host)) is not None:
+            raise dead
+        headers = {"Accept": ACCEPT} | ({"If-None-Match": kept.etag} if kept and kept.etag else {})
+        try:
+            answer = self.client.get(url, headers)
+        except UnreachableError as error:
+            self._dead[host] = error
+            raise
+        if answer.status == 304 and kept:
+            return kept
+        if answer.status != 200:
+            return None
+        content_type = answer.headers.get("content-type", "text/html")
+        page = _Page(answer.url, content_type, answer.headers.get("etag", ""), answer.body)
+        self.cache.write_note("pages", url, msgspec.msgpack.encode(page))
+        return page
+
+    def _kept_page(self, url: str) -> _Page | None:
+        stored = self.cache.read_note("pages", url)
+        try:
+            return msgspec.msgpack.decode(stored, type=_Page) if stored else None
+        except msgspec.DecodeError:
+            return None
+
+
+def _local_page(folder: Path, source: Source) -> tuple[WheelFile, ...]:
+    """A project of an index that lies in a folder."""
+    for filename, content_type in (("index.json", JSON_TYPE), ("index.html", "text/html")):
+        path = folder / filename
+        if path.is_file():
+            return parse_page(path.read_bytes(), content_type, path.resolve().as_uri(), source)
+    return list_folder(folder, source) if folder.is_dir() else ()
+
+
+def _python_fits(file: WheelFile, target: Target) -> bool:
+    if not file.requires_python:
+        return True
+    try:
+        return SpecifierSet(file.requires_python).contains(target.environment["python_full_version"], prereleases=True)
+    except InvalidSpecifier:
+        return True

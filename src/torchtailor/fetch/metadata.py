@@ -1,0 +1,200 @@
+"""The metadata of a wheel without the wheel: its metadata file, or a few kilobytes out of the zip by range requests."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.client import Client, StatusError, UnreachableError
+from torchtailor.fetch.pages import WheelFile
+from torchtailor.fetch.settings import redact
+
+_TAIL = 64 << 10
+_BLOCK = 32 << 10
+_METADATA_LIMIT = 16 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a wheel before it is here: its METADATA text and its size."""
+
+    text: bytes
+    size: int
+
+    @cached_property
+    def requires(self) -> tuple[Requirement, ...]:
+        raw, _ = parse_email(self.text)
+        requirements = []
+        for line in raw.get("requires_dist", []):
+            try:
+                requirements.append(Requirement(line))
+            except InvalidRequirement as error:
+                raise BadInputError(
+                    f"The metadata of {raw.get('name', 'a wheel')} has a line that cannot be read: {line!r}."
+                ) from error
+        return tuple(requirements)
+
+    @cached_property
+    def version(self) -> str:
+        return parse_email(self.text)[0].get("version", "")
+
+
+class _Stored(msgspec.Struct):
+    text: bytes
+    size: int
+
+
+class FactsReader:
+    """Reads and remembers the facts about wheels."""
+
+    def __init__(self, client: Client, cache: Cache, *, offline: bool = False) -> None:
+        self._client, self._cache, self._offline = client, cache, offline
+
+    def read(self, file: WheelFile) -> Facts:
+        if (path := file.local_path) is not None:
+            return Facts(read_local(path), path.stat().st_size)
+        if stored := self._cache.read_note("facts", file.key):
+            try:
+                kept = msgspec.msgpack.decode(stored, type=_Stored)
+                return Facts(kept.text, kept.size)
+            except msgspec.DecodeError:
+                pass  # a damaged note is read again
+        if (path := self._blob(file)) is not None:
+            return Facts(read_local(path), path.stat().st_size)
+        if self._offline:
+            raise NetworkError(
+                f"{file.filename} is not in the cache, and --offline forbids to look for it.",
+                "Run the same command once without --offline.",
+            )
+        facts = self._ask(file)
+        self._cache.write_note("facts", file.key, msgspec.msgpack.encode(_Stored(facts.text, facts.size)))
+        return facts
+
+    def _blob(self, file: WheelFile) -> Path | None:
+        return self._cache.find(file.sha256, file.filename) if file.sha256 else None
+
+    def _ask(self, file: WheelFile) -> Facts:
+        if file.metadata is not None:
+            answer = self._client.get(file.url + ".metadata")
+            if answer.status == 200 and _is(answer.body, file):
+                return Facts(answer.body, file.size or self._size(file))
+        remote = RangeFile(self._client, file.url)
+        return Facts(_from_zip(remote, file.filename), remote.size)
+
+    def _size(self, file: WheelFile) -> int:
+        size = self._client.size(file.url)
+        if size is None:
+            raise NetworkError(f"The server does not say how large {file.filename} is.")
+        return size
+
+
+def _is(text: bytes, file: WheelFile) -> bool:
+    """Whether a metadata file is the one the index hashed; without a hash it is taken as it is."""
+    for name, expected in (file.metadata or {}).items():
+        if name in hashlib.algorithms_available and hashlib.new(name, text).hexdigest() != expected:
+            return False
+    return True
+
+
+def read_local(path: Path) -> bytes:
+    """The METADATA of a wheel on disk."""
+    try:
+        with path.open("rb") as file:
+            return _from_zip(file, path.name)
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _from_zip(file: io.IOBase | io.BufferedReader | RangeFile, filename: str) -> bytes:
+    name = canonicalize_name(filename.split("-", maxsplit=1)[0])
+    try:
+        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+            for info in archive.infolist():
+                folder, _, rest = info.filename.partition("/")
+                match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
+                if rest == "METADATA" and match and canonicalize_name(match[1]) == name:
+                    if info.file_size > _METADATA_LIMIT:
+                        break
+                    return archive.read(info)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OverflowError) as error:
+        raise BadInputError(f"{filename} is not a readable wheel: {error}.", "Fetch it again.") from error
+    raise BadInputError(f"{filename} has no readable METADATA.", "It is not a wheel of that name.")
+
+
+class RangeFile(io.RawIOBase):
+    """A remote file that fetches only what is read of it; made for reading a zip's table and one small member."""
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client, self._url = client, url
+        self._position = 0
+        self._blocks: list[tuple[int, bytes]] = []
+        try:
+            answer = client.get_range(url, f"bytes=-{_TAIL}", _TAIL)
+        except StatusError:
+            raise
+        except NetworkError as error:
+            if isinstance(error, UnreachableError):
+                raise
+            raise _no_ranges(url) from error
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("content-range", ""))
+        if not found or int(found[2]) - int(found[1]) + 1 != len(answer.body) or int(found[2]) + 1 != int(found[3]):
+            raise _no_ranges(url)
+        self.size = int(found[3])
+        self._blocks.append((int(found[1]), answer.body))
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise OSError("seek before the start of the file")
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self.size if size is None or size < 0 else min(self._position + size, self.size)
+        data = self._range(self._position, end)
+        self._position += len(data)
+        return data
+
+    def _range(self, start: int, end: int) -> bytes:
+        if start >= end:
+            return b""
+        for at, data in self._blocks:
+            if at <= start and end <= at + len(data):
+                return data[start - at : end - at]
+        last = min(max(end, start + _BLOCK), self.size)
+        answer = self._client.get_range(self._url, f"bytes={start}-{last - 1}", last - start)
+        if (
+            len(answer.body) != last - start
+            or answer.headers.get("content-range") != f"bytes {start}-{last - 1}/{self.size}"
+        ):
+            raise NetworkError(f"The server of {redact(self._url)} answered another range than was asked for.")
+        self._blocks.append((start, answer.body))
+        return answer.body[: end - start]
+
+
+def _no_ranges(url: str) -> NetworkError:
+    return NetworkError(
+        f"The server of {redact(url)} neither has a metadata file nor answers range requests.",
+        "Download the wheel yourself and give its folder with --find-links.",
+    )

@@ -1,0 +1,231 @@
+"""What an index or a folder lists: the simple API as JSON (PEP 691) and HTML (PEP 503), and find-links."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import msgspec
+from packaging.tags import Tag
+from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.version import Version
+
+from torchtailor.errors import NetworkError
+from torchtailor.fetch.settings import Source, local_path, redact
+
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+
+# Best first; md5 and sha1 no longer prove anything.
+_HASHES = ("sha256", "sha512", "sha384", "sha3_256", "sha3_512", "blake2b", "blake2s")
+
+
+_parse = lru_cache(maxsize=1 << 16)(parse_wheel_filename)
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFile:
+    """A wheel that a source offers."""
+
+    filename: str
+    url: str
+    source: Source
+    hashes: Mapping[str, str]
+    size: int | None = None
+    requires_python: str = ""
+    yanked: bool = False
+    metadata: Mapping[str, str] | None = None  # hashes of its metadata file, empty if none are given
+
+    @property
+    def parsed(self) -> tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]:
+        return _parse(self.filename)
+
+    @property
+    def name(self) -> NormalizedName:
+        return self.parsed[0]
+
+    @property
+    def version(self) -> Version:
+        return self.parsed[1]
+
+    @property
+    def local_path(self) -> Path | None:
+        return local_path(self.url)
+
+    @property
+    def sha256(self) -> str | None:
+        return self.hashes.get("sha256")
+
+    @property
+    def best_hash(self) -> tuple[str, str] | None:
+        """The strongest hash that the source gives and Python knows."""
+        for name in _HASHES:
+            if name in self.hashes and name in hashlib.algorithms_available:
+                return name, self.hashes[name]
+        return None
+
+    @property
+    def key(self) -> str:
+        """A name for its content, as far as it is known before it is here."""
+        known = self.best_hash
+        text = f"{known[0]}:{known[1]}" if known else f"url:{self.url}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def shown(self) -> str:
+        return redact(self.url)
+
+
+class _JsonFile(msgspec.Struct):
+    filename: str
+    url: str
+    hashes: dict[str, str]
+    size: int | None = None
+    requires_python: str | None = msgspec.field(name="requires-python", default=None)
+    yanked: bool | str = False
+    core_metadata: bool | dict[str, str] = msgspec.field(name="core-metadata", default=False)
+    dist_info_metadata: bool | dict[str, str] = msgspec.field(name="dist-info-metadata", default=False)
+
+
+class _JsonPage(msgspec.Struct):
+    files: list[_JsonFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One link of an HTML page."""
+
+    text: str
+    attributes: Mapping[str, str]
+
+
+class _Anchors(HTMLParser):
+    """Collects the links and the base address of a page."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.anchors: list[Anchor] = []
+        self.base: str | None = None
+        self._open: dict[str, str] | None = None
+        self._text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "base" and self.base is None:
+            self.base = dict(attrs).get("href")
+        if tag == "a":
+            self._flush()
+            self._open = {name: value or "" for name, value in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "a":
+            self._flush()
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self._text.append(data)
+
+    def _flush(self) -> None:
+        if self._open is not None and "href" in self._open:
+            self.anchors.append(Anchor("".join(self._text).strip(), self._open))
+        self._open, self._text = None, []
+
+    def close(self) -> None:
+        super().close()
+        self._flush()
+
+
+def parse_page(body: bytes, content_type: str, url: str, source: Source) -> tuple[WheelFile, ...]:
+    """The wheels on a page; other files and names that are no wheel's are passed over."""
+    kind = content_type.split(";", maxsplit=1)[0].strip().lower()
+    if kind in (JSON_TYPE, "application/json"):
+        return tuple(_from_json(body, url, source))
+    return tuple(_from_html(body, url, source))
+
+
+def _from_json(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
+    try:
+        page = msgspec.json.decode(body, type=_JsonPage)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise NetworkError(
+            f"The page {redact(url)} is not the index answer it claims to be: {error}.",
+            "Check that the address is an index's.",
+        ) from error
+    for item in page.files:
+        metadata = item.core_metadata or item.dist_info_metadata
+        yield from _wheel(
+            item.filename,
+            urljoin(url, item.url),
+            source,
+            hashes={name.lower(): value.lower() for name, value in item.hashes.items()},
+            size=item.size,
+            requires_python=item.requires_python or "",
+            yanked=item.yanked is not False,
+            metadata=metadata if isinstance(metadata, dict) else ({} if metadata else None),
+        )
+
+
+def _from_html(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
+    parser = _Anchors()
+    parser.feed(body.decode("utf-8", "replace"))
+    parser.close()
+    base = urljoin(url, parser.base) if parser.base else url
+    for anchor in parser.anchors:
+        target, fragment = urldefrag(urljoin(base, anchor.attributes["href"]))
+        hashed = re.search(r"(?:^|&)(\w+)=([0-9a-fA-F]+)(?:&|$)", fragment)
+        yield from _wheel(
+            unquote(urlsplit(target).path.rsplit("/", 1)[-1]),
+            target,
+            source,
+            hashes={hashed[1].lower(): hashed[2].lower()} if hashed else {},
+            requires_python=anchor.attributes.get("data-requires-python", ""),
+            yanked="data-yanked" in anchor.attributes,
+            metadata=_metadata_attribute(anchor.attributes),
+        )
+
+
+def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | None:
+    """PEP 714's attribute, or PEP 658's older name for it: a hash, or only that the file is there."""
+    for name in ("data-core-metadata", "data-dist-info-metadata"):
+        if (value := attributes.get(name)) is not None and value.lower() != "false":
+            algorithm, found, digest = value.partition("=")
+            return {algorithm.lower(): digest.lower()} if found else {}
+    return None
+
+
+def list_folder(folder: Path, source: Source) -> tuple[WheelFile, ...]:
+    """The wheels in a local folder."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".whl")
+    except OSError as error:
+        raise NetworkError(f"The folder {folder} ({source.origin}) cannot be read: {error.strerror}.") from error
+    return tuple(
+        file
+        for path in paths
+        for file in _wheel(path.name, path.resolve().as_uri(), source, hashes={}, size=path.stat().st_size)
+    )
+
+
+def _wheel(
+    filename: str,
+    url: str,
+    source: Source,
+    *,
+    hashes: Mapping[str, str],
+    size: int | None = None,
+    requires_python: str = "",
+    yanked: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> Iterator[WheelFile]:
+    if not filename.endswith(".whl"):
+        return
+    try:
+        _parse(filename)
+    except InvalidWheelFilename:
+        return  # a wheel variant, or a name from before the rules
+    yield WheelFile(filename, url, source, hashes, size, requires_python, yanked, metadata)

@@ -1,0 +1,114 @@
+"""What pip is told: PIP_* variables, and pip.conf in all its places."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import platformdirs
+
+from torchtailor.errors import UsageError
+from torchtailor.fetch.settings import Found, Source, SourceKind, make_source
+
+_SECTIONS = ("global", "install", "download")  # later ones win, as in pip
+
+
+def read(environment: Mapping[str, str]) -> Found:
+    """pip's settings: files from the most general to the most special, then the environment over them."""
+    values: dict[str, tuple[str, str, Path]] = {}
+    for path in config_files(environment):
+        for key, value in _read_file(path):
+            values[key] = (value, str(path), path.parent)
+    for name, value in environment.items():
+        if name.startswith("PIP_") and value:
+            key = name.removeprefix("PIP_").lower().replace("_", "-")
+            values[key] = (value, name, Path.cwd())
+    found = Found(values={key: value for key, (value, _, _) in values.items()})
+    found.no_index = found.values.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    if "index-url" in values and not found.no_index:
+        text, origin, folder = values["index-url"]
+        found.index = make_source(text, SourceKind.INDEX, origin, folder)
+    for key, kind, into in (
+        ("extra-index-url", SourceKind.INDEX, found.extra),
+        ("find-links", SourceKind.LINKS, found.links),
+    ):
+        if key in values and not (kind is SourceKind.INDEX and found.no_index):
+            text, origin, folder = values[key]
+            into += [make_source(word, kind, origin, folder) for word in text.split()]
+    return found
+
+
+def config_files(environment: Mapping[str, str]) -> Iterator[Path]:
+    """The pip.conf files that exist, from the whole machine's to the environment's own."""
+    special = environment.get("PIP_CONFIG_FILE")
+    if special == os.devnull:
+        return
+    home = Path(environment.get("HOME") or Path.home())
+    shared = (Path(folder) / "pip" for folder in platformdirs.site_config_dir(multipath=True).split(os.pathsep))
+    own = Path(environment["XDG_CONFIG_HOME"]) / "pip" if environment.get("XDG_CONFIG_HOME") else None
+    candidates = [
+        *(folder / "pip.conf" for folder in shared),
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        (own or home / ".config" / "pip") / "pip.conf",
+        Path(sys.prefix) / "pip.conf",
+    ]
+    if sys.platform == "darwin":
+        candidates.insert(-1, home / "Library" / "Application Support" / "pip" / "pip.conf")
+    if special:
+        candidates.append(Path(special))
+    yield from (path for path in candidates if path.is_file())
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, str]]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(path.read_text("utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError, configparser.Error) as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"pip's configuration file {path} cannot be read: {message}.", "Mend or move it.") from error
+    for section in _SECTIONS:
+        if parser.has_section(section):
+            for key, value in parser.items(section):
+                yield key.lower().replace("_", "-"), value
+
+
+def default_index() -> Source:
+    """The index that pip uses when nothing is configured, as pip itself knows it."""
+    url = _from_pip() or _from_bundled_pip()
+    if not url:
+        raise UsageError(
+            "No package index is configured, and there is no pip here to ask for its default.",
+            "Set PIP_INDEX_URL or UV_DEFAULT_INDEX, or give --index-url.",
+        )
+    return Source(url, SourceKind.INDEX, "pip's default")
+
+
+def _from_pip() -> str | None:
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return None
+    return str(PyPI.simple_url)
+
+
+def _from_bundled_pip() -> str | None:
+    """Environments made by uv have no pip, but Python carries one for ensurepip."""
+    import subprocess
+
+    try:
+        import ensurepip
+    except ImportError:
+        return None
+    folder = Path(ensurepip.__file__).parent / "_bundled"
+    for wheel in folder.glob("pip-*.whl"):
+        code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+        answer = subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONPATH": str(wheel)}, capture_output=True, text=True, check=False
+        )
+        if answer.returncode == 0:
+            return answer.stdout.strip()
+    return None

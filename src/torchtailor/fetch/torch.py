@@ -1,0 +1,154 @@
+"""Which file is the torch that a variant asks for: the right release, CUDA, Python and platform."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from torchtailor.errors import NetworkError, NoMatchError, TorchtailorError
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.metadata import Facts
+from torchtailor.fetch.pages import WheelFile
+from torchtailor.fetch.resolve import needs
+from torchtailor.fetch.settings import Source, SourceKind
+from torchtailor.fetch.target import Target
+from torchtailor.variants.variant import Variant
+
+# The packages whose version tells the CUDA that torch was built with, best first.
+_CUDA_MARKS = re.compile(r"cuda-toolkit|nvidia-cuda-runtime(?:-cu\d+)?")
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """The torch wheel for a variant, the finder that also knows its companions, and what is to be said about it."""
+
+    file: WheelFile
+    facts: Facts
+    label: str
+    finder: Finder
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A torch wheel of the right release, and the build it turned out to be."""
+
+    file: WheelFile
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.file.source.origin})"
+
+
+def build_label(file: WheelFile, facts: Facts, target: Target) -> str:
+    """PyTorch's label of a torch wheel: its own, or read off the CUDA it depends on; `cpu` if it needs none."""
+    if file.version.local:
+        first = file.version.local.split(".")[0]
+        if re.fullmatch(r"cpu|cu\d{3}", first):
+            return first
+    return label_of(needs(facts, target))
+
+
+def label_of(requirements: Iterable[Requirement]) -> str:
+    """`nvidia-cuda-runtime-cu12==12.8.90` -> `cu128`."""
+    for requirement in requirements:
+        if _CUDA_MARKS.fullmatch(requirement.name.lower()):
+            for item in requirement.specifier:
+                if found := re.match(r"(\d+)\.(\d+)", item.version):
+                    return f"cu{found[1]}{found[2]}"
+    return "cpu"
+
+
+def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: str) -> TorchChoice:
+    """The official wheel for a variant.
+
+    The configured sources come first, any of them. Where they have only other builds of the release, the index that
+    PyTorch keeps for this build is asked, unless the user named an index on the command line or wants no network.
+    """
+    wanted = variant.build.label
+    seen = _look(finder, variant, target)
+    if found := _with_label(seen, wanted):
+        return _choice(finder, found, target, ())
+    others = ", ".join(dict.fromkeys(str(item) for item in seen))
+    what = f"PyTorch {variant.release.version} for Python {variant.python} on {variant.arch}"
+    said = (
+        f"The configured indexes have {what} as {others}, not as {wanted}."
+        if others
+        else (f"The configured indexes do not have {what}.")
+    )
+    if finder.settings.explicit_index or finder.settings.offline:
+        why = (
+            "--index-url says where to look" if finder.settings.explicit_index else "--offline forbids to look further"
+        )
+        raise NoMatchError(
+            f"{said} No other index was asked: {why}.",
+            f"Give the index that PyTorch keeps for {wanted} with --extra-index-url.",
+        )
+    source = Source(wheel_index.format(label=wanted), SourceKind.INDEX, f"PyTorch's index for {wanted}")
+    extended = finder.with_index(source)
+    try:
+        seen = _look_in(extended, source, variant, target)
+    except NetworkError as error:
+        raise NetworkError(
+            f"{said} PyTorch's own index for {wanted} cannot be used: {error.message}",
+            "Fetch the wheel elsewhere and give its folder with --find-links, or a mirror with --index-url.",
+        ) from error
+    if found := _with_label(seen, wanted):
+        return _choice(extended, found, target, (f"{said} It comes from PyTorch's index {source.shown}.",))
+    raise NoMatchError(
+        f"{said} PyTorch's own index for {wanted} does not have it either.",
+        f"`torchtailor matrix --why {variant.unique_name}` tells what else can be had.",
+    )
+
+
+def _choice(finder: Finder, found: _Seen, target: Target, notes: tuple[str, ...]) -> TorchChoice:
+    return TorchChoice(found.file, finder.facts(found.file), found.label, finder, notes)
+
+
+def _look(finder: Finder, variant: Variant, target: Target) -> list[_Seen]:
+    """In all configured sources; one that cannot be read is passed over as long as another has the wheel."""
+    seen: list[_Seen] = []
+    problem: TorchtailorError | None = None
+    for source in finder.settings.sources:
+        try:
+            seen += _look_in(finder, source, variant, target)
+        except NetworkError as error:
+            problem = error
+    if problem and not _with_label(seen, variant.build.label):
+        raise problem
+    return seen
+
+
+def _look_in(finder: Finder, source: Source, variant: Variant, target: Target) -> list[_Seen]:
+    release = Version(str(variant.release.version))
+    ranked = []
+    for file in finder.list(source, "torch"):
+        _, version, build, tags = file.parsed
+        rank = target.rank(tags)
+        if rank is not None and Version(version.public) == release and not file.yanked:
+            ranked.append(((-rank, build or (), version), file))
+    best_first = [file for _, file in sorted(ranked, key=lambda pair: pair[0], reverse=True)]
+    return [_Seen(file, build_label(file, finder.facts(file), target)) for file in best_first]
+
+
+def _with_label(seen: Iterable[_Seen], label: str) -> _Seen | None:
+    return next((item for item in seen if item.label == label), None)
+
+
+def closure_requirements(choice: TorchChoice, companions: Iterable[str]) -> list[Requirement]:
+    """torch itself and the companions asked for, whose own pins match them to it."""
+    from packaging.requirements import InvalidRequirement
+
+    requirements = [Requirement(f"torch==={choice.file.version}")]
+    for word in companions:
+        try:
+            requirements.append(Requirement(word))
+        except InvalidRequirement as error:
+            raise NoMatchError(
+                f"--with {word!r} is not a package's name.", "Write --with torchvision,torchaudio."
+            ) from error
+    return requirements

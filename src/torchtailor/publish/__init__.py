@@ -1,0 +1,1 @@
+"""Putting wheels where others find them: static indexes, wheel variants, stores."""
