@@ -99,7 +99,7 @@ def _read(item: str, catalog: Catalog, native: NativeGpus) -> Iterator[TorchArch
 
 def native_gpus() -> tuple[Capability, ...]:
     """The capabilities of this machine's GPUs that CUDA programs may use."""
-    from torchtailor.host import detect
+    from torchtailor.host.detect import detect
 
     gpus = [gpu for gpu in detect().gpus if gpu.visible]
     found = {gpu.compute for gpu in gpus}
