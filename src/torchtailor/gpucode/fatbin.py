@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.source import Source
+from torchtailor.gpucode.source import Bytes, Source
 
 CONTAINER_HEADER = struct.Struct("<IHHQ")
 CONTAINER_MAGIC = 0xBA55ED50
@@ -24,6 +24,8 @@ CONTAINER_START = struct.pack("<IHH", CONTAINER_MAGIC, 1, CONTAINER_HEADER.size)
 
 ENTRY_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
 ENTRY_VERSION = 0x0101
+
+_PARTS_HEADER = struct.Struct("<II")
 
 WRAPPER = struct.Struct("<iiQQ")
 WRAPPER_MAGIC = 0x466243B1
@@ -44,6 +46,7 @@ class ImageKind(IntEnum):
     OLD_CUBIN = 4
     LTOIR = 8
     RELOCATABLE_PTX = 64
+    CONCATENATED = 256  # several images compressed as one (nvcc --concat, CUDA 13.4)
 
     @property
     def code_kind(self) -> CodeKind | None:
@@ -77,7 +80,7 @@ class EntryFlag(IntFlag):
     LINUX = 0x10
     LZ4 = 0x2000
     ZSTD = 0x8000
-    SCRAMBLED = 0x10000  # seen on cuFFT's LTO-IR: the payload is no LZ4 block, the word at 48 changes with each
+    SCRAMBLED = 0x10000  # compressed LTO-IR: obfuscated with a key that NVIDIA's libraries have
     ARCH_SPECIFIC = 0x100000
     FAMILY_SPECIFIC = 0x200000
 
@@ -95,12 +98,32 @@ _SUFFIXES = {
 }
 
 
+class Part(NamedTuple):
+    """One of the images that were compressed together; it can only be had by unpacking them all."""
+
+    kind: ImageKind
+    kind_number: int
+    target: CodeTarget | None
+    offset: int  # in the unpacked payload
+    size: int
+    flags: int
+    sm: int
+
+    @property
+    def arch_key(self) -> ArchKey:
+        return (self.kind_number, self.sm, self.flags & _SUFFIXED)
+
+    @property
+    def label(self) -> str:
+        return str(self.target) if self.target else f"unknown{self.kind_number}_{self.sm}"
+
+
 class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in a fifth of a dataclass's time
     """One entry of a container: a piece of GPU code for one architecture."""
 
     kind: ImageKind
     kind_number: int
-    target: CodeTarget | None  # None where the kind is unknown
+    target: CodeTarget | None  # None where the kind is unknown or the parts have one each
     offset: int  # of the entry's header
     header_size: int
     padded_size: int  # of the payload as stored
@@ -110,6 +133,7 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
     flags: int
     sm: int
     name: str
+    parts: tuple[Part, ...] = ()  # of a concatenated entry
 
     @property
     def payload_offset(self) -> int:
@@ -223,7 +247,7 @@ def _read_entries(source: Source, container: int, position: int, end: int) -> It
             header_size,
             padded,
             compressed,
-            _options,
+            record,
             _minor,
             _major,
             sm,
@@ -254,6 +278,9 @@ def _read_entries(source: Source, container: int, position: int, end: int) -> It
                 raise _damaged(container, f"the name of the entry at {position:#x} is outside its header")
             name = bytes(read(position + name_offset, name_size)).rstrip(b"\0").decode("utf-8", "backslashreplace")
         kind, target = _target(kind_number, sm, flags & _SUFFIXED)
+        parts: tuple[Part, ...] = ()
+        if kind is ImageKind.CONCATENATED:
+            parts = _read_parts(read(position, header_size), record, raw, container)
         yield Image(
             kind,
             kind_number,
@@ -267,8 +294,39 @@ def _read_entries(source: Source, container: int, position: int, end: int) -> It
             flags,
             sm,
             name,
+            parts,
         )
         position += header_size + padded
+
+
+def _read_parts(header: Bytes, record: int, raw: int, container: int) -> tuple[Part, ...]:
+    """The table in the header of a concatenated entry: records like entry headers, offsets in the unpacked bytes."""
+    if record + _PARTS_HEADER.size > len(header):
+        raise _damaged(container, "the table of a concatenated entry is outside its header")
+    count, size = _PARTS_HEADER.unpack_from(header, record)
+    position, table_end = record + _PARTS_HEADER.size, record + size  # the size counts its own eight bytes
+    if table_end > len(header) or count * ENTRY_HEADER.size > size:
+        raise _damaged(container, "the table of a concatenated entry is outside its header")
+    parts: list[Part] = []
+    reached = 0
+    for _ in range(count):
+        if position + ENTRY_HEADER.size > table_end:
+            raise _damaged(container, "the table of a concatenated entry is cut short")
+        kind_number, version, offset, length, _, options, _, _, sm, _, _, flags, _, _ = ENTRY_HEADER.unpack_from(
+            header, position
+        )
+        if version != ENTRY_VERSION or offset < reached or offset + length > raw:
+            raise _damaged(container, "a part of a concatenated entry is outside it or overlaps another")
+        reached = offset + length
+        kind, target = _target(kind_number, sm, flags & _SUFFIXED)
+        parts.append(Part(kind, kind_number, target, offset, length, flags, sm))
+        position += ENTRY_HEADER.size
+        if options:  # {offset, length} and the bytes, closed by a zero and padded
+            if position + _PARTS_HEADER.size > table_end:
+                raise _damaged(container, "the table of a concatenated entry is cut short")
+            _, length = _PARTS_HEADER.unpack_from(header, position)
+            position += _PARTS_HEADER.size + (length // ALIGNMENT + 1) * ALIGNMENT
+    return tuple(parts)
 
 
 def read_wrapper(source: Source, offset: int) -> Wrapper:

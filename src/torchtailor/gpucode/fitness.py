@@ -76,7 +76,7 @@ def kept_bytes(library: LibraryReport, devices: Iterable[Capability], rules: Gpu
             continue
         needed = {code for device in devices for code in _needed(group, device, rules, every_minor=every_minor)}
         kept += sum(
-            size for code, size in group.bytes_by_target.items() if code is None or code in needed
+            size for code, size in group.bytes_by_target.items() if group.solid or code is None or code in needed
         )  # what is unknown is never dropped
     return kept
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
-from torchtailor.gpucode.fatbin import ArchKey, Image
+from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, Part
 from torchtailor.gpucode.inputs import InputKind
 from torchtailor.gpucode.scan import LibraryCode, Reference
 
@@ -41,6 +41,7 @@ class ContainerGroup:
     containers: int
     stored: int
     bytes_by_target: Mapping[CodeTarget | None, int]
+    solid: bool  # some of it is compressed together and stays together
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +101,46 @@ class _Images:
 
     __slots__ = ("compression", "first", "images", "raw", "sections", "stored")
 
-    def __init__(self, first: Image) -> None:
+    def __init__(self, first: Image | Part) -> None:
         self.first = first
         self.images = self.stored = self.raw = 0
         self.compression: dict[str, int] = {}
         self.sections: dict[str, int] = {}
 
-    def add(self, section: str, image: Image) -> None:
+    def add(self, section: str, stored: int, raw: int, compression: Compression) -> None:
         self.images += 1
-        self.stored += image.header_size + image.padded_size
-        self.raw += image.raw_size
-        stored_as = image.compression._value_  # the slot: the property and the enum's hash cost more than all else
+        self.stored += stored
+        self.raw += raw
+        stored_as = compression._value_  # the slot: the property and the enum's hash cost more than all else
         self.compression[stored_as] = self.compression.get(stored_as, 0) + 1
         self.sections[section] = self.sections.get(section, 0) + 1
 
     def group(self) -> ImageGroup:
-        image = self.first
+        first = self.first
         return ImageGroup(
-            image.label, image.target, self.images, self.stored, self.raw, self.compression, self.sections
+            first.label, first.target, self.images, self.stored, self.raw, self.compression, self.sections
         )
 
 
 class _Containers:
     """Counts the containers that are alike."""
 
-    __slots__ = ("containers", "sizes", "stored")
+    __slots__ = ("containers", "sizes", "solid", "stored")
 
     def __init__(self) -> None:
         self.containers = self.stored = 0
+        self.solid = False
         self.sizes: dict[ArchKey, int] = {}
+
+
+def _codes(image: Image) -> Iterator[tuple[Image | Part, int, int]]:
+    """What an entry holds, with stored and raw size: itself, or its parts, which share its bytes by their size."""
+    if not image.parts:
+        yield image, image.stored_size, image.raw_size
+        return
+    total = sum(part.size for part in image.parts) or 1
+    for part in image.parts:
+        yield part, image.stored_size * part.size // total, part.size
 
 
 def summarise(name: str, code: LibraryCode) -> LibraryReport:
@@ -136,16 +148,19 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
     images: dict[ArchKey, _Images] = {}
     alike: dict[tuple[str, str, tuple[ArchKey, ...]], _Containers] = {}
     for found in code.containers:
-        keys = tuple(image.arch_key for image in found.images)
+        keys = tuple([image.arch_key for image in found.images])
         counted = alike.setdefault((found.section, found.reference._value_, keys), _Containers())
         counted.containers += 1
         counted.stored += found.container.stored_size
-        for key, image in zip(keys, found.images, strict=True):
-            counted.sizes[key] = counted.sizes.get(key, 0) + image.stored_size
-            group = images.get(key)
-            if group is None:
-                group = images[key] = _Images(image)
-            group.add(found.section, image)
+        for image in found.images:
+            counted.solid |= bool(image.parts)
+            for held, stored, raw in _codes(image):
+                key = held.arch_key
+                counted.sizes[key] = counted.sizes.get(key, 0) + stored
+                group = images.get(key)
+                if group is None:
+                    group = images[key] = _Images(held)
+                group.add(found.section, stored, raw, image.compression)
     groups = (group.group() for group in images.values())
     return LibraryReport(
         name=name,
@@ -161,6 +176,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
                 counted.containers,
                 counted.stored,
                 {images[key].first.target: size for key, size in counted.sizes.items()},
+                counted.solid,
             )
             for (section, reference, _), counted in alike.items()
         ),
