@@ -1,0 +1,223 @@
+"""What one recipe says: everything the template needs, worked out from a variant and the pins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.toolkits import Dotted
+from torchtailor.errors import ImpossibleError
+from torchtailor.recipes.pins import ComponentRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
+from torchtailor.variants.variant import Variant
+
+# The release whose package names carry PyTorch's version; the others' are the file's own name.
+VERSIONED_PNAMES = frozenset({"cuda-13_0"})
+GIGABYTES_PER_JOB = 4
+
+
+class Blas(Enum):
+    """Where the host's linear algebra comes from."""
+
+    OPENBLAS = "openblas"
+    MKL = "mkl"
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """One recipe of PyTorch."""
+
+    catalog: Catalog
+    pins: Pins
+    variant: Variant
+    blas: Blas = Blas.OPENBLAS
+    nightly: SourceRow | None = None
+    components: tuple[ComponentRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.blas is Blas.MKL and (self.variant.gpu or self.variant.arch != "x86_64"):
+            raise ImpossibleError(
+                f"{self.variant.name} cannot use MKL: it is an alternative for CPU-only x86_64 variants.",
+                "Leave --blas out, or select cpu-avx* variants only.",
+            )
+
+    @property
+    def file_name(self) -> str:
+        """The recipe's name, which is its file's: `pytorch-python313-cuda13_0-sm90-avx512`."""
+        return self.variant.name + ("-nightly" if self.nightly else "")
+
+    @property
+    def pname(self) -> str:
+        name = pname_of(self.variant)
+        return name + ("-nightly" if self.nightly else "")
+
+    @property
+    def pin(self) -> NixpkgsRow:
+        assert self.variant.release.nixpkgs is not None
+        return self.pins.nixpkgs(self.variant.release.nixpkgs)
+
+    @cached_property
+    def upgrade(self) -> SourceRow | None:
+        """PyTorch's source, where the pin's own PyTorch is another version."""
+        if self.nightly:
+            return self.nightly
+        version = str(self.variant.release.version)
+        return None if version == self.pin.torch else self.pins.source(version)
+
+    @property
+    def version(self) -> str:
+        return self.upgrade.version if self.upgrade else self.pin.torch
+
+    @property
+    def cuda(self) -> Dotted | None:
+        return self.variant.build.cuda
+
+    @property
+    def cuda_set(self) -> str:
+        return f"cudaPackages_{cuda_tag(self.cuda)}"
+
+    @property
+    def python_set(self) -> str:
+        return f"python{self.variant.python.replace('.', '')}Packages"
+
+    @property
+    def magma(self) -> MagmaRow | None:
+        row = self.pins.file.magma
+        return row if self.cuda and self.cuda.major == row.cuda_major else None
+
+    @property
+    def config(self) -> tuple[str, ...]:
+        """The nixpkgs configuration, line by line."""
+        lines = []
+        if self.variant.gpu or self.blas is Blas.MKL:
+            lines.append("allowUnfree = true;")
+        if self.cuda and self.cuda.major in self.pin.broken_cuda:
+            lines.append(f"allowBroken = true; # nixpkgs marks its torch broken with CUDA {self.cuda.major}")
+        if self.variant.gpu:
+            lines.append("cudaSupport = true;")
+        return tuple(lines)
+
+    @property
+    def without(self) -> tuple[WithoutRow, ...]:
+        """What this target must leave out."""
+        gpu = str(self.variant.gpu.capability) if self.variant.gpu else None
+        return tuple(
+            row
+            for row in self.pins.file.without
+            if row.isa == self.variant.isa.name or (gpu is not None and row.gpu == gpu)
+        )
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        pairs = {name: value for row in self.without for name, value in row.exports.items()}
+        return tuple(f"{name}={value}" for name, value in sorted(pairs.items()))
+
+    @property
+    def cache(self) -> tuple[str, ...]:
+        """CMake cache variables, as lines of CMake."""
+        lines = []
+        if self.upgrade:
+            lines.append(f'set(TORCH_BUILD_VERSION "{self.version}" CACHE STRING "" FORCE)')
+            if self.cuda:
+                lines.append(f'set(CUDA_VERSION "{self.cuda}" CACHE STRING "")')
+        names = [name for row in self.without for name in row.cache]
+        return (*lines, *(f'set({name} FALSE CACHE BOOL "")' for name in names))
+
+    @property
+    def driver(self) -> str:
+        """The driver it needs, in words; empty without a GPU."""
+        if self.variant.gpu is None or self.cuda is None:
+            return ""
+        full, least = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
+        said = f"{full} or newer"
+        if least < full:
+            said += f" ({least} by minor-version compatibility)"
+        if last := self.variant.gpu.last_driver_branch:
+            said += f"; {last} is the last branch that knows this GPU"
+        return said
+
+    @property
+    def description(self) -> str:
+        gpu = self.variant.gpu
+        target = f"{gpu.sm.upper()} ({gpu.describe()})" if gpu else "CPUs alone"
+        nightly = " nightly" if self.nightly else ""
+        return f"PyTorch {self.version}{nightly} for {target} and {self.variant.isa.label}"
+
+    @property
+    def long_description(self) -> tuple[str, ...]:
+        gpu, isa = self.variant.gpu, self.variant.isa
+        lines = []
+        if gpu:
+            lines.append(f"GPU: compute capability {gpu.capability}, {gpu.describe(6)}")
+            lines.append(f"CUDA: {self.cuda}")
+            lines.append(f"Driver: NVIDIA {self.driver}")
+        lines.append(f"CPU: {isa.arch} with {isa.label} ({'; '.join(isa.first)})")
+        if isa.not_on:
+            lines.append(f"Not on: {isa.not_on}")
+        host = "Intel MKL" if self.blas is Blas.MKL else "OpenBLAS"
+        lines.append(f"BLAS: cuBLAS on the GPU, {host} on the CPU" if gpu else f"BLAS: {host}")
+        lines.append(f"Python: {self.variant.python}")
+        lines += [f"Without {_join(row.parts)}, which {row.why}" for row in self.without]
+        return tuple(lines)
+
+    def values(self) -> Mapping[str, object]:
+        """The template's variables."""
+        upgrade, magma = self.upgrade, self.magma
+        numbers: dict[str, int] = {}
+        for name, there in (("cuda", self.variant.gpu), ("magma", magma), ("torch", upgrade)):
+            if there:
+                numbers[name] = len(numbers) + 1
+        return {
+            "gpu": self.variant.gpu,
+            "isa": self.variant.isa,
+            "pin": self.pin,
+            "pin_hash": self.pins.hash_of(self.pin),
+            "config": self.config,
+            "numbers": numbers,
+            "cuda": self.cuda,
+            "cuda_set": self.cuda_set,
+            "cuda_tag": cuda_tag(self.cuda),
+            "python_set": self.python_set,
+            "magma": magma,
+            "magma_hash": self.pins.hash_of(magma) if magma else "",
+            "mkl": self.blas is Blas.MKL,
+            "upgrade": upgrade,
+            "upgrade_hash": self.pins.hash_of(upgrade) if upgrade else "",
+            "stub": bool(upgrade and self.variant.gpu),
+            "cccl": bool(magma),
+            "exports": self.exports,
+            "cache": self.cache,
+            "pname": self.pname,
+            "description": self.description,
+            "long_description": self.long_description,
+            "platform": self.variant.platform,
+            "gigabytes": GIGABYTES_PER_JOB,
+            "components": self.components,
+            "component_names": _join([component.name for component in self.components]),
+        }
+
+
+def pname_of(variant: Variant) -> str:
+    """The package name, by one rule per release."""
+    return variant.unique_name if variant.release.name in VERSIONED_PNAMES else variant.name
+
+
+def cuda_tag(cuda: Dotted | str | None) -> str:
+    """13.0 -> `13_0`."""
+    return str(cuda or "").replace(".", "_")
+
+
+def driver_floors(catalog: Catalog, pin: NixpkgsRow, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:
+    """The driver that runs everything made with the pin's CUDA, and the oldest one that runs it at all."""
+    toolkit = catalog.toolkit(cuda)
+    first = Dotted(gpu.first_driver) if gpu.first_driver else toolkit.driver_minor
+    full = max(toolkit.driver_floor(pin.cuda.get(str(cuda))), first)
+    return full, max(toolkit.driver_minor, first)
+
+
+def _join(names: list[str] | tuple[str, ...]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

@@ -1,0 +1,19 @@
+"""The optional packages that recipes need, and the sentence that is said where they are missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from torchtailor.errors import EnvironmentProblem
+
+
+def need(module: str) -> Any:
+    """A module of the `recipes` extra."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"Recipes need the Python package {module.split('.')[0].replace('_', '-')}, which is not installed.",
+            "Install torchtailor with its extra: `pip install 'torchtailor[recipes]'`.",
+        ) from error

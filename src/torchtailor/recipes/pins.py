@@ -1,0 +1,195 @@
+"""What recipes pin: nixpkgs revisions, PyTorch sources, patches, the DGX Spark components; and their hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from torchtailor.catalog.schema import Strict
+from torchtailor.errors import BadInputError, NoMatchError
+
+LOCK_NAME = "torchtailor-hashes.toml"
+UNKNOWN_HASH = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+_SRI = re.compile(r"sha256-[A-Za-z0-9+/]{43}=")
+
+
+class NixpkgsRow(Strict, frozen=True):
+    """A nixpkgs revision and what it holds."""
+
+    rev: str
+    torch: str
+    pythons: tuple[str, ...]
+    cuda: Mapping[str, str]
+    broken_cuda: tuple[int, ...] = ()
+    sha256: str = ""
+    verified: tuple[str, ...] = ()
+    believed: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"https://github.com/NixOS/nixpkgs/archive/{self.rev}.tar.gz"
+
+    @property
+    def key(self) -> str:
+        return f"nixpkgs/{self.rev}"
+
+
+class SourceRow(Strict, frozen=True):
+    """PyTorch's source at one revision."""
+
+    version: str
+    rev: str
+    hash: str = ""
+    sources: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"pytorch/{self.rev}"
+
+
+class MagmaRow(Strict, frozen=True):
+    """MAGMA's patch for a CUDA major."""
+
+    name: str
+    commit: str
+    cuda_major: int
+    hash: str = ""
+    sources: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"https://github.com/icl-utk-edu/magma/commit/{self.commit}.patch"
+
+    @property
+    def key(self) -> str:
+        return f"magma/{self.commit}"
+
+
+class ComponentRow(Strict, frozen=True):
+    """One CUDA component package for DGX Spark."""
+
+    name: str
+    version: str
+    summary: str
+
+
+class SparkRow(Strict, frozen=True):
+    """What DGX Spark (SM121) needs beside the matrix."""
+
+    cuda: str
+    gpu: str
+    isa: str
+    release: str
+    repository: str
+    component: tuple[ComponentRow, ...]
+    nightly: SourceRow
+    sources: tuple[str, ...] = ()
+
+
+class WithoutRow(Strict, frozen=True):
+    """What builds for a CPU instruction set or a GPU must leave out."""
+
+    exports: Mapping[str, str]
+    parts: tuple[str, ...]
+    why: str
+    isa: str | None = None
+    gpu: str | None = None
+    cache: tuple[str, ...] = ()
+
+
+class NixFile(Strict, frozen=True):
+    """nix.toml as a whole."""
+
+    checked: str
+    sources: Mapping[str, str]
+    nixpkgs: tuple[NixpkgsRow, ...]
+    source: tuple[SourceRow, ...]
+    magma: MagmaRow
+    spark: SparkRow
+    without: tuple[WithoutRow, ...] = ()
+
+
+class LockFile(Strict, frozen=True):
+    """The lock of a tree: hashes that `recipes hash` found."""
+
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """All pins, with the hashes of a tree's lock over the packaged ones."""
+
+    file: NixFile
+    lock: Mapping[str, str]
+
+    @cached_property
+    def _nixpkgs(self) -> Mapping[str, NixpkgsRow]:
+        return {row.rev: row for row in self.file.nixpkgs}
+
+    @property
+    def known_revs(self) -> tuple[str, ...]:
+        return tuple(self._nixpkgs)
+
+    def nixpkgs(self, rev: str) -> NixpkgsRow:
+        if rev not in self._nixpkgs:
+            raise NoMatchError(
+                f"Nothing is known about the nixpkgs revision {rev}.",
+                f"Known are {', '.join(known[:12] for known in self._nixpkgs)}: add a [[nixpkgs]] row to nix.toml.",
+            )
+        return self._nixpkgs[rev]
+
+    def source(self, version: str) -> SourceRow:
+        for row in self.file.source:
+            if row.version == version:
+                return row
+        raise NoMatchError(f"The source of PyTorch {version} is not pinned.", "Add a [[source]] row to nix.toml.")
+
+    def hash_of(self, row: NixpkgsRow | SourceRow | MagmaRow) -> str:
+        """The hash of a pin; empty when nobody knows it yet."""
+        packaged = row.sha256 if isinstance(row, NixpkgsRow) else row.hash
+        return self.lock.get(row.key, packaged)
+
+    def with_hash(self, key: str, found: str) -> Pins:
+        return replace(self, lock={**self.lock, key: found})
+
+
+def load_pins(tree: Path | None = None) -> Pins:
+    """The packaged pins; with the lock of a tree (its `.flox` folder) where there is one."""
+    text = files("torchtailor.catalog").joinpath("data", "nix.toml").read_text("utf-8")
+    packaged = msgspec.convert(tomllib.loads(text), NixFile)
+    return Pins(packaged, read_lock(tree) if tree else {})
+
+
+def read_lock(flox: Path) -> Mapping[str, str]:
+    """The hashes of a tree's lock; none where there is no lock."""
+    path = flox / LOCK_NAME
+    if not path.is_file():
+        return {}
+    try:
+        lock = msgspec.convert(tomllib.loads(path.read_text("utf-8")), LockFile)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInputError(
+            f"{path} is not a lock of hashes: {error}.", "Delete it and run `torchtailor recipes hash` again."
+        ) from error
+    for key, value in lock.hashes.items():
+        if not _SRI.fullmatch(value):
+            raise BadInputError(
+                f"{path}: the hash of {key} is {value!r}, not sha256-... of 43 characters and `=`.",
+                "Delete that line and run `torchtailor recipes hash` again.",
+            )
+    return dict(lock.hashes)
+
+
+def lock_text(hashes: Mapping[str, str]) -> str:
+    """The lock as it is written."""
+    lines = [f'"{key}" = "{value}"' for key, value in sorted(hashes.items())]
+    head = "# Hashes found by `torchtailor recipes hash`; `torchtailor recipes write` puts them into the recipes.\n"
+    return head + "[hashes]\n" + "\n".join(lines) + ("\n" if lines else "")

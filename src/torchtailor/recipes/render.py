@@ -1,0 +1,123 @@
+"""Recipes as text: templates filled in, stamped, ready to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.recipes.blueprint import Blas, Blueprint, cuda_tag
+from torchtailor.recipes.extra import need
+from torchtailor.recipes.header import MARKDOWN, stamp
+from torchtailor.recipes.pins import UNKNOWN_HASH, Pins
+from torchtailor.variants.matrix import Matrix
+from torchtailor.variants.variant import Variant
+
+
+@cache
+def _environment() -> Any:
+    jinja2 = need("jinja2")
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("torchtailor.recipes", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+        # Nix, shell and CMake are full of braces
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+
+
+def _fill(template: str, values: Mapping[str, object]) -> str:
+    return str(_environment().get_template(template).render(values))
+
+
+def render(blueprint: Blueprint) -> str:
+    """The recipe of one variant."""
+    body = _fill("torch.nix.j2", {**blueprint.values(), "unknown_hash": UNKNOWN_HASH})
+    cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
+    return stamp(body, f"{blueprint.description}{cuda}, Python {blueprint.variant.python}.")
+
+
+def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
+    """What DGX Spark needs beside the matrix: components, the nightly that takes them, and its wrapper."""
+    spark = pins.file.spark
+    short = f"sm{spark.gpu.replace('.', '')}-{spark.isa}"
+    variant = Matrix(catalog).resolve(short, release=spark.release).variant
+    nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly, components=spark.component)
+    shared = {
+        "pin": nightly.pin,
+        "pin_hash": pins.hash_of(nightly.pin),
+        "cuda_set": nightly.cuda_set,
+        "cuda_tag": cuda_tag(spark.cuda),
+    }
+    texts = {
+        f"{component.name}-{cuda_tag(spark.cuda)}": stamp(
+            _fill("component.nix.j2", {**shared, "component": component}),
+            f"{component.summary}, {component.version}, for CUDA {spark.cuda}.",
+        )
+        for component in spark.component
+    }
+    texts[nightly.file_name] = render(nightly)
+    wrapper = {
+        **shared,
+        "components": spark.component,
+        "nightly_name": nightly.file_name,
+        "repository": spark.repository,
+    }
+    texts[f"{nightly.file_name}-wrapper"] = stamp(
+        _fill("nightly-wrapper.nix.j2", wrapper),
+        f"{nightly.file_name} with the CUDA {spark.cuda} components of a sibling repository.",
+    )
+    return texts
+
+
+def environment_files(
+    catalog: Catalog, pins: Pins, variants: Sequence[Variant], spark: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """The tree's other files, by their path under `.flox`: manifest, environment and the table of recipes."""
+    release = variants[0].release
+    gpus = [variant for variant in variants if variant.gpu]
+    example = next((v.name for v in gpus if v.short_name == "sm90-avx512"), (gpus or list(variants))[0].name)
+    cuda = next((variant.build.cuda for variant in gpus), None)
+    blueprints = [Blueprint(catalog, pins, variant) for variant in variants]
+    shared: dict[str, object] = {
+        "release": release,
+        "count": len(variants),
+        "example": example,
+        "cuda": cuda,
+        "pin": blueprints[0].pin,
+        "systems": sorted({variant.platform for variant in variants}),
+        "spark": spark,
+        "rows": [
+            {
+                "name": item.file_name,
+                "gpu": f"{item.variant.gpu.sm.upper()} ({item.variant.gpu.describe()})" if item.variant.gpu else "none",
+                "cpu": item.variant.isa.label,
+                "platform": item.variant.platform,
+                "driver": item.driver,
+            }
+            for item in blueprints
+        ],
+    }
+    name = f"pytorch-{release.name}".replace("_", "-")
+    return {
+        "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
+        "env/manifest.toml": stamp(_fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."),
+        "README.md": stamp(_fill("readme.md.j2", shared), f"The recipes of release {release.name}.", MARKDOWN),
+    }
+
+
+def render_all(
+    catalog: Catalog, pins: Pins, variants: Sequence[Variant], *, blas: Blas = Blas.OPENBLAS, spark: bool = False
+) -> Mapping[str, str]:
+    """Every file of a tree, by its path under `.flox`."""
+    texts = {f"pkgs/{variant.name}.nix": render(Blueprint(catalog, pins, variant, blas)) for variant in variants}
+    extra = spark_recipes(catalog, pins) if spark else {}
+    texts |= {f"pkgs/{name}.nix": text for name, text in extra.items()}
+    return {**texts, **environment_files(catalog, pins, variants, list(extra))}

@@ -1,0 +1,184 @@
+"""Writes recipes: what would change is planned first, then done file by file, each in one step."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Way
+from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.recipes.blueprint import Blas
+from torchtailor.recipes.header import Origin, origin
+from torchtailor.recipes.pins import load_pins
+from torchtailor.recipes.render import render_all
+from torchtailor.recipes.tree import Tree, read_recipe, tree_at
+from torchtailor.variants.matrix import Matrix
+from torchtailor.variants.rules import coverage
+from torchtailor.variants.select import select
+from torchtailor.variants.variant import Variant
+
+
+class Action(Enum):
+    """What happens to a file."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    UNCHANGED = "unchanged"
+    KEEP_EDITED = "keep-edited"  # ours, changed by hand
+    KEEP_FOREIGN = "keep-foreign"  # not ours
+
+    @property
+    def writes(self) -> bool:
+        return self in (Action.CREATE, Action.UPDATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One file of a plan."""
+
+    path: Path
+    action: Action
+    text: str
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """What writing a tree would do."""
+
+    tree: Tree
+    release: str
+    steps: tuple[Step, ...]
+
+    def of(self, *actions: Action) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.action in actions)
+
+    def apply(self) -> None:
+        for step in self.of(Action.CREATE, Action.UPDATE):
+            write_file(step.path, step.text)
+
+
+def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
+    """The releases that recipes are written for."""
+    return tuple(release.name for release in catalog.releases.values() if release.nixpkgs)
+
+
+def recipe_variants(
+    catalog: Catalog, release: str, globs: Sequence[str] = (), pythons: Sequence[str] = ()
+) -> tuple[Variant, ...]:
+    """The variants of a release that recipes can be written for, in the matrix's order."""
+    found = catalog.release(release)
+    if found.nixpkgs is None:
+        raise NoMatchError(
+            f"There are no recipes for release {found.name}.",
+            f"Recipes are written for {', '.join(recipe_releases(catalog))}.",
+        )
+    matrix = Matrix(catalog)
+    variants: list[Variant] = []
+    for python in pythons or (DEFAULT_PYTHON,):
+        offered = list(matrix.variants(found.name, python))
+        possible = [variant for variant in offered if coverage(catalog, variant, Way.NIX).available]
+        if not possible:
+            raise UsageError(
+                f"Release {found.name} has no recipes for Python {python}.",
+                "Recipes are written for Python 3.11, 3.12 and 3.13.",
+            )
+        variants += possible
+    return select(variants, globs)
+
+
+def plan_trees(
+    catalog: Catalog,
+    root: Path,
+    *,
+    releases: Sequence[str] = (),
+    globs: Sequence[str] = (),
+    pythons: Sequence[str] = (),
+    blas: Blas = Blas.OPENBLAS,
+    spark: bool = False,
+    force: bool = False,
+) -> tuple[WritePlan, ...]:
+    """One plan per release; several releases get a folder each, since their CPU recipes share names."""
+    names = _releases(catalog, root, releases)
+    plans = []
+    for name in names:
+        variants = recipe_variants(catalog, name, globs, pythons)
+        if not variants:
+            continue
+        tree = tree_at(root if len(names) == 1 else root / name)
+        texts = render_all(
+            catalog,
+            load_pins(tree.flox),
+            variants,
+            blas=blas,
+            spark=spark and name == load_pins().file.spark.release,
+        )
+        plans.append(plan_files(tree, name, texts, force=force, table=not globs))
+    if not plans:
+        raise NoMatchError(
+            f"No variant of {', '.join(names)} matches {' '.join(globs)}.", "`torchtailor matrix` lists the names."
+        )
+    return tuple(plans)
+
+
+def plan_files(tree: Tree, release: str, texts: Mapping[str, str], *, force: bool, table: bool = True) -> WritePlan:
+    """What to do with each file; without `table` the tree's own files are made only where there are none."""
+    steps = []
+    for name, text in texts.items():
+        path = tree.flox / name
+        if not table and not name.startswith("pkgs/") and path.exists():
+            continue
+        steps.append(Step(path, _action(path, text, force=force), text))
+    return WritePlan(tree, release, tuple(steps))
+
+
+def _action(path: Path, text: str, *, force: bool) -> Action:
+    if not path.exists():
+        return Action.CREATE
+    current = read_recipe(path)
+    if current == text:
+        return Action.UNCHANGED
+    found = origin(current)
+    if found is Origin.FOREIGN:
+        return Action.KEEP_FOREIGN
+    if found is Origin.EDITED and not force:
+        return Action.KEEP_EDITED
+    return Action.UPDATE
+
+
+def _releases(catalog: Catalog, root: Path, asked: Sequence[str]) -> tuple[str, ...]:
+    if asked:
+        every = recipe_releases(catalog)
+        return tuple(dict.fromkeys(name for item in asked for name in (every if item == "all" else (item,))))
+    return written_release(tree_at(root)) or recipe_releases(catalog)
+
+
+def written_release(tree: Tree) -> tuple[str, ...]:
+    """The release that an earlier `recipes write` put here, from the head of the manifest."""
+    manifest = tree.flox / "env" / "manifest.toml"
+    if not manifest.is_file() or origin(text := read_recipe(manifest)) is Origin.FOREIGN:
+        return ()
+    return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write beside the place and move into it, so that a reader sees the old file or the new one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} cannot be written: {error.strerror}.", "Give a folder you can write to."
+        ) from error
