@@ -224,7 +224,7 @@ class ElfFile:
                 at += 8
             place += 63 * 8
             if len(places) * 8 > room:
-                raise BadInputError("there are more relative relocations than the file has room for")
+                raise BadInputError("There are more relative relocations than the file has room for.")
         return places
 
     def relocations_in(self, start: int, end: int) -> dict[int, Relocation]:
@@ -249,7 +249,7 @@ class ElfFile:
     def _relr_relocation(self, place: int) -> Relocation:
         addend = self.pointer_at(place)
         if addend is None:
-            raise BadInputError(f"a relative relocation is at {place:#x}, which is not in the file")
+            raise BadInputError(f"A relative relocation is at {place:#x}, which is not in the file.")
         return Relocation(None, place, addend)
 
     def _dynamic_table(self, where: int, size: int, entry: int, expected: int) -> tuple[int, int]:
@@ -258,10 +258,10 @@ class ElfFile:
         if address is None or not length:
             return 0, 0
         if self.dynamic_value(entry) not in (None, expected) or length % expected:
-            raise BadInputError(f"relocations are said to be not {expected} bytes long each")
+            raise BadInputError(f"Relocations are said to be not {expected} bytes long each.")
         offset = self.offset_of(address)
         if offset is None or self.offset_of(address + length - 1) != offset + length - 1:
-            raise BadInputError(f"the relocations are said to be at {address:#x}, which is not in the file")
+            raise BadInputError(f"The relocations are said to be at {address:#x}, which is not in the file.")
         return offset, length
 
     # -- headers --------
@@ -281,11 +281,11 @@ class ElfFile:
         for index, fields in enumerate(PROGRAM_HEADER.iter_unpack(data)):
             segment = Segment(index, *fields)
             if segment.file_end > self.size:
-                raise BadInputError(f"program header {index} reaches past the end of the file")
+                raise BadInputError(f"Program header {index} reaches past the end of the file.")
             if segment.type == SegmentType.LOAD and segment.memory_size < segment.file_size:
-                raise BadInputError(f"program header {index} has more bytes in the file than in memory")
+                raise BadInputError(f"Program header {index} has more bytes in the file than in memory.")
             if segment.memory_end > 1 << 64:
-                raise BadInputError(f"program header {index} is outside the address space")
+                raise BadInputError(f"Program header {index} is outside the address space.")
             segments.append(segment)
         return tuple(segments)
 
@@ -295,7 +295,7 @@ class ElfFile:
         first = self._first_section()
         count = self.header.section_count or first[5]
         if count > _MAX_SECTIONS:
-            raise BadInputError(f"the file says it has {count} sections, which no real library has")
+            raise BadInputError(f"The file says it has {count} sections, which no real library has.")
         data = self.source.read(self.header.section_table_offset, count * SECTION_HEADER.size)
         raw = list(SECTION_HEADER.iter_unpack(data))
         names_index = self.header.name_section
@@ -306,9 +306,9 @@ class ElfFile:
         for index, (name, *fields) in enumerate(raw):
             section = Section(index, _name(names, name, index), name, *fields)
             if section.in_file and section.file_end > self.size:
-                raise BadInputError(f"section {section.name or index} reaches past the end of the file")
+                raise BadInputError(f"Section {section.name or index} reaches past the end of the file.")
             if section.memory_end > 1 << 64:
-                raise BadInputError(f"section {section.name or index} is outside the address space")
+                raise BadInputError(f"Section {section.name or index} is outside the address space.")
             sections.append(section)
         return tuple(sections)
 
@@ -316,33 +316,33 @@ class ElfFile:
         if index == 0:
             return b""
         if index >= len(raw) or raw[index][1] != SectionType.STRTAB:
-            raise BadInputError("the table of section names is missing or is not a table of names")
+            raise BadInputError("The table of section names is missing or is not a table of names.")
         return bytes(self.source.read(raw[index][4], raw[index][5]))
 
 
 def _read_header(source: Source) -> Header:
     if source.size < len(MAGIC) or bytes(source.read(0, len(MAGIC))) != MAGIC:
-        raise NotElfError("the file is not an ELF file", "give a Linux shared library (.so)")
+        raise NotElfError("The file is not an ELF file.", "Give a Linux shared library (.so).")
     ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(source.read(0, HEADER.size))
     ehsize, phentsize, phnum, shentsize, shnum, names = sizes
     if ident[4] != 2:
-        raise UnsupportedElfError("the ELF file is not 64-bit", "only 64-bit libraries are supported")
+        raise UnsupportedElfError("The ELF file is not 64-bit.", "Only 64-bit libraries are supported.")
     if ident[5] != 1:
-        raise UnsupportedElfError("the ELF file is big-endian", "only little-endian libraries are supported")
+        raise UnsupportedElfError("The ELF file is big-endian.", "Only little-endian libraries are supported.")
     if ident[6] != 1 or version != 1:
-        raise BadInputError("the ELF file has an unknown version")
+        raise BadInputError("The ELF file has an unknown version.")
     if machine not in Machine._value2member_map_:
         raise UnsupportedElfError(
-            f"the ELF file is for machine number {machine}", "only x86_64 and aarch64 libraries are supported"
+            f"The ELF file is for machine number {machine}.", "Only x86_64 and aarch64 libraries are supported."
         )
     if kind not in FileType._value2member_map_:
-        raise BadInputError(f"the ELF file has type {kind}; it is no library, program or object file")
+        raise BadInputError(f"The ELF file has type {kind}; it is no library, program or object file.")
     if ehsize != HEADER.size:
-        raise BadInputError(f"the ELF file header says it is {ehsize} bytes long, not {HEADER.size}")
+        raise BadInputError(f"The ELF file header says it is {ehsize} bytes long, not {HEADER.size}.")
     if phnum and phentsize != PROGRAM_HEADER.size:
-        raise BadInputError(f"program headers are said to be {phentsize} bytes long")
+        raise BadInputError(f"Program headers are said to be {phentsize} bytes long.")
     if shoff and shentsize != SECTION_HEADER.size:
-        raise BadInputError(f"section headers are said to be {shentsize} bytes long")
+        raise BadInputError(f"Section headers are said to be {shentsize} bytes long.")
     return Header(Machine(machine), FileType(kind), entry, phoff, shoff, flags, phnum, shnum, names)
 
 
@@ -351,7 +351,7 @@ def _name(names: bytes, offset: int, index: int) -> str:
         return ""
     end = names.find(b"\0", offset)
     if offset >= len(names) or end < 0:
-        raise BadInputError(f"the name of section {index} is outside the table of names")
+        raise BadInputError(f"The name of section {index} is outside the table of names.")
     return names[offset:end].decode("utf-8", "backslashreplace")
 
 
@@ -359,7 +359,7 @@ def _check_loads(loads: list[Segment]) -> None:
     """Loaded segments must not claim the same addresses."""
     for before, after in pairwise(loads):
         if before.memory_end > after.address:
-            raise BadInputError(f"program headers {before.index} and {after.index} overlap in memory")
+            raise BadInputError(f"Program headers {before.index} and {after.index} overlap in memory.")
 
 
 def _check_sections(sections: tuple[Section, ...]) -> None:
@@ -367,4 +367,4 @@ def _check_sections(sections: tuple[Section, ...]) -> None:
     filled = sorted((s for s in sections if s.in_file), key=lambda section: section.offset)
     for before, after in pairwise(filled):
         if before.file_end > after.offset:
-            raise BadInputError(f"sections {before.name} and {after.name} overlap in the file")
+            raise BadInputError(f"Sections {before.name} and {after.name} overlap in the file.")

@@ -333,16 +333,18 @@ def read_wrapper(source: Source, offset: int) -> Wrapper:
     """Read the wrapper at `offset`."""
     magic, version, container, last = WRAPPER.unpack(source.read(offset, WRAPPER.size))
     if magic != WRAPPER_MAGIC:
-        raise BadInputError(f"there is no fatbin wrapper at {offset:#x}, where one should be")
+        raise BadInputError(f"There is no fatbin wrapper at {offset:#x}, where one should be.")
     if version not in WrapperVersion._value2member_map_:
-        raise BadInputError(f"the fatbin wrapper at {offset:#x} has version {version}, which is not known")
+        raise BadInputError(f"The fatbin wrapper at {offset:#x} has version {version}, which is not known.")
     return Wrapper(offset, WrapperVersion(version), container, last)
 
 
 def decompress(source: Source, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
     """The payload of an image as the GPU would get it."""
     if image.scrambled:
-        raise BadInputError(f"the {image.label} image at {image.offset:#x} is scrambled", "compare it as it is stored")
+        raise BadInputError(
+            f"The {image.label} image at {image.offset:#x} is scrambled.", "Compare it as it is stored."
+        )
     payload = source.read(image.payload_offset, image.payload_size)
     return decompress_payload(payload, image.compression, image.raw_size, max_size=max_size)
 
@@ -356,7 +358,7 @@ def decompress_payload(
 ) -> bytes:
     """Undo the compression of a payload; anything but exactly `raw_size` bytes is an error."""
     if raw_size > max_size:
-        raise BadInputError(f"an image says it is {raw_size} bytes long, more than the {max_size} allowed")
+        raise BadInputError(f"An image says it is {raw_size} bytes long, more than the {max_size} allowed.")
     if compression is Compression.NONE:
         data = bytes(payload)
     elif compression is Compression.LZ4:
@@ -364,9 +366,9 @@ def decompress_payload(
     elif compression is Compression.ZSTD:
         data = _unzstd(payload, raw_size)
     else:
-        raise BadInputError("an image is compressed in a way that is not known")
+        raise BadInputError("An image is compressed in a way that is not known.")
     if len(data) != raw_size:
-        raise BadInputError(f"an image has {len(data)} bytes after decompression and should have {raw_size}")
+        raise BadInputError(f"An image has {len(data)} bytes after decompression and should have {raw_size}.")
     return data
 
 
@@ -374,11 +376,11 @@ def _unlz4(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
     import lz4.block
 
     if raw_size > len(payload) * 255 + 64:  # the format cannot do better: do not allocate for a lie
-        raise BadInputError(f"an image of {len(payload)} bytes says it unpacks to {raw_size}, which LZ4 cannot do")
+        raise BadInputError(f"An image of {len(payload)} bytes says it unpacks to {raw_size}, which LZ4 cannot do.")
     try:
         return bytes(lz4.block.decompress(payload, uncompressed_size=raw_size))
     except lz4.block.LZ4BlockError as error:
-        raise BadInputError("an image's LZ4 data is damaged") from error
+        raise BadInputError("An image's LZ4 data is damaged.") from error
 
 
 def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
@@ -387,14 +389,14 @@ def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
     try:
         declared = zstandard.frame_content_size(payload)
         if declared not in (-1, raw_size):
-            raise BadInputError(f"an image's zstd frame says {declared} bytes and its header {raw_size}")
+            raise BadInputError(f"An image's zstd frame says {declared} bytes and its header {raw_size}.")
         return zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_size)
     except zstandard.ZstdError as error:
-        raise BadInputError("an image's zstd data is damaged") from error
+        raise BadInputError("An image's zstd data is damaged.") from error
 
 
 def _damaged(offset: int, why: str) -> BadInputError:
     return BadInputError(
-        f"the GPU code container at {offset:#x} is damaged: {why}",
-        "fetch the library again and compare its hash with the publisher's",
+        f"The GPU code container at {offset:#x} is damaged: {why}.",
+        "Fetch the library again and compare its hash with the publisher's.",
     )

@@ -19,7 +19,7 @@ _INPUT_STEP = 1 << 18
 _OUTPUT_STEP = 1 << 20
 _KEPT_LIMIT = 1 << 28
 _INFLATE_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # isal's stubs say it is an instance
-_AGAIN = "fetch the wheel again and compare its hash with the index's"
+_AGAIN = "Fetch the wheel again and compare its hash with the index's."
 
 
 @dataclass(slots=True)
@@ -116,16 +116,16 @@ class InflateSource:
         """Unpack the next window."""
         window = self._unpack()
         if not window:
-            raise BadInputError(f"packed bytes end {self.size - self._start} bytes too early", _AGAIN)
+            raise BadInputError(f"Packed bytes end {self.size - self._start} bytes too early.", _AGAIN)
         self._start += len(self._window)
         self._before, self._window = self._window, window
         unpacked = self._start + len(window)
         if self.passes == 1:  # enough: `verify` sees to it that the first pass goes to the end
             self._crc = isal_zlib.crc32(window, self._crc)
             if unpacked == self.size and self._crc != self._expected_crc:
-                raise BadInputError("packed bytes do not have the checksum they should have", _AGAIN)
+                raise BadInputError("Packed bytes do not have the checksum they should have.", _AGAIN)
         if unpacked > self.size or (unpacked == self.size and self._unpack()):
-            raise BadInputError("packed bytes unpack to more than the zip's table says", _AGAIN)
+            raise BadInputError("Packed bytes unpack to more than the zip's table says.", _AGAIN)
         for kept in self._kept:
             kept.take(self._start, window)
 
@@ -142,5 +142,5 @@ class InflateSource:
                 if unpacked:
                     return unpacked
         except (_INFLATE_ERROR, EOFError) as error:
-            raise BadInputError("packed bytes are damaged", _AGAIN) from error
+            raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
         return b""

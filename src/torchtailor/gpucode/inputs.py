@@ -57,14 +57,14 @@ def open_input(path: Path) -> Input:
             return Input(path, InputKind.ENVIRONMENT, tuple(_folder_items(path, roots)))
         return Input(path, InputKind.FOLDER, tuple(_folder_items(path, (path,))))
     if not path.exists():
-        raise NoMatchError(f"{path} does not exist", "give a library, a wheel, a folder or an environment")
+        raise NoMatchError(f"{path} does not exist.", "Give a library, a wheel, a folder or an environment.")
     if not path.is_file():
-        raise BadInputError(f"{path} is neither a file nor a folder")
+        raise BadInputError(f"{path} is neither a file nor a folder.")
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}") from error
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.") from error
     if path.suffix == ".whl" or magic.startswith(_ZIP_MAGIC):
         return Input(path, InputKind.WHEEL, tuple(_wheel_items(path)))
     # anything else is taken for a library, and if it is none its own error says so

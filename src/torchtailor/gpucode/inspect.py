@@ -83,5 +83,5 @@ def _read(item: Item) -> LibraryReport | BadInputError:
     except BadInputError as error:
         return type(error)(error.message, error.hint)  # without the frames that hold the file
     except OSError as error:
-        return BadInputError(f"{item.name} cannot be read: {error.strerror}")
+        return BadInputError(f"{item.name} cannot be read: {error.strerror}.")
     return summarise(item.name, code)

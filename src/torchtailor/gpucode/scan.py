@@ -201,8 +201,8 @@ def _containers_among_others(source: Source, section: Section, lookalikes: list[
             lookalikes.append(start)
             if len(lookalikes) > _MAX_LOOKALIKES:
                 raise BadInputError(
-                    f"more than {_MAX_LOOKALIKES} places begin like a GPU code container and are damaged",
-                    "fetch the library again and compare its hash with the publisher's",
+                    f"More than {_MAX_LOOKALIKES} places begin like a GPU code container and are damaged.",
+                    "Fetch the library again and compare its hash with the publisher's.",
                 ) from None
             position = start + 1
             continue
@@ -216,8 +216,8 @@ def _check_zeros(source: Source, section: Section, start: int, end: int) -> None
         if part != _ZEROS[: len(part)]:
             at = start + len(part) - len(part.lstrip(b"\0"))
             raise BadInputError(
-                f"section {section.name} holds something at {at:#x} that is no GPU code container",
-                "fetch the library again and compare its hash with the publisher's",
+                f"Section {section.name} holds something at {at:#x} that is no GPU code container.",
+                "Fetch the library again and compare its hash with the publisher's.",
             )
         start += len(part)
 
@@ -227,7 +227,7 @@ def _wrappers(elf: ElfFile) -> Iterator[FoundWrapper]:
     if section is None or not section.allocated:
         return
     if section.size % WRAPPER.size:
-        raise BadInputError(f"section {section.name} is not a whole number of wrappers long")
+        raise BadInputError(f"Section {section.name} is not a whole number of wrappers long.")
     pointers = elf.relocations_in(section.address, section.memory_end)
     for step in range(0, section.size, WRAPPER.size):
         address = section.address + step
@@ -259,7 +259,7 @@ def _referenced(
         target = wrapper.container_address
         if target not in pointers:
             raise BadInputError(
-                f"the wrapper at {wrapper.wrapper.offset:#x} points to {target:#x}, where no container is"
+                f"The wrapper at {wrapper.wrapper.offset:#x} points to {target:#x}, where no container is."
             )
         linked = wrapper.wrapper.version is WrapperVersion.LINKED
         wrapped[target] = Reference.LINKED if linked else Reference.WRAPPER

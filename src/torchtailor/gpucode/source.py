@@ -37,8 +37,8 @@ def check_range(offset: int, size: int, limit: int) -> None:
     """Refuse a range that is not wholly inside the file."""
     if offset < 0 or size < 0 or offset + size > limit:
         raise BadInputError(
-            f"the file is cut short or damaged: {size} bytes at {offset:#x} are outside its {limit} bytes",
-            "fetch it again and compare its hash with the publisher's",
+            f"The file is cut short or damaged: {size} bytes at {offset:#x} are outside its {limit} bytes.",
+            "Fetch it again and compare its hash with the publisher's.",
         )
 
 
@@ -67,7 +67,7 @@ def open_source(path: Path) -> Iterator[BufferSource]:
     """Map a file read-only for as long as the block runs."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
-            raise BadInputError(f"{path} is empty", "fetch it again")
+            raise BadInputError(f"{path} is empty.", "Fetch it again.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         yield BufferSource(mapped)

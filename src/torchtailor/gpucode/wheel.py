@@ -25,7 +25,7 @@ _BOMB_SIZE = 4 << 30  # a member larger than this must not also be
 _BOMB_RATIO = 200  # this much smaller when packed
 _MAX_TOTAL = 256 << 30
 
-_AGAIN = "fetch the wheel again and compare its hash with the index's"
+_AGAIN = "Fetch the wheel again and compare its hash with the index's."
 
 
 class VerifiedSource(Source, Protocol):
@@ -55,27 +55,27 @@ def list_members(wheel: Path) -> tuple[Member, ...]:
         with zipfile.ZipFile(wheel) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
-        raise BadInputError(f"{wheel} is not a readable zip file: {error}", _AGAIN) from error
+        raise BadInputError(f"{wheel} is not a readable zip file: {error}.", _AGAIN) from error
     seen: set[str] = set()
     for info in infos:
         _check_name(wheel, info.filename)
         if info.filename in seen:
-            raise BadInputError(f"{wheel} holds {info.filename} twice", "do not use this wheel")
+            raise BadInputError(f"{wheel} holds {info.filename} twice.", "Do not use this wheel.")
         seen.add(info.filename)
         if info.flag_bits & _ENCRYPTED:
-            raise BadInputError(f"{wheel}: {info.filename} is encrypted", "do not use this wheel")
+            raise BadInputError(f"{wheel}: {info.filename} is encrypted.", "Do not use this wheel.")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadInputError(
-                f"{wheel}: {info.filename} is packed with method {info.compress_type}",
-                "wheels are stored or deflated; pack it again",
+                f"{wheel}: {info.filename} is packed with method {info.compress_type}.",
+                "Wheels are stored or deflated; pack it again.",
             )
         if info.file_size > _BOMB_SIZE and info.file_size > info.compress_size * _BOMB_RATIO:
             raise BadInputError(
-                f"{wheel}: {info.filename} unpacks from {info.compress_size} to {info.file_size} bytes",
-                "that is a zip bomb, not a library",
+                f"{wheel}: {info.filename} unpacks from {info.compress_size} to {info.file_size} bytes.",
+                "That is a zip bomb, not a library.",
             )
     if sum(info.file_size for info in infos) > _MAX_TOTAL:
-        raise BadInputError(f"{wheel} unpacks to more than {_MAX_TOTAL} bytes", "that is no real wheel")
+        raise BadInputError(f"{wheel} unpacks to more than {_MAX_TOTAL} bytes.", "That is no real wheel.")
     return tuple(
         Member(
             wheel,
@@ -93,7 +93,7 @@ def list_members(wheel: Path) -> tuple[Member, ...]:
 def _check_name(wheel: Path, name: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise BadInputError(f"{wheel} holds a file named {name!r}, outside the wheel", "do not use this wheel")
+        raise BadInputError(f"{wheel} holds a file named {name!r}, outside the wheel.", "Do not use this wheel.")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ class _StoredSource(BufferSource):
 
     def verify(self) -> None:
         if isal_zlib.crc32(self._view) != self._crc:
-            raise BadInputError("stored bytes do not have the checksum they should have", _AGAIN)
+            raise BadInputError("Stored bytes do not have the checksum they should have.", _AGAIN)
 
 
 def begins_with(member: Member, magic: bytes) -> bool:
@@ -144,9 +144,9 @@ def _data_offset(wheel: Source, member: Member) -> int:
     extra_size: int
     magic, *_, name_size, extra_size = _LOCAL_HEADER.unpack(header)
     if magic != _LOCAL_MAGIC:
-        raise BadInputError(f"{member.wheel}: {member.name} is not where the zip's table says", _AGAIN)
+        raise BadInputError(f"{member.wheel}: {member.name} is not where the zip's table says.", _AGAIN)
     name_offset = member.header_offset + _LOCAL_HEADER.size
     own_name = bytes(wheel.read(name_offset, name_size))
     if own_name not in (member.name.encode(), member.name.encode("cp437", "replace")):
-        raise BadInputError(f"{member.wheel}: {member.name} has another name in its own header", _AGAIN)
+        raise BadInputError(f"{member.wheel}: {member.name} has another name in its own header.", _AGAIN)
     return name_offset + name_size + extra_size
