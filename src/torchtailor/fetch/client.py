@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 import urllib3
 
@@ -69,7 +69,7 @@ class Client:
         def once() -> Answer:
             with self.open(url, headers, accept=(200, 206, 304, 404, 410)) as response:
                 body = read_some(response, _PAGE_LIMIT, url)
-                return Answer(response.geturl() or url, response.status, dict(_lower(response.headers)), body)
+                return _answer(url, response, body)
 
         answer: Answer = self.retrying(once, retries=retries)
         return answer
@@ -83,7 +83,7 @@ class Client:
                 if response.status != 206 or (length.isdigit() and int(length) > limit):
                     raise NetworkError(f"The server of {redact(url)} does not answer range requests.")
                 body = read_some(response, limit, url)
-                return Answer(response.geturl() or url, response.status, dict(_lower(response.headers)), body)
+                return _answer(url, response, body)
 
         answer: Answer = self.retrying(once)
         return answer
@@ -181,6 +181,12 @@ class Client:
         return bare, urllib3.make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")
 
 
+def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
+    # Without a redirection urllib3 names only the path; joined to what was asked for, a login stays.
+    final = urljoin(url, response.geturl() or url)
+    return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
+
+
 def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str) -> bytes:
     """The whole body, unless it is absurdly large."""
     body = response.read(limit + 1, decode_content=True)
@@ -258,8 +264,3 @@ def _read_netrc() -> netrc.netrc | None:
         return netrc.netrc()
     except (OSError, netrc.NetrcParseError):
         return None
-
-
-def _lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in headers.items():
-        yield name.lower(), value

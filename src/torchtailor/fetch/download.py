@@ -243,7 +243,7 @@ def _check(file: WheelFile, part: Path) -> str:
     if expected is not None:
         actual = digest if expected[0] == "sha256" else hash_file(part, expected[0])
         if actual != expected[1]:
-            raise BadInputError(
+            raise WrongBytesError(
                 f"{file.shown} is not the file that its index names: its {expected[0]} differs.", _AGAIN
             )
     elif not zipfile.is_zipfile(part):

@@ -117,10 +117,10 @@ def read_local(path: Path) -> bytes:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _from_zip(file: io.IOBase | io.BufferedReader | RangeFile, filename: str) -> bytes:
+def _from_zip(file: io.BufferedReader | RangeFile, filename: str) -> bytes:
     name = canonicalize_name(filename.split("-", maxsplit=1)[0])
     try:
-        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 folder, _, rest = info.filename.partition("/")
                 match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)

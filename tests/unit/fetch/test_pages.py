@@ -1,0 +1,78 @@
+"""Index pages in both formats, with all that may be on them and much that should not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.fetch.packages import Package, json_page
+from torchtailor.errors import NetworkError
+from torchtailor.fetch.pages import JSON_TYPE, list_folder, parse_page
+from torchtailor.fetch.settings import Source, SourceKind
+
+SOURCE = Source("https://index/simple", SourceKind.INDEX, "test")
+URL = "https://index/simple/torch/"
+
+HTML = b"""<!DOCTYPE html><html><head><base href="https://files/"></head><body>
+<a href="a/torch-2.8.0%2Bcu128-cp313-cp313-linux_x86_64.whl#sha256=ABCDEF01" data-requires-python="&gt;=3.9"
+   data-dist-info-metadata="sha256=00ff" data-core-metadata="sha256=11ee">torch</a><br>
+<a href="../torch-2.8.0-cp313-cp313-linux_x86_64.whl#egg=torch&amp;sha512=12ab" data-yanked="broken">x</a>
+<a href="torch-2.8.0.tar.gz">source</a>
+<a href="torch-2.8.0-cp313-cp313-linux_x86_64-cu128_sm90.whl">a wheel variant</a>
+<a href="torch-2.9.0-cp313-cp313-linux_x86_64.whl" data-core-metadata="true">unclosed
+<a>no address</a>
+<a href="torch-2.9.1-cp313-cp313-linux_x86_64.whl" data-core-metadata="false">last</a></body></html>"""
+
+
+def test_html() -> None:
+    labelled, yanked, newer, last = parse_page(HTML, "text/html; charset=utf-8", URL, SOURCE)
+    assert labelled.filename == "torch-2.8.0+cu128-cp313-cp313-linux_x86_64.whl"
+    assert str(labelled.version) == "2.8.0+cu128"
+    assert labelled.url == "https://files/a/torch-2.8.0%2Bcu128-cp313-cp313-linux_x86_64.whl"
+    assert labelled.hashes == {"sha256": "abcdef01"}
+    assert labelled.requires_python == ">=3.9"
+    assert labelled.metadata == {"sha256": "11ee"}
+    assert yanked.yanked and yanked.best_hash == ("sha512", "12ab") and yanked.metadata is None
+    assert yanked.url == "https://files/torch-2.8.0-cp313-cp313-linux_x86_64.whl"
+    assert newer.metadata == {} and newer.best_hash is None
+    assert last.metadata is None
+
+
+def test_json() -> None:
+    package = Package("torch", "2.8.0", requires_python=">=3.9")
+    (file,) = parse_page(json_page([package]), JSON_TYPE, URL, SOURCE)
+    assert file.url == f"https://index/files/{package.filename}"
+    assert file.size == len(package.wheel())
+    assert file.requires_python == ">=3.9"
+    assert file.metadata and not file.yanked
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"files": [{"filename": 3}]}', b'{"files": {}}', b"\xff\xfe"])
+def test_bad_json_is_a_clear_error(body: bytes) -> None:
+    with pytest.raises(NetworkError, match="is not the index answer"):
+        parse_page(body, JSON_TYPE, URL, SOURCE)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_as_html_are_some_list_of_wheels(body: bytes) -> None:
+    for file in parse_page(body, "text/html", URL, SOURCE):
+        assert file.filename.endswith(".whl")
+
+
+@given(st.text(alphabet='<a href="torch-1.0py3nonecp.whl#sha256=>/&;', max_size=200))
+def test_html_like_text_never_fails(text: str) -> None:
+    parse_page(text.encode(), "text/html", URL, SOURCE)
+
+
+def test_folder(tmp_path: Path) -> None:
+    package = Package("torch", "2.8.0+cpu")
+    (tmp_path / package.filename).write_bytes(package.wheel())
+    (tmp_path / "README.md").write_text("no wheel")
+    (tmp_path / "odd.whl").write_text("no wheel's name")
+    (file,) = list_folder(tmp_path, SOURCE)
+    assert (file.local_path, file.size) == (tmp_path / package.filename, len(package.wheel()))
+    with pytest.raises(NetworkError, match="cannot be read"):
+        list_folder(tmp_path / "none", SOURCE)
