@@ -8,7 +8,8 @@ import stat
 import struct
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from torchtailor.errors import BadInputError, EnvironmentProblem
@@ -24,6 +25,7 @@ MAX_RATIO = 100
 SMALL = 64 << 20  # below this a high ratio does no harm
 
 _INPUT_STEP = 1 << 18
+_OUTPUT_STEP = 1 << 20
 _AGAIN = "fetch the wheel again and compare its hash with the index's"
 _DO_NOT_USE = "do not use this wheel"
 
@@ -39,6 +41,7 @@ class Member:
     deflated: bool
     mode: int
     header_offset: int
+    data_offset: int = 0  # of the packed bytes
 
     @property
     def is_dir(self) -> bool:
@@ -58,9 +61,10 @@ class WheelArchive:
             raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            self.members = {member.name: member for member in _members(path)}
+            members = tuple(_members(path))
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._data_offsets = _check_layout(path, self._map, tuple(self.members.values()))
+            placed = _check_layout(path, self._map, members)
+            self.members = {member.name: placed[member.name] for member in members}
         except BaseException:
             self._file.close()
             raise
@@ -80,59 +84,69 @@ class WheelArchive:
     def files(self) -> Iterator[Member]:
         return (member for member in self.members.values() if not member.is_dir)
 
-    def data_offset(self, member: Member) -> int:
-        """Where a member's packed bytes begin."""
-        return self._data_offsets[member.name]
-
     def read(self, name: str) -> bytes:
         """A small member whole."""
         return b"".join(self.chunks(self.members[name]))
 
     def chunks(self, member: Member) -> Iterator[bytes]:
         """The unpacked bytes of a member, checked against the size and checksum of the zip's table."""
-        from isal import isal_zlib
-
-        crc = unpacked = 0
-        for chunk in self._inflate(member) if member.deflated else self._stored(member):
-            unpacked += len(chunk)
-            if unpacked > member.size:
-                raise BadInputError(f"{self._call(member)} unpacks to more than the zip's table says", _DO_NOT_USE)
-            crc = isal_zlib.crc32(chunk, crc)
-            yield chunk
-        if unpacked != member.size:
-            raise BadInputError(f"{self._call(member)} ends {member.size - unpacked} bytes too early", _AGAIN)
-        if crc != member.crc:
-            raise BadInputError(f"{self._call(member)} does not have the checksum it should have", _AGAIN)
+        return unpack(self._map, member, self.path.name)
 
     def begins_with(self, member: Member, magic: bytes) -> bool:
         if member.size < len(magic):
             return False
-        source = self._inflate(member) if member.deflated else self._stored(member)
-        return next(source, b"").startswith(magic)
+        return next(_raw_chunks(self._map, member, self.path.name), b"").startswith(magic)
 
-    def _stored(self, member: Member) -> Iterator[bytes]:
-        start = self.data_offset(member)
-        for offset in range(start, start + member.packed_size, _INPUT_STEP):
-            yield self._map[offset : min(offset + _INPUT_STEP, start + member.packed_size)]
 
-    def _inflate(self, member: Member) -> Iterator[bytes]:
-        from isal import igzip_lib, isal_zlib
+@contextmanager
+def open_member(wheel: Path, member: Member) -> Iterator[Iterator[bytes]]:
+    """The unpacked bytes of a member, without reading the wheel's table again."""
+    with wheel.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield unpack(data, member, wheel.name)
 
-        inflater = isal_zlib.decompressobj(-15)
-        try:
-            for packed in self._stored(member):
-                # A step of packed bytes can unpack to a thousand times its size, so take it in bounded pieces.
-                chunk: bytes = inflater.decompress(packed, 1 << 20)
-                while chunk:
-                    yield chunk
-                    chunk = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, 1 << 20)
-                if inflater.eof:
-                    break
-        except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub calls the class an instance
-            raise BadInputError(f"{self._call(member)} is damaged: {error}", _AGAIN) from error
 
-    def _call(self, member: Member) -> str:
-        return f"{self.path.name}: {member.name}"
+def unpack(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
+    """The unpacked bytes of a member in pieces of a megabyte at most, checked when the last one was taken."""
+    from isal import isal_zlib
+
+    crc = unpacked = 0
+    for chunk in _raw_chunks(data, member, owner):
+        unpacked += len(chunk)
+        if unpacked > member.size:
+            raise BadInputError(f"{owner}: {member.name} unpacks to more than the zip's table says", _DO_NOT_USE)
+        crc = isal_zlib.crc32(chunk, crc)
+        yield chunk
+    if unpacked != member.size:
+        raise BadInputError(f"{owner}: {member.name} ends {member.size - unpacked} bytes too early", _AGAIN)
+    if crc != member.crc:
+        raise BadInputError(f"{owner}: {member.name} does not have the checksum it should have", _AGAIN)
+
+
+def _raw_chunks(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
+    return _inflate(data, member, owner) if member.deflated else _stored(data, member)
+
+
+def _stored(data: mmap.mmap, member: Member) -> Iterator[bytes]:
+    start, end = member.data_offset, member.data_offset + member.packed_size
+    for offset in range(start, end, _INPUT_STEP):
+        yield data[offset : min(offset + _INPUT_STEP, end)]
+
+
+def _inflate(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
+    from isal import igzip_lib, isal_zlib
+
+    inflater = isal_zlib.decompressobj(-15)
+    try:
+        for packed in _stored(data, member):
+            # A step of packed bytes can unpack to a thousand times its size, so take it in bounded pieces.
+            chunk: bytes = inflater.decompress(packed, _OUTPUT_STEP)
+            while chunk:
+                yield chunk
+                chunk = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, _OUTPUT_STEP)
+            if inflater.eof:
+                break
+    except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub calls the class an instance
+        raise BadInputError(f"{owner}: {member.name} is damaged: {error}", _AGAIN) from error
 
 
 def _members(path: Path) -> Iterator[Member]:
@@ -204,9 +218,9 @@ def _check_total(path: Path, total: int) -> None:
         raise BadInputError(f"{path.name} unpacks from {packed} to {total} bytes", "that is a zip bomb")
 
 
-def _check_layout(path: Path, data: mmap.mmap, members: tuple[Member, ...]) -> dict[str, int]:
-    """Where each member's bytes begin; local headers must agree with the table, and members not overlap."""
-    offsets: dict[str, int] = {}
+def _check_layout(path: Path, data: mmap.mmap, members: tuple[Member, ...]) -> dict[str, Member]:
+    """The members with the places of their bytes; local headers must agree with the table, and members not overlap."""
+    placed: dict[str, Member] = {}
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
@@ -219,8 +233,9 @@ def _check_layout(path: Path, data: mmap.mmap, members: tuple[Member, ...]) -> d
         own_name = data[name_offset : name_offset + name_size]
         if own_name not in (member.name.encode(), member.name.encode("cp437", "replace")):
             raise BadInputError(f"{path.name}: {member.name} has another name in its own header", _DO_NOT_USE)
-        offsets[member.name] = name_offset + name_size + extra_size
-        end = offsets[member.name] + member.packed_size
+        start = name_offset + name_size + extra_size
+        end = start + member.packed_size
         if end > len(data):
             raise BadInputError(f"{path.name}: {member.name} ends after the file's end", _AGAIN)
-    return offsets
+        placed[member.name] = replace(member, data_offset=start)
+    return placed

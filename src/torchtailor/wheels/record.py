@@ -66,10 +66,11 @@ class RecordRow:
 
 
 class Record:
-    """The rows of a RECORD in their order."""
+    """The rows of a RECORD in their order; `newline` ends each (pip writes CR LF, and what it wrote stays so)."""
 
-    def __init__(self, rows: Iterable[RecordRow]) -> None:
+    def __init__(self, rows: Iterable[RecordRow], newline: str = "\n") -> None:
         self._rows: dict[str, RecordRow] = {}
+        self._newline = newline
         for row in rows:
             if row.path in self._rows:
                 raise BadInputError(f"RECORD lists {row.path} twice", _AGAIN)
@@ -79,7 +80,9 @@ class Record:
     def parse(cls, data: bytes) -> Record:
         try:
             text = data.decode("utf-8")
-            return cls(_row(cells) for cells in csv.reader(io.StringIO(text, newline=""), strict=True) if cells)
+            newline = "\r\n" if text.endswith("\r\n") else "\n"
+            cells = csv.reader(io.StringIO(text, newline=""), strict=True)
+            return cls((_row(row) for row in cells if row), newline)
         except UnicodeDecodeError as error:
             raise BadInputError("RECORD is not UTF-8 text", _AGAIN) from error
         except csv.Error as error:
@@ -87,7 +90,7 @@ class Record:
 
     def encode(self) -> bytes:
         lines = (
-            f"{_quoted(row.path)},{row.hash or ''},{'' if row.size is None else row.size}\n"
+            f"{_quoted(row.path)},{row.hash or ''},{'' if row.size is None else row.size}{self._newline}"
             for row in self._rows.values()
         )
         return "".join(lines).encode()
@@ -115,7 +118,7 @@ class Record:
                 last = (path, row)
             else:
                 rows[path] = row
-        return Record([*rows.values(), *([last[1]] if last else [])])
+        return Record([*rows.values(), *([last[1]] if last else [])], self._newline)
 
 
 def _quoted(path: str) -> str:

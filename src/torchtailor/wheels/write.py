@@ -106,7 +106,7 @@ class WheelWriter:
         mode = member.mode or (stat.S_IFDIR | 0o755 if member.is_dir else DEFAULT_MODE)
         self._begin(name, method, member.crc, member.packed_size, member.size, mode)
         self._file.flush()
-        _copy_range(archive.fileno, self._file.fileno(), archive.data_offset(member), member.packed_size)
+        _copy_range(archive.fileno, self._file.fileno(), member.data_offset, member.packed_size)
         self._file.seek(0, os.SEEK_END)
 
     def finish(self) -> None:

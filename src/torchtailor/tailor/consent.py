@@ -1,0 +1,46 @@
+"""Which libraries may be cut only when the user says so: NVIDIA's proprietary ones (docs/licences.md)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePosixPath
+
+from torchtailor.tailor.makers import maker_of
+from torchtailor.wheels.metadata import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    nvidia_packages: tuple[str, ...]
+    nvidia_licence: str
+    open_licences: tuple[str, ...]
+
+    def is_nvidias(self, metadata: Metadata) -> bool:
+        return metadata.name.startswith(self.nvidia_packages) or self.nvidia_licence in metadata.licence.lower()
+
+    def is_open(self, metadata: Metadata) -> bool:
+        words = re.findall(r"[a-z]+", metadata.licence.lower())
+        return self.nvidia_licence not in words and any(word in self.open_licences for word in words)
+
+
+def needs_consent(library: str, metadata: Metadata | None) -> bool:
+    """Whether a library is NVIDIA's and proprietary; `metadata` is that of the package it came in, where there is one.
+
+    A package of NVIDIA's says itself under which licence it is. In others (old torch wheels bring cuDNN along), and
+    where there is no package, the library's name decides.
+    """
+    if metadata and _rules().is_nvidias(metadata):
+        return not _rules().is_open(metadata)
+    name = PurePosixPath(library).name
+    maker = maker_of(name)
+    return maker is not None and not maker.licensed_openly(name)
+
+
+@cache
+def _rules() -> _Rules:
+    table = tomllib.loads(files("torchtailor.tailor").joinpath("data/licences.toml").read_text("utf-8"))
+    return _Rules(tuple(table["nvidia_packages"]), table["nvidia_licence"], tuple(table["open_licences"]))

@@ -1,0 +1,69 @@
+"""Distributions that are installed in a folder: their RECORD, their METADATA, and which files are theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import BadInputError
+from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.record import Record, RecordRow
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One installed distribution; `files` are its rows of RECORD by their path from the folder that was searched."""
+
+    dist_info: Path
+    metadata: Metadata
+    record: Record
+    files: Mapping[str, RecordRow]
+
+    @property
+    def record_path(self) -> Path:
+        return self.dist_info / "RECORD"
+
+    @property
+    def installer(self) -> str:
+        """Who installed it: `pip`, `uv`; empty where it does not say."""
+        path = self.dist_info / "INSTALLER"
+        return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
+
+
+def find_installed(root: Path) -> tuple[Installed, ...]:
+    """All distributions anywhere under a folder."""
+    found = []
+    for place, names, _ in os.walk(root):
+        found += [Path(place, name) for name in names if name.endswith(".dist-info")]
+        names[:] = [name for name in names if name not in ("__pycache__", "include")]
+    return read_installed(root, found)
+
+
+def installed_in(site: Path) -> tuple[Installed, ...]:
+    """The distributions of one site-packages folder."""
+    return read_installed(site, site.glob("*.dist-info"))
+
+
+def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[Installed, ...]:
+    """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
+    ours to change."""
+    found = []
+    for dist_info in sorted(dist_infos):
+        try:
+            metadata = Metadata.parse((dist_info / "METADATA").read_bytes(), dist_info.name)
+            record = Record.parse((dist_info / "RECORD").read_bytes())
+        except FileNotFoundError:
+            continue
+        except BadInputError as error:
+            raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error
+        found.append(Installed(dist_info, metadata, record, _files(root, dist_info.parent, record)))
+    return tuple(found)
+
+
+def _files(root: Path, site: Path, record: Record) -> dict[str, RecordRow]:
+    """RECORD's paths are relative to site-packages and may lead out of it (`../../../bin/x`)."""
+    prefix = site.relative_to(root).as_posix()
+    paths = ((os.path.normpath(f"{prefix}/{row.path}"), row) for row in record)
+    return {path: row for path, row in paths if not path.startswith(("/", ".."))}

@@ -1,0 +1,60 @@
+"""What the user asked for, in one value that every kind of input takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchtailor.tailor.library import Recompress
+from torchtailor.tailor.manifest import Choices
+from torchtailor.tailor.policy import Policy
+from torchtailor.tailor.targets import Targets
+from torchtailor.wheels.deflate import Effort
+
+
+class Watcher(Protocol):
+    """Is told how the work goes on."""
+
+    def begin(self, what: str, total: int) -> None: ...
+
+    def advance(self, size: int) -> None: ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def begin(self, what: str, total: int) -> None:
+        pass
+
+    def advance(self, size: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """For which GPUs, how, and on how many cores; `strip` of None means: as is usual for the kind of input."""
+
+    targets: Targets
+    policy: Policy
+    strip: bool | None = None
+    nvidia: bool = False
+    recompress: Recompress | None = None
+    dry_run: bool = False
+    keep_removed: bool = False
+    processes: int = 2
+
+    def strips(self, *, usually: bool) -> bool:
+        return usually if self.strip is None else self.strip
+
+    def choices(self, *, usually_strip: bool) -> Choices:
+        return Choices(self.targets, self.strips(usually=usually_strip), self.nvidia, self.recompress)
+
+    @property
+    def effort(self) -> Effort:
+        """Who waits for recompression wants a small wheel too."""
+        return Effort.SMALL if self.recompress else Effort.FAST
+
+    @property
+    def library_processes(self) -> int:
+        """Libraries worked on at once; with recompression each uses all cores itself."""
+        return 1 if self.recompress and self.recompress.processes > 1 else self.processes

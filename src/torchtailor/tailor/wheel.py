@@ -1,0 +1,220 @@
+"""Tailors a wheel: a new wheel with a label in its version, a right RECORD and a manifest."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import BadInputError, UsageError
+from torchtailor.tailor.consent import needs_consent
+from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
+from torchtailor.tailor.manifest import label_of, manifest
+from torchtailor.tailor.outcome import LibraryOutcome, Outcome
+from torchtailor.tailor.settings import Settings, Unwatched, Watcher
+from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
+from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
+from torchtailor.wheels.metadata import with_version
+from torchtailor.wheels.name import labelled_version
+from torchtailor.wheels.record import FileHash, Record, RecordRow
+from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
+
+KIND = "wheel"
+
+
+@dataclass(frozen=True)
+class _MemberJob:
+    """One library of a wheel: unpacked to `folder`, cut there."""
+
+    wheel: Path
+    member: Member
+    hash: FileHash | None
+    folder: Path
+    work: LibraryWork
+
+    @property
+    def size(self) -> int:
+        return self.member.size
+
+    @property
+    def unpacked(self) -> Path:
+        return self.folder / "stock" / Path(self.member.name).name
+
+    @property
+    def cut(self) -> Path:
+        return self.folder / "cut" / Path(self.member.name).name
+
+
+def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
+    """Cut the libraries of a wheel; `output` is the folder for the new wheel, or its file name.
+
+    A wheel in which nothing is cut is copied as it is, so that a folder of wheels stays complete.
+    """
+    watch = watcher or Unwatched()
+    folder = output.parent if output.suffix == ".whl" else output
+    strip = settings.strips(usually=True)
+    with WheelArchive(wheel) as archive, explained(folder):
+        distribution = WheelDistribution.of(archive)
+        version = _new_version(distribution, settings)
+        target = folder / str(distribution.name.with_version(version))
+        if output.suffix == ".whl" and output.name not in (target.name, wheel.name):
+            raise UsageError(
+                f"A wheel's name is fixed by what is in it: this one is {target.name}.",
+                f"Write -o {output.parent} instead.",
+            )
+        if not settings.dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+        with working_folder(existing(folder)) as scratch:
+            jobs = _jobs(distribution, scratch, settings, strip=strip)
+            watch.begin(wheel.name, sum(job.size for job in jobs))
+            outcomes = _cut_all(distribution, jobs, settings, watch)
+            changed = {job.member.name: job for job in jobs if outcomes[job.member.name].fate.changed}
+            libraries = tuple(outcomes[name] for name in sorted(outcomes))
+            stock_sha256 = sha256_file(wheel)
+            outcome = Outcome(
+                KIND, wheel, None, libraries, archive.size, archive.size, settings.dry_run, stock_sha256, stock_sha256
+            )
+            if settings.dry_run or outcome.useless_for_target:
+                return outcome
+            if not changed:
+                return _copied(outcome, folder)
+            if target.exists() and target.samefile(wheel):
+                raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
+            document = manifest(
+                settings.choices(usually_strip=True),
+                {"kind": KIND, "name": wheel.name, "sha256": stock_sha256, "size": archive.size},
+                {"name": target.name, "version": version},
+                libraries,
+            )
+            with new_wheel(target, effort=settings.effort, threads=settings.processes) as writer:
+                _write(writer, distribution, version, changed, outcomes, document)
+    return Outcome(
+        KIND,
+        wheel,
+        target,
+        libraries,
+        outcome.size_before,
+        target.stat().st_size,
+        sha256_before=stock_sha256,
+        sha256_after=sha256_file(target),
+    )
+
+
+def _new_version(distribution: WheelDistribution, settings: Settings) -> str:
+    earlier = f"{distribution.dist_info}/{MANIFEST}"
+    archive = distribution.archive
+    return labelled_version(
+        distribution.metadata.version,
+        settings.targets.label,
+        stock_local=distribution.stock_local,
+        earlier_label=label_of(archive.read(earlier)) if earlier in archive.members else "",
+    )
+
+
+def _jobs(distribution: WheelDistribution, scratch: Path, settings: Settings, *, strip: bool) -> list[_MemberJob]:
+    jobs: list[_MemberJob] = []
+    for member in distribution.archive.files:
+        if not is_library_name(member.name) or not distribution.archive.begins_with(member, ELF_MAGIC):
+            continue
+        missing = not settings.nvidia and needs_consent(member.name, distribution.metadata)
+        row = distribution.record.get(member.name)
+        work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run)
+        folder = scratch / str(len(jobs))
+        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, work))
+    return jobs
+
+
+def _cut_all(
+    distribution: WheelDistribution, jobs: list[_MemberJob], settings: Settings, watch: Watcher
+) -> dict[str, LibraryOutcome]:
+    """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
+    names = {job.member.name for job in jobs}
+    others = [member for member in distribution.archive.files if member.name not in names]
+    results = run_all(_cut, jobs, processes=settings.library_processes)
+    outcomes = {}
+    with ThreadPoolExecutor(1) as checker:
+        checked = [checker.submit(distribution.check, member) for member in others]
+        for job, outcome in results:
+            outcomes[job.member.name] = outcome
+            watch.advance(job.size)
+        for check in checked:
+            check.result()
+    return outcomes
+
+
+def _cut(job: _MemberJob) -> LibraryOutcome:
+    """In a worker: unpack a library, see that it is what RECORD says, cut it, and keep only the result."""
+    hasher = job.hash.new() if job.hash else None
+    job.unpacked.parent.mkdir(parents=True)
+    job.cut.parent.mkdir()
+    try:
+        with open_member(job.wheel, job.member) as chunks, job.unpacked.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                if hasher:
+                    hasher.update(chunk)
+        if job.hash and hasher and hasher.digest() != job.hash.digest:
+            raise BadInputError(
+                f"{job.wheel.name}: {job.member.name} does not have the hash its RECORD says", "fetch the wheel again"
+            )
+        return job.work.cut(job.member.name, job.unpacked, job.cut)
+    finally:
+        job.unpacked.unlink(missing_ok=True)
+
+
+def _copied(outcome: Outcome, folder: Path) -> Outcome:
+    target = folder / outcome.source.name
+    if not (target.exists() and target.samefile(outcome.source)):
+        with working_folder(folder) as scratch:
+            copy_file(outcome.source, scratch / "copy")
+            (scratch / "copy").replace(target)
+    return Outcome(
+        KIND,
+        outcome.source,
+        target,
+        outcome.libraries,
+        outcome.size_before,
+        outcome.size_before,
+        sha256_before=outcome.sha256_before,
+        sha256_after=outcome.sha256_before,
+        notes=("Nothing was cut: the wheel was copied as it is.",),
+    )
+
+
+def _write(
+    writer: WheelWriter,
+    distribution: WheelDistribution,
+    version: str,
+    changed: Mapping[str, _MemberJob],
+    outcomes: Mapping[str, LibraryOutcome],
+    document: bytes,
+) -> None:
+    """All members in their order, the changed ones packed anew; manifest and RECORD come last."""
+    rows: list[RecordRow] = []
+    metadata_name = f"{distribution.dist_info}/METADATA"
+    for member in distribution.payload():
+        name = distribution.renamed(member.name, version)
+        if member.name in changed:
+            job, result = changed[member.name], outcomes[member.name].result
+            assert result is not None
+            mode = member.mode or stat.S_IFREG | 0o755
+            writer.add_file(name, job.cut, mode)
+            rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
+            job.cut.unlink()
+        elif member.name == metadata_name:
+            metadata = with_version(distribution.archive.read(metadata_name), version)
+            writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
+            rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
+        else:
+            writer.copy(distribution.archive, member, name)
+            row = distribution.record.get(member.name)
+            if row:
+                rows.append(RecordRow(name, row.hash, member.size))
+    dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
+    writer.add_bytes(f"{dist_info}{MANIFEST}", document)
+    rows.append(RecordRow(f"{dist_info}{MANIFEST}", FileHash.of(document), len(document)))
+    rows.append(RecordRow(f"{dist_info}RECORD"))
+    writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())
