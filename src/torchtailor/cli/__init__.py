@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring."),
+    "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
 }
 
 HELP_OPTIONS = ("-h", "--help")

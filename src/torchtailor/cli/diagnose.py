@@ -1,0 +1,73 @@
+"""`torchtailor diagnose`: why a build failed, from its log."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.errors import BadInputError, ExitCode
+
+if TYPE_CHECKING:
+    from torchtailor.diagnose import Diagnosis
+
+
+def command(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="A build log; `-` reads standard input.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Name the cause of a failed build, and the mend, from its log."""
+    from torchtailor.diagnose import diagnose
+    from torchtailor.ui import print_json
+
+    with ExitStack() as stack:
+        found = diagnose(_open(log, stack))
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    if not found.clean and not found.known:
+        raise typer.Exit(ExitCode.NO_MATCH)
+
+
+def _open(log: Path, stack: ExitStack) -> IO[bytes]:
+    import sys
+
+    if str(log) == "-":
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(log.open("rb"))
+    except OSError as error:
+        raise BadInputError(
+            f"The log {log} cannot be read: {error.strerror}.", "Give the path of a build log."
+        ) from None
+
+
+def _print(found: Diagnosis) -> None:
+    from rich.text import Text
+
+    from torchtailor.ui import out
+
+    console = out()
+    where = f" The build had reached {found.percent:.0f} %." if found.percent is not None else ""
+    if found.clean:
+        console.print(f"No error is in these {found.lines} lines.{where}", markup=False)
+        return
+    if found.finding:
+        console.print(Text.assemble(("cause  ", "bold"), f"{found.finding.cause} ({found.finding.confidence})"))
+        console.print(Text.assemble(("mend   ", "bold"), found.finding.mend))
+        console.print(Text.assemble(("known  ", "bold"), f"{found.finding.failure}, from {found.finding.source}"))
+    else:
+        console.print("This failure is not known. The first error, and the lines around it:", markup=False)
+    marked = found.finding.line if found.finding else found.first_error.number if found.first_error else 0
+    console.print()
+    for line in found.context:
+        sign = ">" if line.number == marked else " "
+        console.print(Text(f"{sign} {line.number:>7}  {line.text[:300]}", style="bold" if sign == ">" else ""))
+    if found.others:
+        also = ", ".join(f"{other.failure} (line {other.line})" for other in found.others)
+        console.print(f"\nAlso found, later or less telling: {also}.", markup=False)
+    if where:
+        console.print(where.strip(), markup=False)
