@@ -1,0 +1,43 @@
+"""All cases, one module for each kind of work; importing this fills the registry."""
+
+from . import (
+    attention,
+    collectives,
+    convolution,
+    curand,
+    elementwise,
+    fourier,
+    indexing,
+    layers,
+    linear_algebra,
+    matmul,
+    optimizers,
+    recurrent,
+    reductions,
+    rng,
+    runtime_compiled,
+    sorting,
+    sparse,
+    training,
+)
+
+__all__ = [
+    "attention",
+    "collectives",
+    "convolution",
+    "curand",
+    "elementwise",
+    "fourier",
+    "indexing",
+    "layers",
+    "linear_algebra",
+    "matmul",
+    "optimizers",
+    "recurrent",
+    "reductions",
+    "rng",
+    "runtime_compiled",
+    "sorting",
+    "sparse",
+    "training",
+]
