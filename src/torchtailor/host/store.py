@@ -19,11 +19,11 @@ def dumps(host: Host) -> bytes:
     return msgspec.json.format(msgspec.json.encode(host), indent=2) + b"\n"
 
 
-def save(host: Host, path: Path) -> None:
+def write(data: bytes, path: Path) -> None:
     """Write beside the place and move into it, so that no half of a file is ever seen."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(dumps(host))
+        beside.write_bytes(data)
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)

@@ -19,7 +19,12 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     capability: CapabilityText
+    first_l4t: VersionText
     unified_from: VersionText | None = None
+
+    def unified(self, l4t: str | None) -> bool:
+        """Whether its driver stack is the servers' under this L4T, or under any if none is told."""
+        return self.unified_from is not None and Dotted(l4t or self.first_l4t) >= Dotted(self.unified_from)
 
 
 class JetPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,14 +67,13 @@ def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:
     """A Tegra system, with what its chip and L4T release mean."""
     row = tegra_table().jetpack_of(l4t) if l4t else None
     known = tegra_table().find_chip(chip)
-    unified = bool(l4t and known and known.unified_from and Dotted(l4t) >= Dotted(known.unified_from))
     return Tegra(
         model=model,
         chip=chip,
         l4t=l4t,
         jetpack=row.jetpack if row else None,
         cuda=row.cuda if row else None,
-        unified=unified,
+        unified=known is not None and known.unified(l4t),
     )
 
 

@@ -1,0 +1,112 @@
+"""`torchtailor detect`: what this machine is, or what one described in a file is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torchtailor.host.model import Host
+
+
+def command(
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Show a description saved elsewhere; `-` is standard input."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, to be saved and used with --from.")] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write all that was read, so that a report of a bug can be replayed."),
+    ] = None,
+) -> None:
+    """Say what this machine is: CPU, GPUs, driver, tools."""
+    from torchtailor.errors import UsageError
+    from torchtailor.host.store import load
+
+    if source is not None and record is not None:
+        raise UsageError("--from and --record exclude each other.", "Record on the machine itself.")
+    if source is not None:
+        host = load(source)
+    elif record is not None:
+        host = _recorded(record)
+    else:
+        from torchtailor.host.detect import detect
+
+        host = detect()
+    _show(host, json=json)
+
+
+def _recorded(path: Path) -> Host:
+    import msgspec
+
+    from torchtailor.host.detect import detect
+    from torchtailor.host.probe import LiveProbe, RecordingProbe
+    from torchtailor.host.store import write
+
+    probe = RecordingProbe(LiveProbe())
+    host = detect(probe)
+    recording = probe.recording(f"recorded {host.taken}")
+    write(msgspec.json.format(msgspec.json.encode(recording), indent=1) + b"\n", path)
+    return host
+
+
+def _show(host: Host, *, json: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from torchtailor.ui import out, print_json
+
+    if json:
+        print_json(host)
+        return
+    drawn = Table.grid(padding=(0, 2))
+    drawn.add_column(style="bold", no_wrap=True)
+    drawn.add_column(overflow="fold")
+    for label, text in _rows(host):
+        drawn.add_row(label, Text(text, style="yellow" if label == "Note" else ""))
+    out().print(drawn)
+
+
+def _rows(host: Host) -> list[tuple[str, str]]:
+    """Label and text, in the order of interest."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.recommend import Workload
+    from torchtailor.recommend.isas import rank_isas
+    from torchtailor.ui import human_bytes
+
+    cpu, system, room = host.cpu, host.system, host.room
+    isas = rank_isas(load_catalog().isas.values(), cpu.arch, cpu.flags, Workload.GENERAL)
+    rows = [("CPU", f"{cpu.name} ({cpu.vendor}, {cpu.arch}, {cpu.microarchitecture})")]
+    sockets = f" in {cpu.sockets} sockets" if cpu.sockets > 1 else ""
+    rows.append(("", f"{cpu.cores} cores{sockets}, {cpu.threads} threads, {cpu.usable} usable here"))
+    rows.append(("", f"runs {', '.join(isa.name for isa in isas.runnable) or 'none of the offered instruction sets'}"))
+    for gpu in host.gpus:
+        memory = f", {human_bytes(gpu.memory)}" if gpu.memory else ", memory shared" if gpu.integrated else ""
+        capability = f"compute capability {gpu.capability}" if gpu.capability else "compute capability not known"
+        hidden = "" if gpu.visible else ", hidden by CUDA_VISIBLE_DEVICES"
+        mig = f", {len(gpu.mig)} MIG instances" if gpu.mig else ""
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {capability}{memory}{mig}{hidden}"))
+    if not host.gpus:
+        rows.append(("GPU", "none"))
+    if host.driver is not None:
+        cuda = f", CUDA up to {host.driver.cuda} in full" if host.driver.cuda else ""
+        rows.append(("Driver", f"{host.driver.version}{cuda} (by {host.driver.source})"))
+    if host.tegra is not None:
+        known = f"L4T {host.tegra.l4t}, JetPack {host.tegra.jetpack}" if host.tegra.l4t else "L4T release not known"
+        rows.append(("Tegra", f"{host.tegra.model}, {known}{', SBSA' if host.tegra.unified else ''}"))
+    libc = f"{system.libc} {system.libc_version or ''}".strip() if system.libc else "C library not known"
+    inside = (f", in {system.container}" if system.container else "") + (", under WSL" if system.wsl else "")
+    rows.append(("System", f"{system.os}, Linux {system.kernel}, {libc}{inside}"))
+    limit = f", limited to {human_bytes(room.memory_limit)}" if room.memory_limit else ""
+    available = human_bytes(room.memory_available)
+    rows.append(("Memory", f"{human_bytes(room.memory_total)}, {available} available{limit}"))
+    rows.append(("Disk", f"{human_bytes(room.disk_free)} free at {room.disk_path}"))
+    tools = [f"{tool.name} {tool.version}" if tool.version else tool.name for tool in host.tools]
+    rows.append(("Tools", ", ".join(tools) or "none"))
+    for torch in host.torches:
+        held = ", ".join(torch.architectures) or ("CPU only" if torch.cuda is None else "GPU code not read")
+        rows.append(("PyTorch", f"{torch.version} for Python {torch.python} at {torch.path}: {held}"))
+    return rows + [("Note", note.text) for note in host.notes]

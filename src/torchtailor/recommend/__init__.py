@@ -1,0 +1,7 @@
+"""Which variant fits a machine, why, and why not the others."""
+
+from torchtailor.recommend.engine import recommend
+from torchtailor.recommend.request import Request, Workload
+from torchtailor.recommend.result import Recommendation
+
+__all__ = ["Recommendation", "Request", "Workload", "recommend"]

@@ -1,0 +1,188 @@
+"""Judges every variant of the matrix, by every way, against a machine: a candidate, or a refusal with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Build, Way
+from torchtailor.catalog.toolkits import Dotted, DriverFit
+from torchtailor.host.model import GpuDevice, Host, Tegra
+from torchtailor.host.tegra import tegra_table
+from torchtailor.recommend.drivers import DriverVerdict, judge_driver
+from torchtailor.recommend.isas import IsaRanking
+from torchtailor.recommend.request import Request
+from torchtailor.variants import Coverage, Matrix, Variant, coverage
+
+# Every official Linux wheel here is tagged manylinux_2_28.
+WHEEL_GLIBC = Dotted("2.28")
+
+
+class Refused(Enum):
+    """Why a variant is no candidate."""
+
+    CODE = "code"  # the GPU does not run its code
+    WAY = "way"  # it cannot be made this way
+    DRIVER = "driver"
+    DROPPED = "dropped"  # the driver is too new for the GPU
+    LIBC = "libc"
+    TEGRA = "tegra"  # the wheels are made for servers
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFit:
+    """How one GPU runs a candidate."""
+
+    device: GpuDevice
+    fit: Fit
+    driver: DriverVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A variant, made one way, that runs on all GPUs asked about."""
+
+    variant: Variant
+    way: Way
+    coverage: Coverage
+    devices: tuple[DeviceFit, ...] = ()
+
+    @property
+    def fit(self) -> Fit:
+        """The worst of its fits."""
+        order = list(Fit)
+        return max((one.fit for one in self.devices), key=order.index, default=Fit.NATIVE)
+
+    @property
+    def exact(self) -> int:
+        """For how many GPUs it is named."""
+        gpu = self.variant.gpu
+        return sum(gpu is not None and one.device.compute == gpu.capability for one in self.devices)
+
+    @property
+    def driver(self) -> DriverVerdict | None:
+        """The most limiting verdict on the driver."""
+        order = list(DriverFit)
+        return max((one.driver for one in self.devices), key=lambda verdict: order.index(verdict.fit), default=None)
+
+    @property
+    def default_index(self) -> bool:
+        """Whether the default index serves this build."""
+        return self.variant.release.default_index.get(self.variant.arch) == self.variant.build.label
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A variant that does not run here by this way, and why."""
+
+    variant: Variant
+    way: Way
+    kind: Refused
+    text: str
+    driver: DriverVerdict | None = None
+
+
+Judgement = Candidate | Refusal
+
+
+def judge_all(
+    matrix: Matrix,
+    host: Host,
+    devices: Sequence[GpuDevice],
+    isas: IsaRanking,
+    request: Request,
+    *,
+    any_driver: bool = False,
+) -> Iterator[Judgement]:
+    """Judge the variants whose instruction set the CPU runs: with devices the GPU ones, without the CPU ones.
+
+    With `any_driver` the driver is taken to be the best there could be.
+    """
+    ways = [request.via] if request.via else list(Way)
+    for variant in matrix.variants(request.release, request.wanted_python):
+        if (variant.gpu is not None) == bool(devices) and isas.runs(variant.isa):
+            for way in ways:
+                yield judge(matrix, host, devices, variant, way, any_driver=any_driver)
+
+
+def judge(
+    matrix: Matrix,
+    host: Host,
+    devices: Sequence[GpuDevice],
+    variant: Variant,
+    way: Way,
+    *,
+    any_driver: bool = False,
+) -> Judgement:
+    """One variant by one way."""
+    covered = coverage(matrix.catalog, variant, way)
+    if not covered.available:
+        return Refusal(variant, way, Refused.WAY, covered.text)
+    if way is Way.WHEEL and (reason := _why_no_wheels(host)):
+        return Refusal(variant, way, Refused.LIBC, reason)
+    fits = []
+    for device in devices:
+        one = _judge_device(matrix, host, device, variant, covered, any_driver=any_driver)
+        if isinstance(one, Refusal):
+            return one
+        fits.append(one)
+    return Candidate(variant, way, covered, tuple(fits))
+
+
+def _why_no_wheels(host: Host) -> str | None:
+    system = host.system
+    if system.libc == "musl":
+        return "Official wheels are made for glibc, and this system has musl."
+    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < WHEEL_GLIBC:
+        return f"Official wheels need glibc {WHEEL_GLIBC} or newer; this system has {system.libc_version}."
+    return None
+
+
+def _judge_device(
+    matrix: Matrix, host: Host, device: GpuDevice, variant: Variant, covered: Coverage, *, any_driver: bool
+) -> DeviceFit | Refusal:
+    assert device.compute is not None and covered.through is not None and variant.gpu is not None
+    way = covered.way
+    tegra = host.tegra if device.integrated else None
+    if tegra is not None and way is Way.WHEEL and not tegra.unified:
+        return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
+    rules = matrix.catalog.rules
+    unified = tegra is not None and tegra.unified and _unifies(matrix.catalog, device, variant.build)
+    fit = rules.fit(device.compute, covered.through, unified_tegra=unified)
+    # A wheel's sm89 variant may hold nothing but sm_86 code today; what counts for another GPU is its promise.
+    promised = CodeTarget(CodeKind.CUBIN, variant.gpu.capability)
+    if not fit.runs or not rules.fit(device.compute, promised, unified_tegra=unified).runs:
+        text = f"{promised} code does not run on compute capability {device.compute} ({device.name})."
+        return Refusal(variant, way, Refused.CODE, text)
+    verdict = judge_driver(matrix.catalog, host, device, variant.build)
+    if any_driver and tegra is None:
+        return DeviceFit(device, fit, verdict)
+    if not verdict.fit.runs:
+        kind = Refused.DROPPED if verdict.fit is DriverFit.DROPPED_GPU else Refused.DRIVER
+        return Refusal(variant, way, kind, verdict.text, verdict)
+    if fit is Fit.JIT and verdict.fit is DriverFit.MINOR:
+        text = (
+            f"{covered.through} must be compiled by the driver, which needs {verdict.full} or newer for CUDA "
+            f"{variant.build.cuda}."
+        )
+        return Refusal(variant, way, Refused.DRIVER, text, verdict)
+    return DeviceFit(device, fit, verdict)
+
+
+def _unifies(catalog: Catalog, device: GpuDevice, build: Build) -> bool:
+    """Whether code of this build is new enough to be taken by a Tegra part of the unified stack."""
+    gpu = catalog.gpus.get(device.compute) if device.compute else None
+    if gpu is None or gpu.unified is None or build.cuda is None:
+        return False
+    return build.cuda >= Dotted(gpu.unified.cuda)
+
+
+def _why_no_server_wheels(tegra: Tegra, arch: str) -> str:
+    chip = tegra_table().find_chip(tegra.chip)
+    row = tegra_table().jetpack_of(chip.unified_from) if chip and chip.unified_from else None
+    this = f"JetPack {tegra.jetpack}" if tegra.jetpack else "the JetPack here was not told"
+    when = f"this system takes them from JetPack {row.jetpack} on ({this})" if row else "this system never takes them"
+    return f"Official {arch} wheels are made for servers (SBSA); {when}."

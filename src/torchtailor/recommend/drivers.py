@@ -1,0 +1,80 @@
+"""Whether a machine's driver runs what a CUDA toolkit made, for one GPU of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Build
+from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
+from torchtailor.host.model import GpuDevice, Host
+
+
+@dataclass(frozen=True, slots=True)
+class DriverVerdict:
+    """How the driver runs a build, in a sentence, and the drivers that would do better."""
+
+    fit: DriverFit
+    text: str
+    told: bool = True  # False where the driver is not known and was taken to be new enough
+    needs: Dotted | None = None  # the oldest driver that runs it
+    full: Dotted | None = None  # the oldest driver that runs it without limits
+
+
+def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) -> DriverVerdict:
+    """The verdict for one GPU and one build with CUDA."""
+    assert build.cuda is not None
+    toolkit = catalog.toolkit(build.cuda)
+    gpu = catalog.gpus.get(device.compute) if device.compute else None
+    needs, full = _floors(toolkit, build, gpu)
+    if device.integrated and host.tegra is not None and (host.tegra.cuda or not host.tegra.unified):
+        return _by_jetpack(host, toolkit)
+    if host.driver is None:
+        text = f"The driver was not told: CUDA {build.cuda} needs {needs} or newer."
+        return DriverVerdict(DriverFit.FULL, text, told=False, needs=needs, full=full)
+    if host.driver.windows and host.driver.cuda:
+        return _by_cuda(f"The Windows driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
+    driver = host.driver.number
+    if gpu is not None and gpu.last_driver_branch is not None and driver.major > gpu.last_driver_branch:
+        text = f"Driver {driver} no longer knows {gpu.sm.upper()}: R{gpu.last_driver_branch} is the last that does."
+        return DriverVerdict(DriverFit.DROPPED_GPU, text, needs=needs, full=full)
+    if gpu is not None and gpu.first_driver and driver < Dotted(gpu.first_driver):
+        text = f"Driver {driver} is older than {gpu.sm.upper()}: that needs {gpu.first_driver} or newer."
+        return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
+    fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
+    text = {
+        DriverFit.FULL: f"Driver {driver} runs CUDA {build.cuda} in full.",
+        DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} by minor-version compatibility; "
+        f"{full} would run it in full.",
+        DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this one is {driver}.",
+    }[fit]
+    return DriverVerdict(fit, text, needs=needs, full=full)
+
+
+def _floors(toolkit: CudaToolkit, build: Build, gpu: Gpu | None) -> tuple[Dotted, Dotted]:
+    """The oldest driver that runs a build on a GPU, and the oldest that does so without limits."""
+    first = Dotted(gpu.first_driver) if gpu and gpu.first_driver else toolkit.driver_minor
+    full = toolkit.driver_floor(str(build.toolkit) if build.toolkit else None)
+    return max(toolkit.driver_minor, first), max(full, first)
+
+
+def _by_cuda(who: str, cuda: Dotted, toolkit: CudaToolkit) -> DriverVerdict:
+    """By the newest CUDA that the driver itself says it runs."""
+    if toolkit.version <= cuda:
+        return DriverVerdict(DriverFit.FULL, f"{who} runs CUDA up to {cuda} in full.")
+    if toolkit.version.major == cuda.major:
+        text = f"{who} is made for CUDA {cuda} and runs {toolkit.version} by minor-version compatibility."
+        return DriverVerdict(DriverFit.MINOR, text)
+    text = f"{who} runs CUDA up to {cuda}: CUDA {toolkit.version.major} needs a newer one."
+    return DriverVerdict(DriverFit.TOO_OLD, text)
+
+
+def _by_jetpack(host: Host, toolkit: CudaToolkit) -> DriverVerdict:
+    """On a Jetson the driver belongs to the JetPack, and its number says nothing."""
+    tegra = host.tegra
+    assert tegra is not None
+    if tegra.cuda is None:
+        text = f"The JetPack was not told: it must bring CUDA {toolkit.version.major}."
+        return DriverVerdict(DriverFit.FULL, text, told=False)
+    return _by_cuda(f"JetPack {tegra.jetpack}", Dotted(tegra.cuda), toolkit)

@@ -1,0 +1,127 @@
+"""What was not chosen and why, grouped so that each reason is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Build, Way
+from torchtailor.host.model import GpuDevice, Host
+from torchtailor.recommend.candidates import Candidate, Judgement, Refusal, Refused
+from torchtailor.recommend.drivers import judge_driver
+from torchtailor.recommend.isas import IsaRanking
+from torchtailor.recommend.request import Request
+from torchtailor.recommend.result import Rejection
+
+
+def rejected_isas(isas: IsaRanking) -> Iterator[Rejection]:
+    """The instruction sets that the CPU lacks something for."""
+    for isa, missing in isas.lacking:
+        yield Rejection(isa.name, f"This CPU does not run {isa.label}: {', '.join(missing)} missing.")
+
+
+def rejected_pythons(catalog: Catalog, request: Request) -> Iterator[Rejection]:
+    """The releases that are not offered for the Python asked for."""
+    python = request.wanted_python
+    without = [release for release in catalog.releases.values() if python not in release.pythons]
+    if without and request.release is None:
+        names = ", ".join(str(release.version) for release in reversed(without))
+        yield Rejection(f"PyTorch {names}", f"Not offered for Python {python}.")
+
+
+def rejected_builds(
+    catalog: Catalog,
+    host: Host,
+    devices: Sequence[GpuDevice],
+    judgements: Sequence[Judgement],
+    best: Candidate | None,
+    request: Request,
+) -> Iterator[Rejection]:
+    """The builds at least as new as the best one that do not run on these GPUs, by the reason against them."""
+    way = request.via or Way.WHEEL
+    groups: dict[str, list[str]] = {}
+    releases = [catalog.release(request.release)] if request.release else list(catalog.releases.values())
+    for release in sorted(releases, key=lambda item: item.version, reverse=True):
+        if best is not None and release.version < best.variant.release.version:
+            continue
+        if request.wanted_python not in release.pythons:
+            continue
+        for build in release.cuda_builds:
+            here = [one for one in judgements if one.variant.release is release and one.variant.build is build]
+            if reason := _why_not(catalog, host, devices, here, build, way):
+                groups.setdefault(reason, []).append(f"{release.version} {build.label}")
+    for reason, names in groups.items():
+        yield Rejection(f"PyTorch {', '.join(names)}", reason)
+
+
+def _why_not(
+    catalog: Catalog,
+    host: Host,
+    devices: Sequence[GpuDevice],
+    judgements: Sequence[Judgement],
+    build: Build,
+    way: Way,
+) -> str | None:
+    """The reason against a build by this way; None where something of it runs, or nobody would expect it to."""
+    if any(isinstance(one, Candidate) and one.way is way for one in judgements):
+        return None
+    for device in devices:
+        gpu = catalog.gpus.get(device.compute) if device.compute else None
+        if gpu is not None and (reason := _why_not_gpu(catalog, gpu, build)):
+            return reason
+        if not (verdict := judge_driver(catalog, host, device, build)).fit.runs:
+            return verdict.text
+    refusals = [one for one in judgements if isinstance(one, Refusal) and one.way is way]
+    capabilities = {device.compute for device in devices}
+    named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
+    if way is Way.WHEEL and not build.wheels:
+        return "There is no official wheel of it: it can be compiled from source." if named else None
+    for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC):
+        if found := [one for one in (*named, *refusals) if one.kind is kind]:
+            return found[0].text
+    if way is Way.WHEEL and named:
+        return _no_code(build, named[0].variant.arch, devices)
+    if named and len(capabilities) == 1:
+        return named[0].text
+    if len(capabilities) > 1:
+        return "No variant of it holds code that all these GPUs run."
+    return f"The matrix has no variant of it for {_names(devices)}."
+
+
+def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
+    assert build.cuda is not None
+    code = CodeTarget(CodeKind.CUBIN, gpu.capability)
+    if catalog.toolkit(build.cuda).compiles(code) or gpu.last_cuda is None:
+        return None
+    return f"CUDA {build.cuda.major} knows no {gpu.sm.upper()} ({gpu.family}) any more: {gpu.last_cuda} was the last."
+
+
+def _no_code(build: Build, arch: str, devices: Sequence[GpuDevice]) -> str:
+    codes = build.wheel_codes(arch)
+    if not codes:
+        return f"There is no official wheel for {arch}, or it is not known what it holds."
+    return f"The official {arch} wheels hold {', '.join(map(str, codes))}: nothing that {_names(devices)} runs."
+
+
+def _names(devices: Sequence[GpuDevice]) -> str:
+    return " and ".join(dict.fromkeys(device.compute.sm.upper() for device in devices if device.compute))
+
+
+def rejected_gpus(best: Candidate, judgements: Iterable[Judgement]) -> Iterator[Rejection]:
+    """The variants of the chosen build whose code is for other GPUs."""
+    devices = " and ".join(dict.fromkeys(str(one.device.compute) for one in best.devices))
+    others = {
+        one.variant.gpu.capability: one.variant.gpu.sm
+        for one in judgements
+        if isinstance(one, Refusal)
+        and one.kind is Refused.CODE
+        and one.variant.gpu is not None
+        and (one.variant.release, one.variant.build, one.way) == (best.variant.release, best.variant.build, best.way)
+    }
+    if others:
+        names = ", ".join(name for _, name in sorted(others.items()))
+        yield Rejection(
+            names,
+            f"Code for these does not run on {devices}: the major number must be the same, and the minor not higher.",
+        )

@@ -1,0 +1,70 @@
+"""What a recommendation says: plain values that print as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A variant that runs, how it is made, and why it is named here."""
+
+    variant: str  # the unique name
+    name: str  # the name without the PyTorch version
+    short_name: str
+    release: str
+    pytorch: str
+    cuda: str | None
+    build: str
+    python: str
+    way: str
+    isa: str
+    gpu: str | None
+    gpus: tuple[int, ...]  # the indices of the GPUs it is for
+    code: str | None  # the GPU code that runs
+    fit: str
+    driver: str | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """What was not chosen, and the reason against it."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Something better that one change would make possible."""
+
+    needs: str  # `driver 580.65.06`, `JetPack 7.2`, `Python 3.14`
+    variant: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """What can be done where nothing fits."""
+
+    kind: str
+    text: str
+    variant: str | None = None
+    toml: str | None = None  # what to add to torchtailor.toml
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The answer."""
+
+    machine: str
+    workload: str
+    python: str
+    best: Pick | None
+    per_gpu: tuple[Pick, ...]
+    alternatives: tuple[Pick, ...]
+    rejected: tuple[Rejection, ...]
+    unlocks: tuple[Unlock, ...]
+    ways_out: tuple[WayOut, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,149 @@
+"""The honest ways out where no variant runs on the machine's GPU, or none runs at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torchtailor.catalog.cpus import Isa
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
+from torchtailor.catalog.load import USER_FILE, Catalog
+from torchtailor.catalog.releases import Build, Release, Way
+from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.host.model import GpuDevice, Host
+from torchtailor.recommend.candidates import Candidate
+from torchtailor.recommend.drivers import judge_driver
+from torchtailor.recommend.isas import IsaRanking
+from torchtailor.recommend.own_isa import own_isa
+from torchtailor.recommend.request import Request
+from torchtailor.recommend.result import WayOut
+from torchtailor.variants import Variant, coverage, why_impossible
+
+
+def ways_out(
+    catalog: Catalog,
+    host: Host,
+    devices: Sequence[GpuDevice],
+    isas: IsaRanking,
+    request: Request,
+    cpu: Candidate | None,
+) -> tuple[WayOut, ...]:
+    """What can be done, the quickest first; `cpu` is the best variant without a GPU."""
+    found: list[WayOut] = []
+    if cpu is not None:
+        text = (
+            f"Work without the GPU for now: {cpu.variant.unique_name} runs today, for development and tests, at a "
+            "fraction of the speed."
+        )
+        found.append(WayOut("cpu", text, cpu.variant.unique_name))
+    found += own_rows(catalog, host, devices, isas, request)
+    if not isas.runnable and not host.cpu.flags:
+        text = f"The flags of this CPU ({host.cpu.name}, {host.cpu.arch}) are not known: name it with --cpu."
+        found.append(WayOut("name", text))
+    if devices:
+        found += _containers(host, devices)
+        text = (
+            "Compute on another machine's GPU and keep this one for the rest: run `torchtailor detect --json` there "
+            "and `torchtailor recommend --from FILE` here to plan for it."
+        )
+        found.append(WayOut("remote", text))
+    return tuple(found)
+
+
+def own_rows(
+    catalog: Catalog, host: Host, devices: Sequence[GpuDevice], isas: IsaRanking, request: Request
+) -> Iterator[WayOut]:
+    """Rows of data that make a variant of one's own, where a build could be compiled and would run."""
+    isa = isas.runnable[0] if isas.runnable else None
+    own = None if isa else own_isa(host.cpu)
+    if isa is None and own is None:
+        return
+    name = isa.name if isa else own.name if own else ""
+    extra = own.toml(host.cpu.name) + "\n" if own else ""
+    place = _buildable(catalog, host, devices[0], request) if devices else None
+    if place is not None:
+        release, build, gpu = place
+        way = _way(catalog, host, release, build, gpu, isa, request) if isa else Way.SOURCE
+        text = (
+            f"A variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
+            f"{_needing(host, build)}: add this to {USER_FILE}, then ask again; it is made by way of {way.value}."
+        )
+        row = (
+            f'[[row]]\nrelease = "{release.name}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
+            f'cpus = ["{name}"]\n'
+        )
+        yield WayOut(way.value, text, f"{gpu.sm}-{name}", extra + row)
+    elif own is not None:
+        release = _newest(catalog, request)
+        text = (
+            f"Compile PyTorch {release.version} for this CPU, {own.compile_flag}: add this to {USER_FILE}, then ask "
+            "again with --gpu none --via source."
+        )
+        row = f'[[row]]\nrelease = "{release.name}"\ncpus = ["{name}"]\n'
+        yield WayOut("source", text, f"cpu-{name}", extra + row)
+
+
+def _needing(host: Host, build: Build) -> str:
+    """What has to be said where the JetPack is not known."""
+    unknown = host.tegra is not None and host.tegra.cuda is None and not host.tegra.unified
+    return f" (for a JetPack that brings CUDA {build.cuda})" if unknown else ""
+
+
+def _newest(catalog: Catalog, request: Request) -> Release:
+    if request.release:
+        return catalog.release(request.release)
+    offered = [release for release in catalog.releases.values() if request.wanted_python in release.pythons]
+    return max(offered, key=lambda release: release.version)
+
+
+def _buildable(catalog: Catalog, host: Host, device: GpuDevice, request: Request) -> tuple[Release, Build, Gpu] | None:
+    """The newest release with a build whose CUDA compiles for the GPU and runs on this driver.
+
+    On a Jetson the JetPack's own CUDA comes before a newer release: more than that needs a compatibility package.
+    """
+    gpu = catalog.gpus.get(device.compute) if device.compute else None
+    if gpu is None or not gpu.offered:
+        return None
+    code = CodeTarget(CodeKind.CUBIN, gpu.capability)
+    found = []
+    for release in [catalog.release(request.release)] if request.release else catalog.releases.values():
+        for build in release.cuda_builds if request.wanted_python in release.pythons else ():
+            assert build.cuda is not None
+            fit = judge_driver(catalog, host, device, build).fit
+            if fit.runs and catalog.toolkit(build.cuda).compiles(code):
+                native = fit is DriverFit.FULL and host.tegra is not None
+                default = release.default_index.get(host.cpu.arch) == build.label
+                found.append(((native, release.version, default, build.wheels, build.cuda), release, build))
+    if not found:
+        return None
+    _, release, build = max(found, key=lambda item: item[0])
+    return release, build, gpu
+
+
+def _way(catalog: Catalog, host: Host, release: Release, build: Build, gpu: Gpu, isa: Isa, request: Request) -> Way:
+    """Wheel where the official one already holds code for the GPU, else source."""
+    variant = Variant(release, build, gpu, isa, request.wanted_python)
+    if why_impossible(catalog, release, build, gpu, isa, request.wanted_python):
+        return Way.SOURCE
+    usable = not gpu.tegra or bool(host.tegra and host.tegra.unified)
+    covered = coverage(catalog, variant, Way.WHEEL)
+    return Way.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Way.SOURCE
+
+
+def _containers(host: Host, devices: Sequence[GpuDevice]) -> Iterator[WayOut]:
+    if host.tegra is not None:
+        text = (
+            f"Use a container or wheel made for {_jetpack(host)}: NVIDIA's l4t images and the jetson-containers "
+            "project build PyTorch against the CUDA of each JetPack."
+        )
+    else:
+        names = " and ".join(dict.fromkeys(device.name for device in devices))
+        text = (
+            f"Try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) learn new GPUs first. Check "
+            f"that `torch.cuda.get_arch_list()` in it covers {names} before you rely on it; it needs a new driver all "
+            "the same."
+        )
+    yield WayOut("container", text)
+
+
+def _jetpack(host: Host) -> str:
+    return f"JetPack {host.tegra.jetpack}" if host.tegra and host.tegra.jetpack else "your JetPack"
