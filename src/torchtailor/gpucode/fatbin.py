@@ -35,6 +35,7 @@ ArchKey = tuple[int, int, int]
 _MAX_HEADER = 1 << 16
 _MAX_SM = 999
 MAX_RAW_SIZE = 1 << 31
+_AT_ONCE = 1 << 24
 
 
 class ImageKind(IntEnum):
@@ -390,7 +391,14 @@ def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
         declared = zstandard.frame_content_size(payload)
         if declared not in (-1, raw_size):
             raise BadInputError(f"An image's zstd frame says {declared} bytes and its header {raw_size}.")
-        return zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_size)
+        if raw_size <= _AT_ONCE:
+            return zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw_size)
+        # memory is taken as bytes come, not as the header promises
+        reader = zstandard.ZstdDecompressor().stream_reader(payload)
+        data = bytearray()
+        while len(data) <= raw_size and (chunk := reader.read(_AT_ONCE)):
+            data += chunk
+        return bytes(data)
     except zstandard.ZstdError as error:
         raise BadInputError("An image's zstd data is damaged.") from error
 

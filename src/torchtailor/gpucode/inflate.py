@@ -16,7 +16,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.source import check_range
 
 _INPUT_STEP = 1 << 18
-_OUTPUT_STEP = 1 << 20
+_WINDOW = 1 << 20
 _KEPT_LIMIT = 1 << 28
 _INFLATE_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # isal's stubs say it is an instance
 _AGAIN = "Fetch the wheel again and compare its hash with the index's."
@@ -69,7 +69,9 @@ class InflateSource:
 
     def find(self, needle: bytes, start: int, end: int) -> int:
         while start + len(needle) <= end:
-            reach = max(start + len(needle), min(end, self._start + len(self._window)))
+            reach = start + len(needle)
+            if start >= self._start:  # else the read starts again, and this window is of no use
+                reach = max(reach, min(end, self._start + len(self._window)))
             position = self.read(start, reach - start).find(needle)
             if position >= 0:
                 return start + position
@@ -130,17 +132,19 @@ class InflateSource:
             kept.take(self._start, window)
 
     def _unpack(self) -> bytes:
+        """The next window, full unless it is the last: reads that go back a little count on its size."""
+        parts: list[bytes] = []
+        room = _WINDOW
         try:
-            while not self._inflate.eof:
+            while room and not self._inflate.eof:
                 step = b""
                 if self._inflate.needs_input:
                     step = self._packed(self._fed, _INPUT_STEP)
                     self._fed += len(step)
                     if not step:
-                        return b""
-                unpacked: bytes = self._inflate.decompress(step, _OUTPUT_STEP)
-                if unpacked:
-                    return unpacked
+                        break
+                parts.append(self._inflate.decompress(step, room))
+                room -= len(parts[-1])
         except (_INFLATE_ERROR, EOFError) as error:
             raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
-        return b""
+        return b"".join(parts)

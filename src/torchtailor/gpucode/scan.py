@@ -38,7 +38,7 @@ CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
 _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 # host code and debug information are half of the bytes to search, and never hold containers, which are data
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
-_ZEROS = bytes(1 << 20)
+_ZEROS_STEP = 1 << 20
 _MAX_LOOKALIKES = 16  # none was seen in any real library; each may cost a walk through the whole section
 
 
@@ -182,14 +182,29 @@ def _searched(elf: ElfFile) -> Iterator[Section]:
 def _only_containers(source: Source, section: Section) -> Iterator[Container]:
     """The containers of a section that holds nothing else but zeros between them."""
     position, end = section.offset, section.file_end
-    while True:
-        start = source.find(CONTAINER_START, position, end)
-        _check_zeros(source, section, position, start if start >= 0 else end)
-        if start < 0:
-            return
+    while (position := _skip_zeros(source, position, end)) < end:
+        start = position - position % ALIGNMENT
+        if bytes(source.read(start, min(len(CONTAINER_START), end - start))) != CONTAINER_START:
+            raise BadInputError(
+                f"Section {section.name} holds something at {position:#x} that is no GPU code container.",
+                "Fetch the library again and compare its hash with the publisher's.",
+            )
         container = read_container(source, start, end)
         yield container
         position = container.end
+
+
+def _skip_zeros(source: Source, position: int, end: int) -> int:
+    """Where the next byte is that is not zero."""
+    step = len(CONTAINER_START)  # most often there are no zeros at all
+    while position < end:
+        part = bytes(source.read(position, min(step, end - position)))
+        rest = part.lstrip(b"\0")
+        if rest:
+            return position + len(part) - len(rest)
+        position += len(part)
+        step = _ZEROS_STEP
+    return end
 
 
 def _containers_among_others(source: Source, section: Section, lookalikes: list[int]) -> Iterator[Container]:
@@ -208,18 +223,6 @@ def _containers_among_others(source: Source, section: Section, lookalikes: list[
             continue
         yield container
         position = container.end
-
-
-def _check_zeros(source: Source, section: Section, start: int, end: int) -> None:
-    while start < end:
-        part = bytes(source.read(start, min(len(_ZEROS), end - start)))
-        if part != _ZEROS[: len(part)]:
-            at = start + len(part) - len(part.lstrip(b"\0"))
-            raise BadInputError(
-                f"Section {section.name} holds something at {at:#x} that is no GPU code container.",
-                "Fetch the library again and compare its hash with the publisher's.",
-            )
-        start += len(part)
 
 
 def _wrappers(elf: ElfFile) -> Iterator[FoundWrapper]:

@@ -1,0 +1,182 @@
+"""Libraries inside wheels: the same answers as unpacked, and nothing taken on trust."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.inflate import InflateSource
+from torchtailor.gpucode.scan import scan_file, scan_member, scan_source
+from torchtailor.gpucode.source import BufferSource
+from torchtailor.gpucode.wheel import begins_with, list_members, open_member
+
+LIBRARIES = sorted(FIXTURES.glob("*.so"))
+
+
+def make_wheel(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_a_packed_library_reads_like_an_unpacked_one(tmp_path: Path, method: int) -> None:
+    wheel = make_wheel(tmp_path / "x.whl", {f"x/{lib.name}": lib.read_bytes() for lib in LIBRARIES}, method)
+    for member, library in zip(list_members(wheel), LIBRARIES, strict=True):
+        assert begins_with(member, b"\x7fELF")
+        assert scan_member(member) == scan_file(library)
+
+
+def test_two_passes_and_little_memory_are_enough(tmp_path: Path) -> None:
+    """Containers spread over 24 MB, read through windows of one."""
+    blob = container(Entry(bytes(range(256)) * 4000))
+    data = elf(Place(".nv_fatbin", blob * 12), Place(".ldata", (blob + bytes(8)) * 12, flags=3))
+    (member,) = list_members(make_wheel(tmp_path / "x.whl", {"x.so": data}))
+    with open_member(member) as source:
+        assert isinstance(source, InflateSource)
+        assert scan_source(source) == scan_source(BufferSource(data))
+        assert source.passes == 2
+        assert len(source._window) + len(source._before) <= 2 << 20
+
+
+def test_holes_do_not_cost_passes(tmp_path: Path) -> None:
+    """A library whose code was zeroed in place, as some tools do, has long rows of zeros between containers."""
+    blob = container(Entry(b"code"))
+    data = elf(Place(".nv_fatbin", (blob + bytes(3 << 20)) * 5))
+    (member,) = list_members(make_wheel(tmp_path / "x.whl", {"x.so": data}))
+    with open_member(member) as source:
+        assert isinstance(source, InflateSource)
+        assert len(scan_source(source).containers) == 5
+        assert source.passes == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=1, max_size=5000), st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 6000))))
+def test_any_order_of_reads(data: bytes, reads: list[tuple[int, int]]) -> None:
+    data = data * 700  # several windows
+    packer = zlib.compressobj(1, zlib.DEFLATED, -15)
+    packed = packer.compress(data) + packer.flush()
+    source = InflateSource(lambda offset, size: packed[offset : offset + size], len(data), zlib.crc32(data))
+    for offset, size in reads:
+        start = offset * len(data) // 6001
+        end = min(start + size, len(data))
+        assert source.read(start, end - start) == data[start:end]
+        assert source.find(b"\x01\x02", start, end) == data.find(b"\x01\x02", start, end)
+    with pytest.raises(BadInputError):
+        source.read(len(data), 1)
+
+
+def corrupt(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
+def test_a_wrong_checksum_is_noticed(tmp_path: Path) -> None:
+    data = (FIXTURES / "size.so").read_bytes()
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):
+        wheel = make_wheel(tmp_path / "x.whl", {"x.so": data}, method)
+        (member,) = list_members(wheel)
+        corrupt(wheel, struct.pack("<I", member.crc), struct.pack("<I", member.crc ^ 1))
+        (member,) = list_members(wheel)
+        with pytest.raises(BadInputError, match="checksum"):
+            scan_member(member)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -4096])
+def test_a_wrong_size_is_noticed(tmp_path: Path, change: int) -> None:
+    data = (FIXTURES / "size.so").read_bytes()
+    wheel = make_wheel(tmp_path / "x.whl", {"x.so": data})
+    corrupt(wheel, struct.pack("<I", len(data)), struct.pack("<I", len(data) + change))
+    (member,) = list_members(wheel)
+    with pytest.raises(BadInputError):
+        scan_member(member)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_packed_bytes_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    wheel = make_wheel(tmp_path_factory.mktemp("w") / "x.whl", {"x.so": (FIXTURES / "linked.so").read_bytes()})
+    image = bytearray(wheel.read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(image) - 1), min_size=1, max_size=5)):
+        image[position] ^= data.draw(st.integers(1, 255))
+    wheel.write_bytes(image)
+    try:
+        for member in list_members(wheel):
+            scan_member(member)
+    except BadInputError as error:
+        assert str(wheel) in error.message
+
+
+@pytest.mark.parametrize("name", ["../evil.so", "/etc/evil.so", "a/../../evil.so", "a\\..\\evil.so"])
+def test_names_outside_the_wheel_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInputError, match="outside the wheel"):
+        list_members(make_wheel(tmp_path / "x.whl", {name: b"data"}))
+
+
+def test_duplicates_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.whl"
+    with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("a.so", b"1")
+        archive.writestr("a.so", b"2")
+    with pytest.raises(BadInputError, match="twice"):
+        list_members(path)
+
+
+def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path / "x.whl", {"a.so": bytes(5000)})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02")
+    name_size, extra_size = struct.unpack_from("<HH", data, at + 28)
+    struct.pack_into("<I", data, at + 24, 0xFFFFFFFE)  # 4 GB from a few bytes: below the limit
+    path.write_bytes(data)
+    with pytest.raises(BadInputError):
+        for member in list_members(path):
+            scan_member(member)
+    assert extra_size == 0
+    zip64 = struct.pack("<HHQ", 1, 8, 5 << 30)  # 5 GB, in the field for large sizes
+    struct.pack_into("<I", data, at + 24, 0xFFFFFFFF)
+    struct.pack_into("<H", data, at + 30, len(zip64))
+    insert = at + 46 + name_size
+    data[insert:insert] = zip64
+    end = data.rindex(b"PK\x05\x06")
+    (size,) = struct.unpack_from("<I", data, end + 12)
+    struct.pack_into("<I", data, end + 12, size + len(zip64))
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="unpacks from"):
+        list_members(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"PK\x05\x06" + bytes(18)[:10], b"not a zip at all" * 10])
+def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.whl"
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="zip"):
+        list_members(path)
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path / "x.whl", {"a.so": b"data"})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02")
+    struct.pack_into("<H", data, at + 8, 1)
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="encrypted"):
+        list_members(path)
+
+
+def test_a_header_with_another_name_is_refused(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path / "x.whl", {"a.so": (FIXTURES / "size.so").read_bytes()})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"a.so", b"b.so", 1))
+    with pytest.raises(BadInputError, match="another name"):
+        scan_member(list_members(path)[0])
