@@ -9,10 +9,12 @@ from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
 from pathlib import Path
 
 from torchtailor.errors import BadInputError, EnvironmentProblem
-from torchtailor.gpucode.source import check_range
+from torchtailor.gpucode.source import Source, check_range
 
 CHUNK = 1 << 20
 _ZEROS = bytes(CHUNK)
+_SMALL = 1 << 10
+_WINDOW = 16 << 10
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
 
@@ -22,19 +24,29 @@ class FileSource:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
+        self._window = (0, b"")  # the last few kilobytes read: headers are small and near each other
 
     def read(self, offset: int, size: int) -> bytes:
+        if size <= _SMALL:
+            start, window = self._window
+            if start <= offset and offset + size <= start + len(window) and size >= 0:
+                return window[offset - start : offset - start + size]
+            check_range(offset, size, self.size)
+            window = os.pread(self.fd, _WINDOW, offset)
+            self._window = (offset, window)
+            if len(window) >= size:
+                return window[:size]
         check_range(offset, size, self.size)
         data = os.pread(self.fd, size, offset)
         while len(data) < size:  # a read is cut at 2 GiB, and at the end of a file that shrank under us
             more = os.pread(self.fd, size - len(data), offset + len(data))
             if not more:
-                raise BadInputError("the file became shorter while it was read", "try again")
+                raise BadInputError("The file became shorter while it was read.", "try again")
             data += more
         return data
 
     def find(self, needle: bytes, start: int, end: int) -> int:
-        position, step = start, 4096  # the next container is nearly always near
+        position, step = start, _SMALL  # the next container is nearly always near
         while position < min(end, self.size):
             data = self.read(position, min(step, end - position, self.size - position))
             found = data.find(needle)
@@ -58,17 +70,28 @@ class FileSource:
             size -= len(data)
 
 
+def same_bytes(one: Source, at: int, other: Source, there: int, size: int) -> bool:
+    """Whether two ranges hold the same bytes, compared a megabyte at a time."""
+    done = 0
+    while done < size:
+        step = min(CHUNK, size - done)
+        if one.read(at + done, step) != other.read(there + done, step):
+            return False
+        done += step
+    return True
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[FileSource]:
     """Open a file for reading."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}") from error
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.") from error
     try:
         source = FileSource(fd)
         if source.size == 0:
-            raise BadInputError(f"{path} is empty", "fetch it again")
+            raise BadInputError(f"{path} is empty.", "fetch it again")
         yield source
     finally:
         os.close(fd)
@@ -87,7 +110,7 @@ def copy_range(source: FileSource, offset: int, fd: int, at: int, size: int) -> 
                 at += write_at(fd, at, chunk)
             return
         if done == 0:
-            raise BadInputError("the file became shorter while it was read", "try again")
+            raise BadInputError("The file became shorter while it was read.", "try again")
         offset, at, size = offset + done, at + done, size - done
 
 

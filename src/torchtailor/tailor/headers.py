@@ -1,8 +1,9 @@
 """The new program and section headers, and where the grown program header table lives.
 
 The table has to lie in a loaded segment. It stays where it is if it did not grow, or if the bytes behind it are mere
-filling. Otherwise it moves into a hole, in a section of its own: `strip` and `patchelf` throw away or overwrite
-what no section covers.
+filling. Otherwise it moves into a hole, at the start of a segment of its own that goes on with a small section:
+`strip` puts the table before the first section of its segment, so it finds everything where it wants it, and it
+throws away a segment that has no section at all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torchtailor.tailor.layout import AddressMap, Piece, Span, align_up, merge, 
 from torchtailor.tailor.plan import Plan
 from torchtailor.tailor.strip import moves_symbols
 
-TABLE_SECTION = ".torchtailor.phdrs"
+TABLE_SECTION = ".torchtailor"
+TABLE_MARK = b"program headers\0"
 SPARE_HEADERS = 8  # for tools that add a segment to the output and do not ask whether there is room
 
 _INFO_LINK = 0x40
@@ -50,14 +52,14 @@ def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> Tab
     size = count * PROGRAM_HEADER.size
     if address is not None and (count <= len(elf.segments) or size <= _room_behind(elf, offset, size)):
         return TableHome(address, size, False, tuple(holes))
-    room = (count + SPARE_HEADERS) * PROGRAM_HEADER.size
+    room = (count + 1 + SPARE_HEADERS) * PROGRAM_HEADER.size
     for index, hole in enumerate(holes):
-        start = align_up(hole.start, 8)
-        end = start + room
+        start = align_up(hole.start, 8) + page  # a page of its own; the offset in the file follows on
+        end = start + room + len(TABLE_MARK)
         if align_up(end, page) < hole.end // page * page:
-            rest = [*holes[:index], Span(end, hole.end), *holes[index + 1 :]]
-            return TableHome(start, room, True, tuple(rest))
-    raise ImpossibleError("there is no room in it for another program header")
+            around = [Span(hole.start, start), Span(end, hole.end)]
+            return TableHome(start, room, True, (*holes[:index], *around, *holes[index + 1 :]))
+    raise ImpossibleError("There is no room in it for another program header.")
 
 
 def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
@@ -101,8 +103,7 @@ def program_headers(elf: ElfFile, pieces: Sequence[Piece], addresses: AddressMap
             where = (_offset(addresses, home.address), home.address, home.address)
             rows.append((*row[:2], *where, size, size, segment.alignment))
         else:
-            offset = addresses.offset(segment.address) if segment.file_size else None
-            moved = segment.offset if offset is None else offset
+            moved = addresses.offset(segment.address) or 0  # those that are not loaded have no bytes either
             rows.append((*row[:2], moved, *row[3:], segment.file_size, segment.memory_size, segment.alignment))
     data = b"".join(PROGRAM_HEADER.pack(*row) for row in rows)
     return HeaderTable(_offset(addresses, home.address), len(rows), data)
@@ -111,7 +112,7 @@ def program_headers(elf: ElfFile, pieces: Sequence[Piece], addresses: AddressMap
 def _offset(addresses: AddressMap, address: int) -> int:
     offset = addresses.offset(address)
     if offset is None:
-        raise ImpossibleError(f"address {address:#x} would be in no loaded segment")
+        raise ImpossibleError(f"Address {address:#x} would be in no loaded segment.")
     return offset
 
 
@@ -169,7 +170,8 @@ def plan_sections(
         rows.append(row)
     if home.moved:
         names, at = names + TABLE_SECTION.encode() + b"\0", len(names)
-        where = [home.address, _offset(addresses, home.address), home.room]
+        mark = home.address + home.room
+        where = [mark, _offset(addresses, mark), len(TABLE_MARK)]
         extra.append([at, SectionType.PROGBITS, SectionFlag.ALLOC, *where, 0, 0, 8, 0])
     names_row = rows[number[elf.header.name_section]]
     names_row[4:6] = [cursor, len(names)]

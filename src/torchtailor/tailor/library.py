@@ -4,32 +4,36 @@
     policy = Policy(targets=TorchArch.parse_list("9.0"), rules=rules, keep_ptx=False)
     result = tailor_library(Path("libx.so"), Path("out/libx.so"), policy, strip=True)
 
-`dst=None` is the dry run: all but writing and proof is done, and `size_after` is exact (with recompression it is an
-upper bound). Whether the library is NVIDIA's own is found from its name and soname (`makers.py`); it only decides how careful the cut is.
-Whether NVIDIA's libraries may be cut at all is the caller's decision.
+`dst=None` is the dry run: all but writing and proof is done, and `size_after` is exact (recompression is left out of
+it). Whether the library is NVIDIA's own is found from its name and soname (`makers.py`); that only decides how
+careful the cut is. Whether NVIDIA's libraries may be cut at all is the caller's decision.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
+from torchtailor.gpucode.elf import ElfFile
+from torchtailor.gpucode.elf_headers import DynamicTag
+from torchtailor.gpucode.scan import LibraryCode, scan_elf
+from torchtailor.tailor.files import FileSource, open_file
+from torchtailor.tailor.makers import maker_of
+from torchtailor.tailor.plan import Keep, Plan, choose_images, make_plan
 from torchtailor.tailor.policy import Policy
-from torchtailor.tailor.result import LibraryResult
+from torchtailor.tailor.proof import Library, prove
+from torchtailor.tailor.recompress import Recompress, recompress_images
+from torchtailor.tailor.result import CodeTally, LibraryResult, Recompressed, Status
+from torchtailor.tailor.shrink import Surgery, prepare, write
+from torchtailor.tailor.strip import removable_sections
 
-
-@dataclass(frozen=True, slots=True)
-class Recompress:
-    """How to store LZ4 and raw images anew: zstd at `level`, with finished work kept in `cache`.
-
-    `driver` is the oldest driver the output must run on; zstd needs 550.54. None means: any driver that CUDA 12.4 and later came
-    with. `cache=None` means the user's cache folder.
-    """
-
-    level: int = 19
-    driver: str | None = None
-    cache: Path | None = None
-    processes: int = 2
+__all__ = ["LibraryResult", "Recompress", "Status", "tailor_library"]
 
 
 def tailor_library(
@@ -39,12 +43,153 @@ def tailor_library(
     *,
     strip: bool = True,
     recompress: Recompress | None = None,
+    durable: bool = False,
 ) -> LibraryResult:
     """Cut `src` for the targets of `policy` and put the proven result at `dst`.
 
-    The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src`, flushed to disk and renamed
-    into place; `dst` may be `src` itself. Where `result.status.written` is False, `dst` was not touched. `src` is never changed
-    otherwise. Raises BadInputError for a damaged library, ImpossibleError where a kernel would be lost,
-    CheckFailedError where the proof fails, EnvironmentProblem where the disk is full or read-only.
+    The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
+    into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
+    cut leaves half a file. Where `result.status.written` is False, `dst` was not
+    touched. `src` is never changed otherwise. Raises BadInputError for a damaged library, ImpossibleError for one
+    whose layout nobody foresaw, CheckFailedError where the proof fails, EnvironmentProblem where the disk is
+    full or read-only.
     """
-    raise NotImplementedError
+    try:
+        with open_file(src) as source:
+            return _Tailoring(src, source, policy, strip=strip, recompress=recompress).run(dst, durable=durable)
+    except TorchtailorError as error:
+        if str(src) not in error.message:
+            raise type(error)(f"{src}: {error.message}", error.hint) from error
+        raise
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{src}: {error.strerror or error}", "check free space and permissions of the output folder"
+        ) from error
+
+
+class _Tailoring:
+    """One library on its way through plan, surgery and proof."""
+
+    def __init__(
+        self, path: Path, source: FileSource, policy: Policy, *, strip: bool, recompress: Recompress | None
+    ) -> None:
+        self.source = source
+        self.elf = ElfFile(source)
+        self.code: LibraryCode = scan_elf(self.elf)
+        if maker_of(path, _soname(self.elf)):
+            policy = replace(policy, keep_all_minors=True)
+        self.policy = policy
+        self.removed = removable_sections(self.elf) if strip else frozenset()
+        self.recompress = recompress
+
+    def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
+        served = self.policy.usable(self.code.images)
+        warnings = tuple(
+            f"has nothing for {device}"
+            for device in self.policy.devices
+            if self.code.containers and device not in served
+        )
+        if self.code.containers and not served:
+            return self._untouched(Status.NOTHING_FOR_TARGET, warnings)
+        keep = choose_images(self.elf, self.code, self.policy)
+        surgery = self._surgery(make_plan(self.elf, self.code, keep))
+        recompressed = None
+        if self.recompress and self.code.containers and dst is not None:
+            new, recompressed = recompress_images(self.source, keep, self.recompress)
+            if new:
+                surgery = self._surgery(make_plan(self.elf, self.code, keep, new))
+        result = self._result(surgery, keep, recompressed, warnings)
+        if not result.status.written or dst is None:
+            return result
+        with _beside(dst) as (fd, temporary):
+            os.ftruncate(fd, surgery.size)
+            write(surgery, self.source, fd)
+            policy = self.policy if self.code.containers else None
+            output = FileSource(fd)
+            stock = Library(self.source, self.elf, self.code)
+            prove(stock, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
+            result = replace(result, sha256_in=_sha256(self.source), sha256_out=_sha256(output))
+            os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
+            if durable:
+                os.fsync(fd)
+            temporary.replace(dst)
+        return result
+
+    def _surgery(self, plan: Plan) -> Surgery:
+        return prepare(self.elf, plan, self.removed)
+
+    def _untouched(self, status: Status, warnings: tuple[str, ...] = ()) -> LibraryResult:
+        gpu = self.code.stored_size
+        return LibraryResult(status, self.source.size, self.source.size, gpu, gpu, self.source.size, warnings=warnings)
+
+    def _result(
+        self,
+        surgery: Surgery,
+        keep: Keep,
+        recompressed: Recompressed | None,
+        warnings: tuple[str, ...],
+    ) -> LibraryResult:
+        if surgery.size >= self.source.size:
+            status = Status.UNCHANGED if self.code.containers else Status.NO_GPU_CODE
+            return self._untouched(status, warnings)
+        kept, dropped = _tallies(self.code, keep)
+        gpu_after = sum(cut.size for cut in surgery.plan.cuts)
+        loaded = sum(load.file_size for load in self.elf.loads)
+        return LibraryResult(
+            status=Status.TAILORED if self.code.containers else Status.STRIPPED,
+            size_before=self.source.size,
+            size_after=surgery.size,
+            gpu_before=self.code.stored_size,
+            gpu_after=gpu_after,
+            floor=loaded - self.code.stored_size + gpu_after,
+            kept=kept,
+            dropped=dropped,
+            stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),
+            recompressed=recompressed,
+            warnings=warnings,
+        )
+
+
+def _tallies(code: LibraryCode, keep: Keep) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
+    kept: dict[str, CodeTally] = {}
+    dropped: dict[str, CodeTally] = {}
+    for found in code.containers:
+        stays = {image.offset for image in keep[found.container.offset]}
+        if found.address is None:
+            stays = {image.offset for image in found.images}
+        for image in found.images:
+            side = kept if image.offset in stays else dropped
+            side[image.label] = side.get(image.label, CodeTally()).plus(image.stored_size)
+    return dict(sorted(kept.items())), dict(sorted(dropped.items()))
+
+
+def _soname(elf: ElfFile) -> str:
+    """The name by which others load the library; empty where it has none or it cannot be read."""
+    name, table = elf.dynamic_value(DynamicTag.SONAME), elf.dynamic_value(DynamicTag.STRTAB)
+    offset = elf.offset_of(table) if table is not None else None
+    if name is None or offset is None:
+        return ""
+    try:
+        data = bytes(elf.read(offset + name, min(256, elf.size - offset - name)))
+    except BadInputError:
+        return ""
+    return data.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _sha256(source: FileSource) -> str:
+    digest = hashlib.sha256()
+    for chunk in source.chunks(0, source.size):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _beside(dst: Path) -> Iterator[tuple[int, Path]]:
+    """A temporary file in the folder of `dst` that is gone again unless it was renamed."""
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(prefix=f".{dst.name}.", suffix=".tmp", dir=dst.parent)
+    try:
+        yield fd, Path(temporary)
+    finally:
+        os.close(fd)
+        Path(temporary).unlink(missing_ok=True)

@@ -57,6 +57,10 @@ class Policy:
         kept = set(map(id, chosen))
         return tuple(image for image in images if id(image) in kept)
 
+    def loaded(self, images: Iterable[Image]) -> frozenset[CodeTarget]:
+        """What the driver would load of these images, for all targets together."""
+        return self._choose(frozenset(image.target for image in images if image.target)).best
+
     def usable(self, images: Iterable[Image]) -> frozenset[Capability]:
         """The targets that can use at least one of the images."""
         codes = frozenset(image.target for image in images if image.target)
@@ -78,6 +82,7 @@ class Policy:
         needed: set[CodeTarget] = set()
         spare: set[CodeTarget] = set()
         served: set[Capability] = set()
+        loaded: set[CodeTarget] = set()
         for device in self.devices:
             usable = {code for code in codes if self.fits(device, code)}
             if usable:
@@ -85,17 +90,18 @@ class Policy:
             needed.update(code for code in usable if code.kind is CodeKind.LTOIR)
             cubins = {code for code in usable if code.kind is CodeKind.CUBIN}
             ptx = {code for code in usable if code.kind is CodeKind.PTX}
-            if self.keep_all_minors:
-                needed |= cubins or ptx
-                continue
             best = self.rules.best(device, cubins | ptx, unified_tegra=self.unified_tegra)
             if best:
+                loaded.add(best)
+            if self.keep_all_minors:
+                needed |= cubins or ptx
+            elif best:
                 needed.add(best)
                 spare |= cubins - {best}
         if self.keep_ptx:
             plain = [code for code in codes if code.kind is CodeKind.PTX and code.suffix is Suffix.NONE]
             needed.update(sorted(plain, key=lambda code: code.capability)[-1:])
-        return Choice(frozenset(needed), frozenset(spare - needed), frozenset(served))
+        return Choice(frozenset(needed), frozenset(spare - needed), frozenset(served), frozenset(loaded))
 
     @staticmethod
     def _still_needed(chosen: list[Image], spare: list[Image], kernels: Kernels) -> list[Image]:
@@ -119,6 +125,7 @@ class Choice:
     needed: frozenset[CodeTarget]
     spare: frozenset[CodeTarget]  # runs on a target, but something better is there
     served: frozenset[Capability]
+    best: frozenset[CodeTarget]  # what the driver would take, for each target
 
 
 def _links(device: Capability, code: CodeTarget) -> bool:

@@ -17,6 +17,7 @@ from torchtailor.gpucode.elf_headers import HEADER, FileType, Relocation, Segmen
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
 from torchtailor.tailor.files import FileSource, copy_range, write_at, zero_range
 from torchtailor.tailor.headers import (
+    TABLE_MARK,
     HeaderTable,
     SectionPlan,
     TableHome,
@@ -56,7 +57,7 @@ class Surgery:
         """Where the byte at an address is in the output."""
         offset = self.addresses.offset(address)
         if offset is None:
-            raise ImpossibleError(f"a pointer to GPU code at {address:#x} is in no loaded segment")
+            raise ImpossibleError(f"A pointer to GPU code at {address:#x} is in no loaded segment.")
         return offset
 
 
@@ -77,16 +78,16 @@ def prepare(elf: ElfFile, plan: Plan, removed: frozenset[int]) -> Surgery:
 def check_layout(elf: ElfFile) -> None:
     """Refuse what is not laid out as linkers do: the surgery would have to guess."""
     if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not elf.loads:
-        raise BadInputError("it is not a linked library: nothing of it is loaded", "give a shared library (.so)")
+        raise BadInputError("It is not a linked library: nothing of it is loaded.", "give a shared library (.so)")
     if not elf.sections:
-        raise BadInputError("it has no section headers, so what its bytes mean cannot be told")
+        raise BadInputError("It has no section headers, so what its bytes mean cannot be told.")
     first = elf.loads[0]
     if first.offset != 0 or first.file_size < 64:
-        raise ImpossibleError("its first loaded segment does not begin with the file header")
+        raise ImpossibleError("Its first loaded segment does not begin with the file header.")
     for load in elf.loads:
         alignment = load.alignment
         if alignment < _MIN_ALIGNMENT or alignment & (alignment - 1) or (load.address - load.offset) % alignment:
-            raise ImpossibleError(f"program header {load.index} is not aligned as the loader demands")
+            raise ImpossibleError(f"Program header {load.index} is not aligned as the loader demands.")
 
 
 def _free_of_segments(elf: ElfFile, plan: Plan, page: int) -> Iterator[Span]:
@@ -186,6 +187,7 @@ def patches(surgery: Surgery) -> Iterator[tuple[int, bytes]]:
     yield table.offset, table.data
     if surgery.home.moved:
         yield table.offset + len(table.data), bytes(surgery.home.room - len(table.data))
+        yield table.offset + surgery.home.room, TABLE_MARK
     yield 0, _file_header(surgery, table)
     for cut in surgery.plan.cuts:
         if cut.address is None or cut.pointers is None:
@@ -206,7 +208,7 @@ def _repoint(surgery: Surgery, pointer: Relocation, target: int) -> Iterator[tup
     if pointer.record_offset is not None:
         address = surgery.elf.address_of(pointer.record_offset)
         if address is None:
-            raise ImpossibleError("its relocations are not in a loaded segment")
+            raise ImpossibleError("Its relocations are not in a loaded segment.")
         yield surgery.offset(address) + ADDEND_FIELD, data
     if surgery.elf.pointer_at(pointer.place) == pointer.addend:
         yield surgery.offset(pointer.place), data

@@ -1,0 +1,50 @@
+"""The proof: stock and output are read from scratch and compared, before the output is put in place.
+
+It knows nothing of how the output was made. What it shows: every kept image is the stock one; what a target could
+use it can still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is
+the same at the same address, but for pointers that follow a container to its new place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.gpucode.elf import ElfFile
+from torchtailor.gpucode.scan import LibraryCode, scan_elf
+from torchtailor.tailor.files import FileSource
+from torchtailor.tailor.policy import Policy
+from torchtailor.tailor.proof_bytes import check_loaded_bytes
+from torchtailor.tailor.proof_code import check_images, pair_containers
+from torchtailor.tailor.proof_headers import check_sections, check_segments
+from torchtailor.tailor.proof_pointers import check_pointers
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One side of the comparison, read from scratch."""
+
+    source: FileSource
+    elf: ElfFile
+    code: LibraryCode
+
+    @classmethod
+    def read(cls, source: FileSource) -> Library:
+        elf = ElfFile(source)
+        return cls(source, elf, scan_elf(elf))
+
+
+def prove(before: Library, output: FileSource, policy: Policy | None, *, stripped: bool, recompressed: bool) -> None:
+    """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing)."""
+    try:
+        after = Library.read(output)
+    except BadInputError as error:
+        raise CheckFailedError(f"The output cannot be read: {error.message}") from error
+    if output.size > before.source.size:
+        raise CheckFailedError("The output is larger than the input.")
+    check_segments(before.elf, after.elf)
+    check_sections(before.elf, after.elf, stripped=stripped)
+    pairs = pair_containers(before.code, after.code)
+    check_images(before, after, pairs, policy, recompressed=recompressed)
+    changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
+    check_loaded_bytes(before, after, pairs, changed)

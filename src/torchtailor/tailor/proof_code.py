@@ -1,0 +1,145 @@
+"""Proof, part one: the images of the output are those of the stock library, and enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchtailor.catalog.gpus import CodeKind
+from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, decompress
+from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
+from torchtailor.tailor.files import FileSource, same_bytes
+from torchtailor.tailor.kernels import kernel_names
+from torchtailor.tailor.policy import Policy
+
+if TYPE_CHECKING:
+    from torchtailor.tailor.proof import Library
+
+_STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
+_FIXED_HEADER = 64
+# bytes of an entry's header that recompression changes: padded and compressed size, flags, raw size
+_STORAGE_FIELDS = ((8, 20), (40, 48), (56, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A container of the stock library and what became of it."""
+
+    before: FoundContainer
+    after: FoundContainer
+
+
+def pair_containers(before: LibraryCode, after: LibraryCode) -> list[Pair]:
+    """Each stock container with its counterpart: none goes, none comes, none overtakes another."""
+    pairs: list[Pair] = []
+    for loaded in (True, False):
+        old = [found for found in before.containers if (found.address is not None) is loaded]
+        new = [found for found in after.containers if (found.address is not None) is loaded]
+        if [found.section for found in old] != [found.section for found in new]:
+            raise CheckFailedError(f"The output has {len(new)} GPU code containers and the input {len(old)}.")
+        pairs += map(Pair, old, new)
+    return pairs
+
+
+def check_images(
+    before: Library, after: Library, pairs: Sequence[Pair], policy: Policy | None, *, recompressed: bool
+) -> None:
+    """Check each image that was kept, and what was lost with those that were not."""
+    linked = before.code.device_linked
+    for pair in pairs:
+        kept = _match(before.source, after.source, pair, recompressed=recompressed)
+        images = pair.before.images
+        if policy is None or pair.before.address is None:
+            if len(kept) != len(images):
+                raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
+        elif pair.before.reference is Reference.PRELINKED and linked:
+            if kept:
+                raise CheckFailedError(_at(pair, "is from before the device link and should be empty"))
+        else:
+            _check_policy(before.source, pair, kept, policy)
+
+
+def _match(stock: FileSource, output: FileSource, pair: Pair, *, recompressed: bool) -> list[Image]:
+    """The stock images that the images of the output are, in the same order."""
+    matched: list[Image] = []
+    position = 0
+    candidates = pair.before.images
+    for image in pair.after.images:
+        while position < len(candidates):
+            candidate = candidates[position]
+            position += 1
+            if _same_image(stock, candidate, output, image, recompressed=recompressed):
+                matched.append(candidate)
+                break
+        else:
+            raise CheckFailedError(_at(pair, f"has an image for {image.label} that is not the stock one"))
+    return matched
+
+
+def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, *, recompressed: bool) -> bool:
+    if (old.kind_number, old.sm, old.name, old.flags & ~_STORAGE) != (
+        new.kind_number,
+        new.sm,
+        new.name,
+        new.flags & ~_STORAGE,
+    ):
+        return False
+    if (old.header_size, old.padded_size) == (new.header_size, new.padded_size) and same_bytes(
+        stock, old.offset, output, new.offset, old.stored_size
+    ):
+        return True
+    if not recompressed or old.scrambled or new.compression is not Compression.ZSTD:
+        return False
+    headers = [bytearray(stock.read(old.offset, old.header_size)), bytearray(output.read(new.offset, new.header_size))]
+    for header in headers:
+        for start, end in _STORAGE_FIELDS:
+            header[start:end] = bytes(end - start)
+    if headers[0] != headers[1]:
+        return False
+    try:
+        return decompress(stock, old) == decompress(output, new)
+    except BadInputError:
+        return False
+
+
+def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
+    for image in kept:
+        if not policy.allows(image.target):
+            raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
+    images = pair.before.images
+    lost = policy.usable(images) - policy.usable(kept)
+    if lost:
+        names = ", ".join(map(str, sorted(lost)))
+        raise CheckFailedError(_at(pair, f"had code for {names} and has none now"))
+    gone = policy.loaded(images) - {image.target for image in kept}
+    if gone:
+        raise CheckFailedError(_at(pair, f"lost {min(map(str, gone))}, which the driver would take"))
+    _check_kernels(stock, pair, kept, policy)
+
+
+def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
+    """Cubins that a target could run went because better ones are there: do those have all the kernels?"""
+    stay = set(map(id, kept))
+    gone = [
+        image
+        for image in pair.before.images
+        if id(image) not in stay
+        and image.target
+        and image.target.kind is CodeKind.CUBIN
+        and any(policy.fits(device, image.target) for device in policy.devices)
+    ]
+    if not gone:
+        return
+    names: set[str] = set()
+    for image in kept:
+        names |= kernel_names(stock, image) or frozenset()
+    for image in gone:
+        missing = (kernel_names(stock, image) or {"(unreadable)"}) - names
+        if missing:
+            raise CheckFailedError(_at(pair, f"lost the kernel {min(missing)} with {image.label}"))
+
+
+def _at(pair: Pair, what: str) -> str:
+    return f"The GPU code container at {pair.before.container.offset:#x} {what}."
