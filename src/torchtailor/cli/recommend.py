@@ -95,7 +95,7 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
         yield from _heading("For each GPU")
         yield from _picks(answer.per_gpu)
     if answer.ways_out:
-        yield from _heading("Ways out")
+        yield from _heading("A variant of your own" if answer.best else "Ways out")
         for way_out in answer.ways_out:
             yield from _way_out(way_out)
     if answer.alternatives:

@@ -81,9 +81,10 @@ def _other_ways(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
     for other in others:
         if other.way not in seen:
             seen.add(other.way)
+            alone = "this hardware" if other.exact == len(other.devices) else other.variant.short_name
             gains = {
                 Way.WHEEL: "made of the official wheel in minutes",
-                Way.SOURCE: "compiled for this hardware alone, in hours",
+                Way.SOURCE: f"compiled for {alone} alone, in hours",
                 Way.NIX: "a reproducible recipe, compiled in hours",
             }
             newer = other.variant.release.version > best.variant.release.version

@@ -72,8 +72,8 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
     code = candidate.coverage.through
     because = f", given {gpu.unified.condition}" if gpu and gpu.unified else ""
     return (
-        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) that runs here; {code} code runs "
-        f"on it {_RUNS[candidate.fit]}{because}."
+        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) by way of {candidate.way.value}; "
+        f"{code} code runs on it {_RUNS[candidate.fit]}{because}."
     )
 
 

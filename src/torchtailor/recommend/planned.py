@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torchtailor.catalog.cpus import Microarchitecture
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, System
 from torchtailor.host.tegra import describe_tegra, tegra_table
 
@@ -43,6 +43,7 @@ def plan(catalog: Catalog, named: Named, base: Host | None, here: Callable[[], C
     notes: list[str] = []
     gpus = [] if [text.lower() for text in named.gpus] in ([name] for name in _NONE) else _gpus(catalog, named.gpus)
     cpu = _cpu(catalog, named, gpus, base, here, notes)
+    _check_together(gpus, cpu)
     host = base or _empty(cpu)
     if named.gpus:
         devices = tuple(_device(catalog, index, text, gpu) for index, (text, gpu) in enumerate(gpus))
@@ -98,15 +99,18 @@ def _cpu(
         notes.append(f"{text} comes with its own CPU, {core.name}.")
         return _planned_cpu(core, label)
     cpu = here()
+    notes.append(f"No CPU was named (--cpu): this machine's is taken, {cpu.name}.")
+    return cpu
+
+
+def _check_together(gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
     for text, gpu in gpus:
         if cpu.arch not in gpu.host_archs:
             hosts = " and ".join(sorted(gpu.host_archs))
-            raise UsageError(
-                f"{text} exists only with {hosts} hosts, and this machine is {cpu.arch}.",
-                "Name the CPU of that machine with --cpu.",
+            raise ImpossibleError(
+                f"{text} exists only with {hosts} hosts, and the CPU {cpu.name} is {cpu.arch}.",
+                "Name that machine's own CPU with --cpu.",
             )
-    notes.append(f"No CPU was named (--cpu): this machine's is taken, {cpu.name}.")
-    return cpu
 
 
 def _planned_cpu(core: Microarchitecture, label: str) -> Cpu:

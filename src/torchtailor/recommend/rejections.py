@@ -86,7 +86,7 @@ def _why_not(
         return named[0].text
     if len(capabilities) > 1:
         return "No variant of it holds code that all these GPUs run."
-    return f"The matrix has no variant of it for {_names(devices)}."
+    return f"The matrix has no variant of it for {_names(devices)} and this CPU."
 
 
 def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:

@@ -40,7 +40,7 @@ def ways_out(
         text = f"The flags of this CPU ({host.cpu.name}, {host.cpu.arch}) are not known: name it with --cpu."
         found.append(WayOut("name", text))
     if devices:
-        found += _containers(host, devices)
+        found += _containers(catalog, host, devices)
         text = (
             "Compute on another machine's GPU and keep this one for the rest: run `torchtailor detect --json` there "
             "and `torchtailor recommend --from FILE` here to plan for it."
@@ -62,6 +62,8 @@ def own_rows(
     place = _buildable(catalog, host, devices[0], request) if devices else None
     if place is not None:
         release, build, gpu = place
+        if any(gpu.capability in row.gpus and name in row.cpus for row in build.rows):
+            return  # it is in the matrix already
         way = _way(catalog, host, release, build, gpu, isa, request) if isa else Way.SOURCE
         text = (
             f"A variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
@@ -129,20 +131,30 @@ def _way(catalog: Catalog, host: Host, release: Release, build: Build, gpu: Gpu,
     return Way.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Way.SOURCE
 
 
-def _containers(host: Host, devices: Sequence[GpuDevice]) -> Iterator[WayOut]:
+def _containers(catalog: Catalog, host: Host, devices: Sequence[GpuDevice]) -> Iterator[WayOut]:
+    """Containers, where they can help: none brings back a GPU that the driver dropped."""
     if host.tegra is not None:
         text = (
             f"Use a container or wheel made for {_jetpack(host)}: NVIDIA's l4t images and the jetson-containers "
             "project build PyTorch against the CUDA of each JetPack."
         )
-    else:
-        names = " and ".join(dict.fromkeys(device.name for device in devices))
+        yield WayOut("container", text)
+        return
+    builds = [build for release in catalog.releases.values() for build in release.cuda_builds]
+    fits = {judge_driver(catalog, host, device, build).fit for device in devices for build in builds}
+    names = " and ".join(dict.fromkeys(device.name for device in devices))
+    if any(fit.runs for fit in fits):
         text = (
-            f"Try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) learn new GPUs first. Check "
-            f"that `torch.cuda.get_arch_list()` in it covers {names} before you rely on it; it needs a new driver all "
-            "the same."
+            "Try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) learn new GPUs first. Check "
+            f"that `torch.cuda.get_arch_list()` in it covers {names} before you rely on it."
         )
-    yield WayOut("container", text)
+        yield WayOut("container", text)
+    elif DriverFit.DROPPED_GPU not in fits:
+        text = (
+            "If it is a data-centre GPU, try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) "
+            "bring a library with which such GPUs run a newer CUDA on an older driver; their release notes say which."
+        )
+        yield WayOut("container", text)
 
 
 def _jetpack(host: Host) -> str:
