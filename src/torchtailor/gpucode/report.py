@@ -138,9 +138,11 @@ def _codes(image: Image) -> Iterator[tuple[Image | Part, int, int]]:
     if not image.parts:
         yield image, image.stored_size, image.raw_size
         return
-    total = sum(part.size for part in image.parts) or 1
+    rest, total = image.stored_size, sum(part.size for part in image.parts)
     for part in image.parts:
-        yield part, image.stored_size * part.size // total, part.size
+        share = rest * part.size // total if total else 0  # of what is left, so that nothing is lost in rounding
+        yield part, share, part.size
+        rest, total = rest - share, total - part.size
 
 
 def summarise(name: str, code: LibraryCode) -> LibraryReport:
