@@ -12,7 +12,7 @@ from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.tailor.installed import Installed, find_installed
 from torchtailor.tailor.library import tailor_library
-from torchtailor.tailor.manifest import manifest
+from torchtailor.tailor.manifest import library_json, manifest
 from torchtailor.tailor.outcome import LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
@@ -58,7 +58,7 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, watcher: Watch
             tree.link_second_names()
             _update_records(folder, scratch / "tree", installed, outcomes)
             names = {"kind": "folder", "name": folder.resolve().name}
-            document = manifest(settings.choices(usually_strip=False), names, {}, libraries)
+            document = manifest(settings.choices(usually_strip=False), names, {}, map(library_json, libraries))
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
@@ -92,7 +92,7 @@ def tailor_file(library: Path, output: Path, settings: Settings, watcher: Watche
         if written:
             names = {"kind": "library", "name": library.name, "sha256": result.sha256_in, "size": result.size_before}
             output_names = {"name": target.name, "sha256": result.sha256_out, "size": result.size_after}
-            document = manifest(settings.choices(usually_strip=False), names, output_names, [outcome])
+            document = manifest(settings.choices(usually_strip=False), names, output_names, [library_json(outcome)])
             write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
     return Outcome(
         "library",

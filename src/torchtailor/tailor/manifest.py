@@ -10,7 +10,7 @@ from typing import Any
 from torchtailor import __version__
 from torchtailor.errors import BadInputError
 from torchtailor.tailor.library import Recompress
-from torchtailor.tailor.outcome import LibraryOutcome, library_sizes
+from torchtailor.tailor.outcome import LibraryOutcome
 from torchtailor.tailor.result import CodeTally
 from torchtailor.tailor.targets import Targets
 
@@ -43,19 +43,39 @@ class Choices:
 
 
 def manifest(
-    choices: Choices, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[LibraryOutcome]
+    choices: Choices, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[Mapping[str, Any]]
 ) -> bytes:
-    """The JSON text of a manifest; no times and no paths of this machine, so that it can be compared."""
-    outcomes = sorted(libraries, key=lambda library: library.path)
-    before, after = library_sizes(outcomes)
+    """The JSON text of a manifest; `libraries` are what `library_json` gives."""
+    return _encode(choices.to_json(), source, output, libraries)
+
+
+def environment_manifest(
+    choices: Mapping[str, Any], name: str, version: str, libraries: Iterable[Mapping[str, Any]]
+) -> bytes:
+    """The manifest of a distribution that was cut in place, from what its journal says."""
+    return _encode(choices, {"kind": "environment", "name": name, "version": version}, {}, libraries)
+
+
+def _encode(
+    choices: Mapping[str, Any],
+    source: Mapping[str, Any],
+    output: Mapping[str, Any],
+    libraries: Iterable[Mapping[str, Any]],
+) -> bytes:
+    """No times and no paths of this machine, so that manifests can be compared."""
+    rows = sorted(libraries, key=lambda library: str(library["path"]))
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
-        **choices.to_json(),
+        **choices,
         "input": dict(source),
         "output": dict(output),
-        "libraries": [library_json(library) for library in outcomes],
-        "totals": {"libraries": len(outcomes), "size_before": before, "size_after": after},
+        "libraries": rows,
+        "totals": {
+            "libraries": len(rows),
+            "size_before": sum(row["size_before"] for row in rows),
+            "size_after": sum(row["size_after"] for row in rows),
+        },
     }
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -101,9 +100,3 @@ class Outcome:
         """Whether there is GPU code, and none of it runs on the target."""
         with_code = [library for library in self.libraries if library.has_gpu_code]
         return bool(with_code) and all(library.fate is Fate.NOTHING_FOR_TARGET for library in with_code)
-
-
-def library_sizes(libraries: Iterable[LibraryOutcome]) -> tuple[int, int]:
-    """Bytes of the libraries before and after."""
-    sizes = [(library.size_before, library.size_after) for library in libraries]
-    return sum(before for before, _ in sizes), sum(after for _, after in sizes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
-from torchtailor.tailor.manifest import label_of, manifest
+from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
@@ -87,7 +87,7 @@ def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher
                 settings.choices(usually_strip=True),
                 {"kind": KIND, "name": wheel.name, "sha256": stock_sha256, "size": archive.size},
                 {"name": target.name, "version": version},
-                libraries,
+                map(library_json, libraries),
             )
             with new_wheel(target, effort=settings.effort, threads=settings.processes) as writer:
                 _write(writer, distribution, version, changed, outcomes, document)

@@ -47,6 +47,7 @@ class LibraryWork:
     recompress: Recompress | None
     consent_missing: bool = False
     look_only: bool = False  # say what a cut would save, and write nothing; so also where consent is missing
+    durable: bool = False  # wait for the disk
 
     def cut(self, name: str, source: Path, target: Path | None) -> LibraryOutcome:
         """Cut a library that was found in a wheel, a folder or an environment: one that cannot be read is reported,
@@ -54,9 +55,15 @@ class LibraryWork:
         size = source.stat().st_size
         place = None if self.consent_missing or self.look_only else target
         try:
-            result = tailor_library(source, place, self.policy, strip=self.strip, recompress=self.recompress)
+            result = tailor_library(
+                source, place, self.policy, strip=self.strip, recompress=self.recompress, durable=self.durable
+            )
         except BadInputError as error:
             return LibraryOutcome.skipped(name, size, error.message.removeprefix(f"{source}: "))
+        except EnvironmentProblem as error:
+            if isinstance(error.__cause__, OSError):  # said later, about the place the user knows
+                raise error.__cause__ from None
+            raise
         return LibraryOutcome.of(name, result, consent_missing=self.consent_missing)
 
 

@@ -1,0 +1,115 @@
+"""Puts an environment back as it was before it was cut, or says how to reinstall it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import CheckFailedError
+from torchtailor.tailor.disk import explained, require_writable, sync_folder
+from torchtailor.tailor.installed import Installed, read_installed
+from torchtailor.tailor.journal import FOLDER, Change, Journal
+from torchtailor.tailor.reconcile import reconcile
+from torchtailor.tailor.removed import rebuilt
+from torchtailor.tailor.settings import Unwatched, Watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came back, and what has to be reinstalled because nothing was kept of it."""
+
+    site: Path
+    libraries: tuple[str, ...]
+    size: int  # bytes of the files that came back
+    to_reinstall: tuple[str, ...]  # `torch==2.10.0`
+    commands: tuple[str, ...]
+
+
+def restore_environment(site: Path, *, dry_run: bool = False, watcher: Watcher | None = None) -> Restored:
+    """Restore every library of which the removed bytes were kept."""
+    watch = watcher or Unwatched()
+    if not (site / FOLDER).is_dir():
+        return Restored(site, (), 0, (), ())
+    with explained(site, unchanged="What was restored before is whole and recorded."):
+        require_writable(site)
+        with Journal.held(site) as journal:
+            chains = reconcile(journal)
+            ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
+            lost = [change for path, chain in chains.items() if path not in ready for change in chain]
+            commands = _reinstall_commands(site, lost)
+            size = sum(chain[0].before.size for chain in ready.values())
+            if not dry_run:
+                watch.begin(str(site), size)
+                try:
+                    for path, chain in ready.items():
+                        _restore(journal, path, chain)
+                        watch.advance(chain[0].before.size)
+                finally:
+                    if not reconcile(journal):
+                        journal.forget()
+    packages = tuple(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost))
+    return Restored(site, tuple(sorted(ready)), size, packages, commands)
+
+
+def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
+    """Undo the changes of one file, newest first, and replace it when the stock file is whole again."""
+    place = journal.site / path
+    current = place
+    for step, change in enumerate(reversed(chain)):
+        staged = journal.staging / f"{step}-{place.name}"
+        hasher = hashlib.sha256()
+        with staged.open("wb") as file:
+            for chunk in rebuilt(current, journal.removed / change.removed):
+                hasher.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fchmod(file.fileno(), place.stat().st_mode & 0o7777)
+            os.fsync(file.fileno())
+        if hasher.hexdigest() != change.before.sha256:
+            raise CheckFailedError(
+                f"{path} cannot be restored: what was kept of it is damaged.", "Reinstall its package instead."
+            )
+        if current != place:
+            current.unlink()
+        current = staged
+    current.replace(place)
+    sync_folder(place.parent)
+
+
+def _owners(site: Path, changes: Iterable[Change]) -> tuple[Installed, ...]:
+    names = {name for change in changes for name in change.distributions}
+    return read_installed(site, [site / name for name in sorted(names)])
+
+
+def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...]:
+    """The commands that bring the stock packages back, with the tool that installed them."""
+    groups: dict[bool, list[str]] = {}
+    for one in _owners(site, changes):
+        groups.setdefault(one.installer == "uv", []).append(_requirement(one))
+    return tuple(_command(site, packages, uv=uv) for uv, packages in sorted(groups.items()))
+
+
+def _requirement(one: Installed) -> str:
+    """`torch==2.10.0`, or the address it was installed from."""
+    direct = one.dist_info / "direct_url.json"
+    if direct.is_file():
+        try:
+            return str(json.loads(direct.read_bytes())["url"])
+        except (ValueError, KeyError, TypeError):
+            pass
+    return f"{one.metadata.name}=={one.metadata.version}"
+
+
+def _command(site: Path, packages: Sequence[str], *, uv: bool) -> str:
+    python = next((path for parent in site.parents if (path := parent / "bin" / "python").exists()), Path("python"))
+    start = (
+        ["uv", "pip", "install", "--python", str(python), "--reinstall", "--no-deps"]
+        if uv
+        else [str(python), "-m", "pip", "install", "--force-reinstall", "--no-deps"]
+    )
+    return shlex.join([*start, *packages])

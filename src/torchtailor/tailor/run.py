@@ -1,0 +1,106 @@
+"""Tailors whatever the user names: finds out what each path is, and where its output belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.tailor.environment import find_sites, tailor_environment
+from torchtailor.tailor.folder import tailor_file, tailor_folder
+from torchtailor.tailor.outcome import Outcome
+from torchtailor.tailor.settings import Settings, Watcher
+from torchtailor.tailor.wheel import tailor_wheel
+
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+class Kind(Enum):
+    """What a path is."""
+
+    WHEEL = "wheel"
+    FOLDER = "folder"
+    LIBRARY = "library"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One input and the place of its output."""
+
+    kind: Kind
+    source: Path
+    output: Path
+
+
+def tailor_paths(
+    paths: Sequence[Path], output: Path | None, settings: Settings, watcher: Watcher | None = None
+) -> Iterator[Outcome]:
+    """Tailor wheels, folders and libraries, one after the other."""
+    functions = {Kind.WHEEL: tailor_wheel, Kind.FOLDER: tailor_folder, Kind.LIBRARY: tailor_file}
+    for task in plan_tasks(paths, output):
+        yield functions[task.kind](task.source, task.output, settings, watcher)
+
+
+def tailor_in_place(environment: Path | None, settings: Settings, watcher: Watcher | None = None) -> Iterator[Outcome]:
+    """Tailor an environment, or the active one, where it is."""
+    for site in find_sites(environment):
+        yield tailor_environment(site, settings, watcher)
+
+
+def refuse_useless(outcomes: Sequence[Outcome], settings: Settings) -> None:
+    """It is an error where the GPU code of an input runs on none of the targets."""
+    useless = [outcome for outcome in outcomes if outcome.useless_for_target]
+    if useless:
+        raise ImpossibleError(
+            f"{useless[0].source.name} has no GPU code that runs on {settings.targets}; no output was written for it.",
+            "`torchtailor inspect` lists what it has; another build of the package may have more.",
+        )
+
+
+def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[Task]:
+    """What each path is and where its output goes; nothing is read or written yet."""
+    found = [(source, _kind(source)) for path in paths for source in _expand(path)]
+    several = len(found) > 1
+    if several and output is not None and output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
+    tasks = [Task(kind, source, _output(source, kind, output, several=several)) for source, kind in found]
+    if not tasks:
+        raise NoMatchError(
+            "There is nothing to cut.", "Name libraries, wheels or folders; or an environment with --env."
+        )
+    return tasks
+
+
+def _expand(path: Path) -> list[Path]:
+    """A folder that holds wheels, and nothing but files, means those wheels."""
+    if not path.is_dir():
+        return [path]
+    wheels = sorted(path.glob("*.whl"))
+    return wheels if wheels and not any(entry.is_dir() for entry in path.iterdir()) else [path]
+
+
+def _kind(path: Path) -> Kind:
+    if path.is_dir():
+        return Kind.FOLDER
+    if not path.exists():
+        raise NoMatchError(
+            f"{path} does not exist.", "Name a library, a wheel or a folder; an environment goes with --env."
+        )
+    if not path.is_file():
+        raise UsageError(f"{path} is neither a file nor a folder.", "Name a library, a wheel or a folder.")
+    if path.suffix == ".whl":
+        return Kind.WHEEL
+    with path.open("rb") as file:
+        return Kind.WHEEL if file.read(4) == _ZIP_MAGIC else Kind.LIBRARY
+
+
+def _output(source: Path, kind: Kind, output: Path | None, *, several: bool) -> Path:
+    if kind is Kind.WHEEL:
+        return output or Path.cwd()  # a new wheel has a new name
+    if output is None:
+        raise UsageError(
+            f"Where shall the new {source.name} go?", "Add -o OUT; what is named as input is never changed."
+        )
+    return output / source.resolve().name if several else output
