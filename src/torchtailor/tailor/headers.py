@@ -44,6 +44,11 @@ class TableHome:
     moved: bool
     holes: tuple[Span, ...]
 
+    @property
+    def end(self) -> int:
+        """Where the table's own segment ends, if it has one."""
+        return self.address + self.room + len(TABLE_MARK)
+
 
 def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> TableHome:
     """Find a place for a table of `count` program headers."""
@@ -142,6 +147,7 @@ def plan_sections(
     number = {section.index: new for new, section in enumerate(stays)}
     names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
     used = _used(plan)
+    without = [*holes, Span(home.address, home.end)] if home.moved else list(holes)
     cursor = loaded_end
     rows: list[list[int]] = []
     extra: list[list[int]] = []
@@ -154,7 +160,7 @@ def plan_sections(
         elif section.index == elf.header.name_section:
             pass  # goes last, with the new name in it
         elif section.allocated and addresses.offset(section.address) is not None:
-            parts = _parts(section, holes, used)
+            parts = _parts(section, without, used)
             row[3:6] = [parts[0].start, _offset(addresses, parts[0].start), parts[0].size]
             for part in parts[1:]:
                 more = [*row]

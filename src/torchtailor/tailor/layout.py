@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torchtailor.gpucode.elf_headers import Machine, Segment
 
@@ -22,9 +23,8 @@ _EXECUTE = 1
 _LARGEST_PAGE = {Machine.X86_64: 0x1000, Machine.AARCH64: 0x10000}
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Span:
-    """A range of addresses, the end excluded."""
+class Span(NamedTuple):
+    """A range of addresses, the end excluded (a tuple: there are tens of thousands, and they get sorted)."""
 
     start: int
     end: int
@@ -142,7 +142,8 @@ def choose_holes(free: Iterable[Span], page: int) -> list[Span]:
     def gain(span: Span) -> int:
         return span.end // page * page - align_up(span.start, page)
 
-    worth = [span for span in free if gain(span) >= max(page, MIN_HOLE)]
+    least = max(page, MIN_HOLE)
+    worth = [span for span in free if span.end - span.start >= least and gain(span) >= least]
     return sorted(sorted(worth, key=gain, reverse=True)[:MAX_HOLES])
 
 
@@ -170,7 +171,7 @@ def place(pieces: Iterable[Piece]) -> list[Piece]:
     cursor = 0
     for piece in pieces:
         offset = cursor + (piece.address - cursor) % piece.alignment
-        placed.append(Piece(piece.segment, piece.address, piece.file_size, piece.memory_size, piece.alignment, offset))
+        placed.append(replace(piece, offset=offset))
         cursor = offset + piece.file_size
     return placed
 

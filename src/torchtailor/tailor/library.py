@@ -91,6 +91,8 @@ class _Tailoring:
         )
         if self.code.containers and not served:
             return self._untouched(Status.NOTHING_FOR_TARGET, warnings)
+        if not self.code.containers and not self.removed:
+            return self._untouched(Status.NO_GPU_CODE)
         keep = choose_images(self.elf, self.code, self.policy)
         surgery = self._surgery(make_plan(self.elf, self.code, keep))
         recompressed = None

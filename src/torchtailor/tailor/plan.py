@@ -37,11 +37,7 @@ class Cut:
     images: tuple[NewImage, ...]
     pointers: Pointers | None  # None where it is pinned to its place
     address: int | None  # in the output; None where it is not loaded
-
-    @property
-    def size(self) -> int:
-        """Bytes of the container in the output."""
-        return CONTAINER_HEADER.size + sum(image.size for image in self.images)
+    size: int  # bytes of the container in the output
 
     @property
     def gap(self) -> int:
@@ -88,10 +84,12 @@ def make_plan(elf: ElfFile, code: LibraryCode, keep: Keep, replacements: Mapping
     loaded: dict[str, list[Cut]] = {}
     for found in code.containers:
         if found.address is None:  # not loaded, so nothing reads it and nothing is gained by a cut
-            cuts.append(Cut(found, tuple(map(NewImage, found.images)), None, None))
+            images = tuple(map(NewImage, found.images))
+            cuts.append(Cut(found, images, None, None, found.container.stored_size))
             continue
         images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
-        cut = Cut(found, images, pointers.get(found.address), found.address)
+        size = CONTAINER_HEADER.size + sum([image.size for image in images])
+        cut = Cut(found, images, pointers.get(found.address), found.address, size)
         loaded.setdefault(found.section, []).append(cut)
     for name, drafts in loaded.items():
         placed, left = _place(elf, name, drafts)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix, TorchArch
-from torchtailor.gpucode.fatbin import Image
+from torchtailor.gpucode.fatbin import EntryFlag, Image
+
+_SUFFIXES = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
 
 Kernels = Callable[[Image], frozenset[str] | None]
 
@@ -32,15 +33,7 @@ class Policy:
     keep_lto: bool = True
     keep_all_minors: bool = False
     unified_tegra: bool = False
-    _choose: Callable[[frozenset[CodeTarget]], Choice] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_choose", lru_cache(maxsize=None)(self._choice))
-
-    def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
-        """The cache of choices stays behind when a policy is sent to another process."""
-        fields = (self.targets, self.rules, self.keep_ptx, self.keep_lto)
-        return Policy, (*fields, self.keep_all_minors, self.unified_tegra)
+    _choices: dict[tuple[int, ...], Choice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def devices(self) -> tuple[Capability, ...]:
@@ -49,7 +42,7 @@ class Policy:
     def keep(self, images: Iterable[Image], kernels: Kernels) -> tuple[Image, ...]:
         """The images to keep, in their order. `kernels` names the kernels of a cubin, or None if it cannot."""
         images = tuple(images)
-        choice = self._choose(frozenset(image.target for image in images if image.target))
+        choice = self._choose(images)
         chosen = [image for image in images if image.target is None or image.target in choice.needed]
         spare = [image for image in images if image.target in choice.spare]
         if spare:
@@ -59,16 +52,15 @@ class Policy:
 
     def loaded(self, images: Iterable[Image]) -> frozenset[CodeTarget]:
         """What the driver would load of these images, for all targets together."""
-        return self._choose(frozenset(image.target for image in images if image.target)).best
+        return self._choose(images).best
 
     def usable(self, images: Iterable[Image]) -> frozenset[Capability]:
         """The targets that can use at least one of the images."""
-        codes = frozenset(image.target for image in images if image.target)
-        return self._choose(codes).served
+        return self._choose(images).served
 
     def allows(self, code: CodeTarget | None) -> bool:
         """Whether code for this architecture may be in an output at all: something a target could use."""
-        if code is None or self._choose(frozenset({code})).served:
+        if code is None or any(self.fits(device, code) for device in self.devices):
             return True
         return self.keep_ptx and code.kind is CodeKind.PTX
 
@@ -77,6 +69,16 @@ class Policy:
         if code.kind is CodeKind.LTOIR:
             return self.keep_lto and _links(device, code)
         return self.rules.fit(device, code, unified_tegra=self.unified_tegra).runs
+
+    def _choose(self, images: Iterable[Image]) -> Choice:
+        """The choice for these images, made once for each set of architectures: a library repeats few of them."""
+        images = tuple(images)
+        key = tuple([image.kind_number << 40 | image.sm << 30 | image.flags & _SUFFIXES for image in images])
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choice(frozenset(image.target for image in images if image.target))
+            self._choices[key] = choice
+        return choice
 
     def _choice(self, codes: frozenset[CodeTarget]) -> Choice:
         needed: set[CodeTarget] = set()
@@ -93,8 +95,8 @@ class Policy:
             best = self.rules.best(device, cubins | ptx, unified_tegra=self.unified_tegra)
             if best:
                 loaded.add(best)
-            if self.keep_all_minors:
-                needed |= cubins or ptx
+            if self.keep_all_minors and cubins:
+                needed |= cubins
             elif best:
                 needed.add(best)
                 spare |= cubins - {best}

@@ -106,7 +106,7 @@ def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, *
 
 def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
     for image in kept:
-        if not policy.allows(image.target):
+        if not policy.usable((image,)) and not policy.allows(image.target):
             raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
     images = pair.before.images
     lost = policy.usable(images) - policy.usable(kept)
@@ -128,7 +128,7 @@ def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Pol
         if id(image) not in stay
         and image.target
         and image.target.kind is CodeKind.CUBIN
-        and any(policy.fits(device, image.target) for device in policy.devices)
+        and policy.usable((image,))
     ]
     if not gone:
         return
