@@ -14,6 +14,6 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise EnvironmentProblem(
-            f"Recipes need the Python package {module.split('.')[0].replace('_', '-')}, which is not installed.",
+            f"Recipes need the Python package {module.partition('.')[0].replace('_', '-')}, which is not installed.",
             "Install torchtailor with its extra: `pip install 'torchtailor[recipes]'`.",
         ) from error

@@ -108,13 +108,20 @@ def environment_files(
     name = f"pytorch-{release.name}".replace("_", "-")
     return {
         "env.json": f'{{\n  "name": "{name}",\n  "version": 1\n}}\n',
-        "env/manifest.toml": stamp(_fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."),
+        "env/manifest.toml": stamp(
+            _fill("manifest.toml.j2", shared), f"The build environment of release {release.name}."
+        ),
         "README.md": stamp(_fill("readme.md.j2", shared), f"The recipes of release {release.name}.", MARKDOWN),
     }
 
 
 def render_all(
-    catalog: Catalog, pins: Pins, variants: Sequence[Variant], *, blas: Blas = Blas.OPENBLAS, spark: bool = False
+    catalog: Catalog,
+    pins: Pins,
+    variants: Sequence[Variant],
+    *,
+    blas: Blas = Blas.OPENBLAS,
+    spark: bool = False,
 ) -> Mapping[str, str]:
     """Every file of a tree, by its path under `.flox`."""
     texts = {f"pkgs/{variant.name}.nix": render(Blueprint(catalog, pins, variant, blas)) for variant in variants}

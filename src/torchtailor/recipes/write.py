@@ -120,7 +120,8 @@ def plan_trees(
         plans.append(plan_files(tree, name, texts, force=force, table=not globs))
     if not plans:
         raise NoMatchError(
-            f"No variant of {', '.join(names)} matches {' '.join(globs)}.", "`torchtailor matrix` lists the names."
+            f"No variant of {', '.join(names)} matches {' '.join(globs)}.",
+            "`torchtailor matrix` lists the names.",
         )
     return tuple(plans)
 

@@ -1,0 +1,135 @@
+"""The audit of a tree: every rule on every recipe, with real Nix where there is one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.recipes.evaluate import evaluate
+from torchtailor.recipes.nix import has_nix
+from torchtailor.recipes.pins import load_pins
+from torchtailor.recipes.recipe import Recipe, RecipeName
+from torchtailor.recipes.rules import RULES, Context, Severity
+from torchtailor.recipes.tree import Tree, find_trees, read_recipe
+from torchtailor.recipes.write import recipe_releases, written_release
+from torchtailor.variants.matrix import Matrix, ParsedName
+from torchtailor.variants.variant import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault: which rule, where, what, how to mend it."""
+
+    rule: str
+    severity: Severity
+    file: str
+    line: int
+    message: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The audit of one tree."""
+
+    root: Path
+    release: str
+    recipes: int
+    by_nix: bool
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity is Severity.ERROR for finding in self.findings)
+
+    @property
+    def warnings(self) -> int:
+        return len(self.findings) - self.errors
+
+    def passed(self, *, strict: bool = False) -> bool:
+        return not (self.findings if strict else self.errors)
+
+
+def audit(
+    catalog: Catalog, root: Path, *, release: str | None = None, use_nix: bool | None = None
+) -> tuple[Report, ...]:
+    """Audit every tree at a folder. Nix is used where it is installed, unless `use_nix` says otherwise."""
+    by_nix = has_nix() if use_nix is None else use_nix
+    return tuple(audit_tree(catalog, tree, release=release, by_nix=by_nix) for tree in find_trees(root))
+
+
+def audit_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Report:
+    context = open_tree(catalog, tree, release=release, by_nix=by_nix)
+    findings = []
+    for rule in RULES.values():
+        if rule.on_tree:
+            for path, line, message in rule.on_tree(context):
+                findings.append(Finding(rule.id, rule.severity, tree.shown(path), line, message, rule.mend))
+        if rule.on_recipe:
+            for recipe in context.recipes:
+                for line, message in rule.on_recipe(recipe, context):
+                    findings.append(Finding(rule.id, rule.severity, tree.shown(recipe.path), line, message, rule.mend))
+    ordered = sorted(dict.fromkeys(findings), key=lambda item: (item.file, item.line, item.rule, item.message))
+    return Report(tree.root, context.release.name, len(context.recipes), by_nix, tuple(ordered))
+
+
+def open_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Context:
+    """A tree with its recipes read, matched with the matrix and, with Nix, evaluated."""
+    pins = load_pins(tree.flox)
+    recipes = [Recipe(name, path, read_recipe(path)) for name, path in tree.recipes.items()]
+    chosen = catalog.release(release) if release else release_of(catalog, tree, recipes)
+    recipes = [replace(recipe, variant=_promised(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
+    if by_nix:
+        readable = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable}
+        outcomes = evaluate(readable, pins)
+        recipes = [replace(recipe, outcome=outcomes.get(recipe.path)) for recipe in recipes]
+    return Context(catalog, Matrix(catalog), pins, tree, chosen, tuple(recipes))
+
+
+def release_of(catalog: Catalog, tree: Tree, recipes: list[Recipe]) -> Release:
+    """The release that a tree is of: as it was written, else by the CUDA versions and pins of its recipes."""
+    for written in written_release(tree):
+        if written in catalog.releases:
+            return catalog.releases[written]
+    releases = [catalog.releases[name] for name in recipe_releases(catalog)]
+    score: Counter[str] = Counter()
+    for recipe in recipes:
+        name = recipe.recipe_name
+        for found in releases:
+            if name and name.parsed.cuda and any(str(build.cuda) == name.parsed.cuda for build in found.cuda_builds):
+                score[found.name] += 10
+            if recipe.readable and any(pin.rev == found.nixpkgs for pin in recipe.pins):
+                score[found.name] += 1
+            if recipe.readable and recipe.upgrade and recipe.upgrade.text == str(found.version):
+                score[found.name] += 1
+    best = max(score.values(), default=0)
+    return next((found for found in reversed(releases) if score[found.name] == best), releases[-1])
+
+
+def _promised(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:
+    """The variant a file's name promises, whether or not the matrix has it or it can exist."""
+    if name is None or name.parsed.isa not in catalog.isas:
+        return None
+    gpu = catalog.gpus.get(name.parsed.gpu) if name.parsed.gpu else None
+    build = _build(release, name.parsed, gpu)
+    if build is None:
+        return None
+    return Variant(release, build, gpu, catalog.isas[name.parsed.isa], name.parsed.python or DEFAULT_PYTHON)
+
+
+def _build(release: Release, parsed: ParsedName, gpu: Gpu | None) -> Build | None:
+    if parsed.gpu is None:
+        return release.cpu_build
+    if gpu is None:
+        return None
+    return next((build for build in release.cuda_builds if str(build.cuda) == parsed.cuda), None)
+
+
+def _system(recipe: Recipe) -> str:
+    if recipe.variant:
+        return recipe.variant.platform
+    return "aarch64-linux" if "-arm" in recipe.name or recipe.name.endswith("-13_0") else "x86_64-linux"

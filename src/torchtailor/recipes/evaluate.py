@@ -1,0 +1,145 @@
+"""What real Nix says about recipes: each is evaluated, unchanged, against a strict stand-in for nixpkgs."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import msgspec
+
+from torchtailor.recipes.nix import EVALUATE, Done, run_nix
+from torchtailor.recipes.pins import Pins
+
+_BATCH = 64
+_SECONDS = 120.0
+_AT = re.compile(r"at (?:\S*?)(/\S+\.nix):(\d+)(?::\d+)?")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """A recipe as Nix sees it."""
+
+    path: str
+    pname: str
+    name: str
+    version: str
+    drv: str
+    torch: bool
+    arch_list: str | None
+    gpu_targets: tuple[str, ...]
+    cuda: str | None
+    python: str | None
+    platforms: tuple[str, ...]
+    description: str
+    long_description: str
+    broken: bool
+    allow_broken: bool
+    allow_unfree: bool
+    blas: str | None
+    overlays: int
+    magma_patches: tuple[str, ...]
+    pin: str
+    pin_hash: str | None
+    patches: int
+    cmake_flags: tuple[str, ...]
+    pre_patch: str
+    post_patch: str
+    pre_configure: str
+    pre_build: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A recipe that Nix refuses, and where."""
+
+    path: str
+    message: str
+    line: int
+
+
+Outcome = Evaluated | Failed
+
+
+def evaluate(recipes: Mapping[Path, str], pins: Pins) -> Mapping[Path, Outcome]:
+    """Evaluate recipes, each for its system. Batches that fail are taken apart, so that one cannot hide others."""
+    items = [{"path": str(path.resolve()), "system": system} for path, system in recipes.items()]
+    batches = [items[at : at + _BATCH] for at in range(0, len(items), _BATCH)]
+    with (
+        as_file(files("torchtailor.recipes").joinpath("standin")) as folder,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        run = _Runner(folder / "evaluate.nix", _pins_json(pins, Path(scratch)), Path(scratch))
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            outcomes = [outcome for found in pool.map(run.batch, batches) for outcome in found]
+    by_path = {outcome.path: outcome for outcome in outcomes}
+    return {path: by_path[str(path.resolve())] for path in recipes}
+
+
+class _Runner:
+    """Calls Nix on a list of recipes."""
+
+    def __init__(self, expression: Path, pins: Path, scratch: Path) -> None:
+        self.expression, self.pins, self.scratch = expression, pins, scratch
+
+    def batch(self, items: Sequence[Mapping[str, str]]) -> list[Outcome]:
+        done = self._call(items)
+        if done.code == 0:
+            return list(msgspec.json.decode(done.out, type=list[Evaluated]))
+        if len(items) == 1:
+            return [_failed(items[0]["path"], done.err)]
+        culprits = _named(done.err, items)
+        rest = [item for item in items if item["path"] not in culprits]
+        if culprits and rest:
+            alone = [outcome for item in items if item["path"] in culprits for outcome in self.batch([item])]
+            return alone + self.batch(rest)
+        middle = len(items) // 2
+        return self.batch(items[:middle]) + self.batch(items[middle:])
+
+    def _call(self, items: Sequence[Mapping[str, str]]) -> Done:
+        with tempfile.NamedTemporaryFile("wb", dir=self.scratch, suffix=".json", delete=False) as listing:
+            listing.write(msgspec.json.encode(items))
+        arguments = [str(self.expression)]
+        for name, file in (("recipes", listing.name), ("pins", self.pins)):
+            arguments += ["--arg", name, f"builtins.readFile {file}"]
+        return run_nix("nix-instantiate", [*EVALUATE, *arguments], timeout=_SECONDS)
+
+
+def _pins_json(pins: Pins, scratch: Path) -> Path:
+    rows = {
+        row.rev: {
+            "torch": row.torch,
+            "cuda": row.cuda,
+            "pythons": row.pythons,
+            "broken_cuda": row.broken_cuda,
+        }
+        for row in pins.file.nixpkgs
+    }
+    path = scratch / "pins.json"
+    # A revision we know nothing of is taken for the newest one that we do know.
+    path.write_bytes(msgspec.json.encode({**rows, "": list(rows.values())[-1]}))
+    return path
+
+
+def _named(error: str, items: Sequence[Mapping[str, str]]) -> set[str]:
+    """The recipes of a batch that an error names."""
+    mentioned = {match[1] for match in _AT.finditer(_COLOURS.sub("", error))}
+    return {item["path"] for item in items if item["path"] in mentioned}
+
+
+def _failed(path: str, error: str) -> Failed:
+    text = _COLOURS.sub("", error)
+    line = next((int(match[2]) for match in _AT.finditer(text) if match[1] == path), 1)
+    first = next((part.strip() for part in text.splitlines() if part.strip().startswith("error:")), text.strip())
+    return Failed(path, first.removeprefix("error:").strip() or "Nix does not say why", line)
+
+
+def check_syntax(path: Path) -> Failed | None:
+    """What Nix's own parser says about a file; None when it parses."""
+    done = run_nix("nix-instantiate", ["--store", "dummy://", "--parse", str(path.resolve())], timeout=_SECONDS)
+    return None if done.code == 0 else _failed(str(path.resolve()), done.err)

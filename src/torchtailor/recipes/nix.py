@@ -1,0 +1,74 @@
+"""Real Nix: where it is, and how it is called without a store, a network or a configuration of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torchtailor.errors import EnvironmentProblem
+
+# Evaluation alone: nothing is built or copied, so that no /nix is needed.
+EVALUATE = ("--store", "dummy://", "--readonly-mode", "--eval", "--strict", "--json")
+_INSTALL = "Install Nix, on Debian and Ubuntu with `apt-get install nix-bin`."
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished run of Nix."""
+
+    code: int
+    out: str
+    err: str
+
+
+@cache
+def find_tool(name: str) -> Path | None:
+    """The path of `nix-instantiate`, `nix-build`, `nix` or `flox`; None where it is not installed."""
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def has_nix() -> bool:
+    return find_tool("nix-instantiate") is not None
+
+
+def need_tool(name: str) -> Path:
+    found = find_tool(name)
+    if found is None:
+        raise EnvironmentProblem(f"{name} is not installed.", _INSTALL)
+    return found
+
+
+def run_nix(
+    tool: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout: float | None = None,
+) -> Done:
+    """Run a tool of Nix to its end."""
+    command = [str(need_tool(tool)), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=timeout,
+            env={**os.environ, **(environment or {})},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentProblem(
+            f"{tool} did not answer within {timeout:.0f} s.", "Is the machine overloaded? Try again."
+        ) from error
+    except OSError as error:
+        raise EnvironmentProblem(f"{tool} could not be started: {error.strerror}.", _INSTALL) from error
+    return Done(done.returncode, done.stdout, done.stderr)

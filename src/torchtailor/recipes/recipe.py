@@ -1,0 +1,249 @@
+"""One recipe as the audit sees it: what its name promises, what its source says, what Nix makes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torchtailor.errors import NoMatchError
+from torchtailor.recipes.evaluate import Evaluated, Failed, Outcome
+from torchtailor.recipes.header import Origin, origin
+from torchtailor.recipes.shell import Command, commands, exports
+from torchtailor.recipes.syntax import Binding, Line, Source
+from torchtailor.variants.matrix import ParsedName
+from torchtailor.variants.variant import Variant
+
+_NAME = re.compile(r"(pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+)(?:-(.+))?")
+_ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
+_BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
+_PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeName:
+    """A file's name in the seeds' style, with what comes after it (`-magma`, `-nightly`)."""
+
+    base: str
+    suffix: str
+    parsed: ParsedName
+
+    @classmethod
+    def parse(cls, name: str) -> RecipeName | None:
+        match = _NAME.fullmatch(name)
+        if not match:
+            return None
+        try:
+            return cls(match[1], match[2] or "", ParsedName.parse(match[1]))
+        except NoMatchError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class PinUse:
+    """A nixpkgs revision that a recipe fetches."""
+
+    rev: str
+    hash: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe file."""
+
+    name: str
+    path: Path
+    text: str
+    variant: Variant | None = None
+    outcome: Outcome | None = None
+
+    @cached_property
+    def source(self) -> Source:
+        return Source(self.text)
+
+    @property
+    def origin(self) -> Origin:
+        return origin(self.text)
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        return self.outcome if isinstance(self.outcome, Evaluated) else None
+
+    @property
+    def failed(self) -> Failed | None:
+        return self.outcome if isinstance(self.outcome, Failed) else None
+
+    @cached_property
+    def recipe_name(self) -> RecipeName | None:
+        return RecipeName.parse(self.name)
+
+    @property
+    def nightly(self) -> bool:
+        return bool(self.recipe_name and self.recipe_name.suffix.startswith("nightly"))
+
+    @property
+    def readable(self) -> bool:
+        return self.source.error_line is None
+
+    @cached_property
+    def is_torch(self) -> bool:
+        """Whether it is a recipe of PyTorch that the matrix's rules are for."""
+        return bool(self.recipe_name) and self.readable and not self.name.endswith("-wrapper")
+
+    # What it builds
+
+    @cached_property
+    def attributes(self) -> tuple[Binding, ...]:
+        """What the outermost `overrideAttrs` (or builder) sets."""
+        calls = self.source.calls
+        found = [argument for name, _, argument in calls if name == ".overrideAttrs"]
+        found += [
+            argument
+            for name, _, argument in calls
+            if name.endswith(_BUILDERS) and not name.startswith(("prev.", "pprev.", "super."))
+        ]
+        return self.source.inside(found[0]) if found else ()
+
+    @cached_property
+    def override(self) -> tuple[Binding, ...]:
+        """What `torch.override { ... }` sets."""
+        for name, _, argument in self.source.calls:
+            if name.endswith(("torch.override", "pytorch.override")):
+                return self.source.inside(argument)
+        return ()
+
+    @property
+    def overrides_torch(self) -> bool:
+        return any(
+            name.endswith((".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs"))
+            for name, _, _ in self.source.calls
+        )
+
+    def attribute(self, name: str) -> Binding | None:
+        return next((binding for binding in self.attributes if binding.name == name), None)
+
+    @cached_property
+    def pname(self) -> Line | None:
+        binding = self.attribute("pname") or self.source.last("pname")
+        if self.evaluated:
+            return Line(binding.line if binding else 1, self.evaluated.pname)
+        value = self.source.value(binding.node) if binding else None
+        return Line(binding.line, value) if binding and isinstance(value, str) else None
+
+    @cached_property
+    def architecture(self) -> Line | None:
+        """`gpuArchSM`, or what stands in gpuTargets."""
+        for name in ("gpuArchSM", "gpuTargets"):
+            binding = self.source.last(name)
+            value = self.source.value(binding.node) if binding else None
+            if isinstance(value, tuple):
+                value = ";".join(value)
+            if binding and isinstance(value, str):
+                return Line(binding.line, value)
+        return None
+
+    @cached_property
+    def targets(self) -> Line | None:
+        """What goes into TORCH_CUDA_ARCH_LIST."""
+        binding = next((item for item in self.override if item.name == "gpuTargets"), None)
+        if self.evaluated and self.evaluated.arch_list is not None:
+            return Line(binding.line if binding else 1, self.evaluated.arch_list)
+        value = self.source.value(binding.node) if binding else None
+        return Line(binding.line, ";".join(value)) if binding and isinstance(value, tuple) else None
+
+    @cached_property
+    def cpu_flags(self) -> Line | None:
+        binding = self.source.last("cpuFlags")
+        value = self.source.value(binding.node) if binding else None
+        return Line(binding.line, " ".join(value)) if binding and isinstance(value, tuple) else None
+
+    @cached_property
+    def platforms(self) -> tuple[tuple[str, ...], int] | None:
+        binding = self.source.last("platforms")
+        if self.evaluated:
+            return self.evaluated.platforms, binding.line if binding else 1
+        value = self.source.value(binding.node) if binding else None
+        return (value, binding.line) if binding and isinstance(value, tuple) else None
+
+    @cached_property
+    def pins(self) -> tuple[PinUse, ...]:
+        found = []
+        for name, line, argument in self.source.calls:
+            if not name.endswith("fetchTarball"):
+                continue
+            fields = {binding.name: self.source.value(binding.node) for binding in self.source.inside(argument)}
+            url = fields.get("url") if fields else self.source.value(argument)
+            match = _ARCHIVE.search(url) if isinstance(url, str) else None
+            if match:
+                where = next((b.line for b in self.source.inside(argument) if b.name == "url"), line)
+                found.append(PinUse(match[1], str(fields.get("sha256") or ""), where))
+        return tuple(found)
+
+    @cached_property
+    def upgrade(self) -> Line | None:
+        """The version that an overlay gives to torch."""
+        for name, _, argument in self.source.calls:
+            if name.endswith("torch.overrideAttrs") and not name.startswith("nixpkgs"):
+                for binding in self.source.inside(argument):
+                    value = self.source.value(binding.node)
+                    if binding.name == "version" and isinstance(value, str):
+                        return Line(binding.line, value)
+        return None
+
+    @cached_property
+    def cleared_patches(self) -> tuple[int, ...]:
+        """Lines where torch's patches are replaced by none."""
+        calls = [(name, argument) for name, _, argument in self.source.calls if name.endswith(".overrideAttrs")]
+        arguments = [argument for name, argument in calls if "magma" not in name]
+        return tuple(
+            binding.line
+            for argument in arguments
+            for binding in self.source.inside(argument)
+            if binding.name == "patches"
+            and binding.node.type == "list_expression"
+            and not any(child.type != "comment" for child in binding.node.named_children)
+        )
+
+    # What its build does
+
+    @cached_property
+    def phases(self) -> dict[str, tuple[Line, ...]]:
+        """The shell of each phase, of every overrideAttrs."""
+        found: dict[str, tuple[Line, ...]] = {}
+        for binding in self.source.named(*_PHASES):
+            found[binding.name] = found.get(binding.name, ()) + self.source.lines(binding.node)
+        return found
+
+    @cached_property
+    def shell(self) -> tuple[Command, ...]:
+        return tuple(command for lines in self.phases.values() for command in commands(lines))
+
+    @cached_property
+    def exported(self) -> dict[str, tuple[str, int]]:
+        """Environment variables of the build: exported in a phase, or attributes of the derivation."""
+        found = {
+            binding.name: (str(value), binding.line)
+            for binding in self.attributes
+            if binding.name.isupper() and (value := self.source.value(binding.node)) is not None
+        }
+        return found | exports(self.shell)
+
+    # What it claims
+
+    @cached_property
+    def claims(self) -> tuple[Line, ...]:
+        """What people read: comments, descriptions, and what the build echoes."""
+        found = list(self.source.comments)
+        for binding in self.source.named("description", "longDescription"):
+            found += self.source.lines(binding.node)
+        for command in self.shell:
+            if not command.document and command.words[0] == "echo":
+                found.append(Line(command.line, command.text))
+        return tuple(sorted(found, key=lambda line: line.number))
+
+    def commands_with(self, *words: str) -> Iterator[Command]:
+        """Commands (and lines of here-documents) in which every word occurs."""
+        return (command for command in self.shell if all(word in command.text for word in words))

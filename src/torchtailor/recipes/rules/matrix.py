@@ -1,0 +1,146 @@
+"""Rules about the tree against the matrix: what is missing, redundant, impossible, unknown or out of date."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.errors import NoMatchError
+from torchtailor.recipes.blueprint import Blas, Blueprint
+from torchtailor.recipes.header import Origin
+from torchtailor.recipes.recipe import Recipe
+from torchtailor.recipes.render import render, spark_recipes
+from torchtailor.recipes.rules.base import Context, Severity, recipe_rule, tree_rule
+from torchtailor.recipes.write import recipe_variants
+
+
+@tree_rule(
+    "variant-missing",
+    Severity.ERROR,
+    "a variant of the release's matrix that has no recipe",
+    "`torchtailor recipes write DIR NAME` writes it.",
+)
+def variant_missing(context: Context) -> Iterator[tuple[Path, int, str]]:
+    wanted = recipe_variants(context.catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
+    for variant in wanted:
+        if variant.name not in context.names:
+            yield (
+                context.tree.pkgs / f"{variant.name}.nix",
+                1,
+                f"release {context.release.name} has it, this tree does not",
+            )
+
+
+@recipe_rule(
+    "variant-impossible",
+    Severity.ERROR,
+    "a combination that cannot exist (x86 with SM110 or SM121, a GPU that the CUDA version does not compile for)",
+    "Delete it: `torchtailor recipes migrate --prune`.",
+)
+def variant_impossible(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+    if recipe.variant:
+        for reason in context.matrix.why_impossible(recipe.variant):
+            yield 1, reason.text
+
+
+@recipe_rule(
+    "variant-redundant",
+    Severity.ERROR,
+    "a second recipe for the same variant (`-magma`)",
+    "Delete it: `torchtailor recipes migrate --prune`.",
+)
+def variant_redundant(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+    name = recipe.recipe_name
+    if name and name.suffix and recipe.name not in spark_names(context):
+        other = "is in this tree too" if name.base in context.names else "is the canonical name"
+        yield 1, f"the suffix -{name.suffix} is not canonical: {name.base} {other}"
+
+
+@recipe_rule(
+    "variant-unlisted",
+    Severity.WARNING,
+    "a possible variant that the release does not list",
+    "Delete it, or add a row to the release in torchtailor.toml.",
+)
+def variant_unlisted(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+    name = recipe.recipe_name
+    if name is None or name.suffix or recipe.variant is None or context.matrix.why_impossible(recipe.variant):
+        return
+    try:
+        context.matrix.resolve(name.base, release=context.release.name)
+    except NoMatchError:
+        yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} with this CUDA"
+
+
+@recipe_rule(
+    "file-unknown",
+    Severity.WARNING,
+    "a file in pkgs that is no recipe of the matrix",
+    "Move it elsewhere, or name it in the matrix's style.",
+)
+def file_unknown(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+    if recipe.name in spark_names(context):
+        return
+    if recipe.recipe_name is None:
+        yield 1, "its name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
+    elif recipe.variant is None:
+        yield 1, f"no GPU, CUDA or instruction set of release {context.release.name} has this name"
+
+
+@recipe_rule(
+    "stale",
+    Severity.ERROR,
+    "a generated recipe that the catalog would write differently now",
+    "Run `torchtailor recipes write`.",
+)
+def stale(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+    if recipe.origin is not Origin.GENERATED:
+        return
+    if recipe.name in spark_names(context):
+        texts = [spark_recipes(context.catalog, context.pins)[recipe.name]]
+    elif recipe.variant and recipe.recipe_name and not recipe.recipe_name.suffix:
+        kinds = [Blas.OPENBLAS]
+        if recipe.variant.gpu is None and recipe.variant.arch == "x86_64":
+            kinds.append(Blas.MKL)
+        texts = [render(Blueprint(context.catalog, context.pins, recipe.variant, blas)) for blas in kinds]
+    else:
+        return
+    if recipe.text not in texts:
+        line = next(
+            (at for at, (a, b) in enumerate(zip(recipe.text.splitlines(), texts[0].splitlines(), strict=False), 1)
+             if a != b and not a.startswith("# torchtailor-content")), 1)  # fmt: skip
+        yield line, "the catalog says something else by now"
+
+
+@tree_rule(
+    "manifest-clash",
+    Severity.ERROR,
+    "a name in the manifest's [build] that is a recipe's too: Flox refuses both",
+    "Take it out of [build] in .flox/env/manifest.toml.",
+)
+def manifest_clash(context: Context) -> Iterator[tuple[Path, int, str]]:
+    path = context.tree.flox / "env" / "manifest.toml"
+    if not path.is_file():
+        return
+    text = path.read_text("utf-8", errors="replace")
+    try:
+        build = tomllib.loads(text).get("build", {})
+    except tomllib.TOMLDecodeError as error:
+        yield path, 1, f"it is not TOML: {error}"
+        return
+    for name in build if isinstance(build, dict) else ():
+        if name in context.names:
+            line = next((at for at, row in enumerate(text.splitlines(), 1) if name in row.partition("#")[0]), 1)
+            yield path, line, f"[build] has {name}, and so has .flox/pkgs"
+
+
+def spark_names(context: Context) -> frozenset[str]:
+    """What `recipes write --spark` adds to a tree of that release."""
+    spark = context.pins.file.spark
+    if spark.release != context.release.name:
+        return frozenset()
+    tag = spark.cuda.replace(".", "_")
+    nightly = f"pytorch-python313-cuda{tag}-sm{spark.gpu.replace('.', '')}-{spark.isa}-nightly"
+    return frozenset({nightly, f"{nightly}-wrapper", *(f"{component.name}-{tag}" for component in spark.component)})

@@ -1,0 +1,416 @@
+# A stand-in for nixpkgs, strict where nixpkgs is strict: unknown override arguments, unknown attributes, CUDA and
+# Python sets that the pin does not have are errors. It knows as much of nixpkgs as PyTorch recipes touch.
+{
+  pin, # { url, rev, sha256, torch, cuda, pythons, broken_cuda }
+  system ? builtins.currentSystem,
+  localSystem ? { inherit system; },
+  config ? { },
+  overlays ? [ ],
+}:
+
+let
+  platform = localSystem.system;
+
+  lib = rec {
+    inherit (builtins)
+      attrNames
+      attrValues
+      concatMap
+      concatStringsSep
+      elem
+      elemAt
+      filter
+      head
+      isAttrs
+      isList
+      isString
+      length
+      listToAttrs
+      mapAttrs
+      match
+      removeAttrs
+      replaceStrings
+      tail
+      ;
+    fakeHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    fakeSha256 = "0000000000000000000000000000000000000000000000000000000000000000";
+    hasPrefix = prefix: text: builtins.substring 0 (builtins.stringLength prefix) text == prefix;
+    hasInfix = infix: text: replaceStrings [ infix ] [ "" ] text != text;
+    hasSuffix =
+      suffix: text:
+      let
+        from = builtins.stringLength text - builtins.stringLength suffix;
+      in
+      from >= 0 && builtins.substring from (-1) text == suffix;
+    optional = condition: value: if condition then [ value ] else [ ];
+    optionals = condition: values: if condition then values else [ ];
+    optionalString = condition: text: if condition then text else "";
+    optionalAttrs = condition: attrs: if condition then attrs else { };
+    concatMapStringsSep = separator: f: list: concatStringsSep separator (map f list);
+    toList = value: if isList value then value else [ value ];
+    getOutput = output: package: package.${output} or package;
+    getDev = getOutput "dev";
+    getLib = getOutput "lib";
+    getBin = getOutput "bin";
+    getName = package: package.pname or package.name;
+    versionAtLeast = a: b: builtins.compareVersions a b >= 0;
+    versionOlder = a: b: builtins.compareVersions a b < 0;
+    cmakeFeature = name: value: "-D${name}:STRING=${value}";
+    cmakeBool = name: value: "-D${name}:BOOL=${if value then "TRUE" else "FALSE"}";
+    escapeShellArg = text: "'${text}'";
+    licenses.bsd3 = {
+      spdxId = "BSD-3-Clause";
+      free = true;
+    };
+    platforms = {
+      linux = [
+        "x86_64-linux"
+        "aarch64-linux"
+      ];
+      darwin = [
+        "x86_64-darwin"
+        "aarch64-darwin"
+      ];
+    };
+    fix =
+      f:
+      let
+        result = f result;
+      in
+      result;
+    # `override` after `overrideAttrs` keeps what overrideAttrs did, as in nixpkgs
+    makeOverridable =
+      f: args:
+      let
+        result = f args;
+        again = new: makeOverridable f (args // (if builtins.isFunction new then new args else new));
+      in
+      result
+      // {
+        override = again;
+      }
+      // optionalAttrs (result ? overrideAttrs) {
+        overrideAttrs = change: makeOverridable (newArgs: (f newArgs).overrideAttrs change) args;
+      };
+  };
+
+  plain = value: if builtins.isBool value then (if value then "1" else "") else value;
+
+  mkDerivation =
+    attrs:
+    let
+      env = attrs.env or { };
+      overlap = builtins.attrNames (builtins.intersectAttrs env attrs);
+      name = attrs.name or "${attrs.pname}-${attrs.version}";
+      environment = builtins.mapAttrs (_: plain) (
+        env
+        // removeAttrs attrs [
+          "env"
+          "meta"
+          "passthru"
+        ]
+      );
+      drv =
+        if overlap != [ ] then
+          throw "The `env` attribute set cannot contain any attributes passed to derivation: ${toString overlap}"
+        else
+          derivation (
+            environment
+            // {
+              inherit name;
+              system = platform;
+              builder = "/bin/sh";
+              args = [
+                "-c"
+                ": > $out"
+              ];
+            }
+          );
+    in
+    removeAttrs attrs [ "outputs" ]
+    // {
+      inherit name;
+      inherit (drv) drvPath outPath type;
+      passthru = attrs.passthru or { };
+      meta = attrs.meta or { };
+      overrideAttrs =
+        change:
+        let
+          once = change attrs;
+          new = if builtins.isFunction once then (change attrs) attrs else once;
+        in
+        if builtins.isAttrs new then mkDerivation (attrs // new) else throw "overrideAttrs wants an attribute set";
+    }
+    // (attrs.passthru or { });
+
+  package =
+    pname: version: extra:
+    mkDerivation ({ inherit pname version; } // extra);
+
+  fetcher =
+    kind: required: args:
+    let
+      given = args.hash or args.sha256 or "";
+    in
+    if builtins.filter (name: !(args ? ${name})) required != [ ] then
+      throw "${kind}: ${toString required} are required"
+    else if given == "" then
+      package kind "0" { outputHash = ""; }
+    else
+      package kind "0" { outputHash = given; };
+
+  componentVersions = {
+    "13.0" = {
+      cuda_nvcc = "13.0.88";
+      cudnn = "9.13.0.50";
+      nccl = "2.28.7-1";
+      libcusparse_lt = "0.8.1.1";
+    };
+  };
+
+  cudaSet =
+    version:
+    let
+      names = [
+        "cuda_cccl"
+        "cuda_cudart"
+        "cuda_cupti"
+        "cuda_nvcc"
+        "cuda_nvml_dev"
+        "cuda_nvrtc"
+        "cuda_nvtx"
+        "cuda_profiler_api"
+        "cudatoolkit"
+        "cudnn"
+        "libcublas"
+        "libcufft"
+        "libcufile"
+        "libcurand"
+        "libcusolver"
+        "libcusparse"
+        "libcusparse_lt"
+        "nccl"
+      ];
+      scope =
+        extra:
+        let
+          base =
+            builtins.listToAttrs (
+              map (name: {
+                inherit name;
+                value = package name (componentVersions.${version}.${name} or version) { };
+              }) names
+            )
+            // {
+              cudaMajorMinorVersion = version;
+              cudaMajorVersion = builtins.head (builtins.match "([0-9]+)[.].*" version);
+            };
+          self = base // extra self base;
+        in
+        self
+        // {
+          overrideScope =
+            change:
+            scope (
+              final: prev:
+              let
+                first = extra final prev;
+              in
+              first // change final (prev // first)
+            );
+        };
+    in
+    scope (_: _: { });
+
+  attributeOf = version: "cudaPackages_" + builtins.replaceStrings [ "." ] [ "_" ] version;
+  cudaVersions = builtins.attrNames pin.cuda;
+  newestOf =
+    major:
+    builtins.foldl' (
+      best: version: if best == null || builtins.compareVersions version best > 0 then version else best
+    ) null (builtins.filter (version: lib.hasPrefix "${major}." version) cudaVersions);
+
+  torchFunction =
+    pkgs: python: # formal parameters of nixpkgs' torch, and no others
+    {
+      cudaSupport ? config.cudaSupport or false,
+      rocmSupport ? config.rocmSupport or false,
+      cudaPackages ? pkgs.cudaPackages,
+      rocmPackages ? { },
+      gpuTargets ? [ ],
+      magma ? pkgs.magma,
+      magma-hip ? pkgs.magma,
+      magma-cuda-static ? pkgs.magma-cuda-static,
+      effectiveMagma ? if cudaSupport then magma-cuda-static else magma,
+      useSystemNccl ? cudaSupport,
+      MPISupport ? false,
+      mpi ? null,
+      buildDocs ? false,
+      tritonSupport ? true,
+      triton ? null,
+      triton-cuda ? null,
+      _tritonEffective ? null,
+      mklDnnSupport ? true,
+      blas ? pkgs.blas,
+      vulkanSupport ? false,
+      stdenv ? null,
+    }:
+    let
+      setBool = value: if value then "1" else "0";
+    in
+    mkDerivation {
+      pname = "torch";
+      version = pin.torch;
+      # buildPythonPackage makes the name itself
+      name = "python${python}-torch-${pin.torch}";
+      src = fetcher "source" [ ] { hash = lib.fakeHash; };
+      patches = [ ./clang.patch ] ++ lib.optional cudaSupport ./fix-cmake-cuda-toolkit.patch;
+      postPatch = lib.optionalString cudaSupport "rm cmake/Modules/FindCUDAToolkit.cmake\n";
+      preConfigure = lib.optionalString cudaSupport ''
+        export TORCH_CUDA_ARCH_LIST="${lib.concatStringsSep ";" gpuTargets}"
+      '';
+      preBuild = ''
+        export MAX_JOBS=$NIX_BUILD_CORES
+        python setup.py build --cmake-only
+      '';
+      dontUseCmakeConfigure = true;
+      cmakeFlags = [ (lib.cmakeFeature "CUDAToolkit_VERSION" cudaPackages.cudaMajorMinorVersion) ];
+      buildInputs = [
+        blas
+        blas.provider
+      ]
+      ++ lib.optionals cudaSupport [
+        cudaPackages.cuda_cccl
+        cudaPackages.cuda_cudart
+        cudaPackages.cudnn
+        cudaPackages.nccl
+        effectiveMagma
+      ];
+      nativeBuildInputs = lib.optional cudaSupport cudaPackages.cuda_nvcc;
+      USE_NNPACK = 1;
+      USE_MKLDNN = setBool mklDnnSupport;
+      USE_NCCL = setBool useSystemNccl;
+      PYTORCH_BUILD_VERSION = pin.torch;
+      env.NIX_CFLAGS_COMPILE = "-Wno-error";
+      requiredSystemFeatures = [ "big-parallel" ];
+      passthru = {
+        inherit cudaSupport cudaPackages gpuTargets;
+        blasProvider = blas.provider;
+        pythonModule.pythonVersion = python;
+        standin = {
+          inherit pin config;
+          overlays = builtins.length overlays;
+          magmaPatches = map (patch: patch.patchName or "") (effectiveMagma.patches or [ ]);
+        };
+      };
+      meta = {
+        description = "PyTorch";
+        license = lib.licenses.bsd3;
+        platforms = lib.platforms.linux;
+        broken = cudaSupport && builtins.elem (builtins.fromJSON cudaPackages.cudaMajorVersion) pin.broken_cuda;
+      };
+    };
+
+  pythonSet =
+    pkgs: python:
+    lib.makeOverridable (
+      {
+        overrides ? (_: _: { }),
+      }:
+      lib.fix (
+        self:
+        let
+          base = {
+            torch = lib.makeOverridable (torchFunction pkgs python) { };
+            pytorch = self.torch;
+            pythonVersion = python;
+          };
+        in
+        base // overrides self base
+      )
+    ) { };
+
+  base =
+    pkgs:
+    {
+      inherit lib config pkgs;
+      callPackage =
+        f: args:
+        let
+          function = if builtins.isFunction f then f else import f;
+        in
+        lib.makeOverridable function (builtins.intersectAttrs (builtins.functionArgs function) pkgs // args);
+      stdenv = {
+        inherit mkDerivation;
+        hostPlatform = {
+          system = platform;
+          isLinux = lib.hasSuffix "-linux" platform;
+          isDarwin = lib.hasSuffix "-darwin" platform;
+          isx86_64 = lib.hasPrefix "x86_64" platform;
+          isAarch64 = lib.hasPrefix "aarch64" platform;
+        };
+      };
+      fetchurl = fetcher "fetchurl" [ ];
+      fetchpatch = args: fetcher "fetchpatch" [ "url" ] args // { patchName = args.name or ""; };
+      fetchFromGitHub =
+        {
+          owner,
+          repo,
+          rev ? null,
+          tag ? null,
+          hash ? "",
+          sha256 ? "",
+          fetchSubmodules ? false,
+          name ? "source",
+        }:
+        if rev == null && tag == null then
+          throw "fetchFromGitHub wants a rev or a tag"
+        else
+          fetcher "source" [ ] { hash = if hash != "" then hash else sha256; };
+      openblas = package "openblas" "0.3" { };
+      mkl = package "mkl" "2024" { meta.license.free = false; };
+      blas = lib.makeOverridable (
+        { blasProvider }: package "blas" "3" { passthru.provider = blasProvider; }
+      ) { blasProvider = pkgs.openblas; };
+      lapack = lib.makeOverridable (
+        { lapackProvider }: package "lapack" "3" { passthru.provider = lapackProvider; }
+      ) { lapackProvider = pkgs.openblas; };
+      magma = lib.makeOverridable (
+        {
+          cudaSupport ? config.cudaSupport or false,
+          rocmSupport ? false,
+          static ? false,
+          cudaPackages ? pkgs.cudaPackages,
+        }:
+        package "magma" "2.9.0" {
+          patches = [ ];
+          passthru = { inherit cudaPackages; };
+        }
+      ) { };
+      magma-cuda = pkgs.magma.override {
+        cudaSupport = true;
+        rocmSupport = false;
+      };
+      magma-cuda-static = pkgs.magma-cuda.override { static = true; };
+      addDriverRunpath = package "add-driver-runpath" "1" { };
+      cudaPackages = pkgs.cudaPackages_12;
+      python3Packages = pkgs.python313Packages;
+    }
+    // builtins.listToAttrs (
+      map (version: {
+        name = "python${builtins.replaceStrings [ "." ] [ "" ] version}Packages";
+        value = pythonSet pkgs version;
+      }) pin.pythons
+    )
+    // builtins.listToAttrs (
+      map (version: {
+        name = attributeOf version;
+        value = cudaSet version;
+      }) cudaVersions
+    )
+    // {
+      cudaPackages_12 = pkgs.${attributeOf (newestOf "12")};
+      cudaPackages_13 = pkgs.${attributeOf (newestOf "13")};
+    };
+in
+lib.fix (final: builtins.foldl' (prev: overlay: prev // overlay final prev) (base final) overlays)
