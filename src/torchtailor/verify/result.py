@@ -43,12 +43,12 @@ class Check:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, level: Level, name: str, passed: bool, reason: str = "", **details: Any) -> Check:
+    def of(cls, level: Level, name: str, passed: bool, reason: str = "", /, **details: Any) -> Check:
         """A check that was made, from whether it passed."""
         return cls(level, name, Outcome.PASS if passed else Outcome.FAIL, reason, details)
 
     @classmethod
-    def not_applicable(cls, level: Level, name: str, reason: str, **details: Any) -> Check:
+    def not_applicable(cls, level: Level, name: str, reason: str, /, **details: Any) -> Check:
         """A check that could not be made here, and why."""
         return cls(level, name, Outcome.NOT_APPLICABLE, reason, details)
 

@@ -46,9 +46,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert again.checks[1].details["stderr"] == "boom"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", '{"format": 9}', '{"format":1,"target":"x","checks":[{}]}']
-)
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"format": 9}', '{"format":1,"target":"x","checks":[{}]}'])
 def test_bad_json(text: str) -> None:
     with pytest.raises(BadInputError):
         from_json(text)

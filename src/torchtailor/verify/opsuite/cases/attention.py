@@ -48,7 +48,7 @@ def _inference(site: Site, backend: str) -> Any:
         return F.scaled_dot_product_attention(query, key, value)
 
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
     "dim128": {"dim": 128, "tokens": 130},
