@@ -24,6 +24,11 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring."),
+    "build": Command("build", "Make an installable set of wheels for a variant."),
+    "install": Command("install", "Build if needed, and install into an environment."),
+    "publish": Command("publish", "Add built variants to an index for others."),
+    "history": Command("history", "Show every attempt to build."),
+    "cache": Command("cache", "Show or empty the cache of wheels."),
     "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
 }
 

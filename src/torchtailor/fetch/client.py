@@ -51,7 +51,11 @@ class StatusError(NetworkError):
 
 
 class UnreachableError(NetworkError):
-    """No answer, or one that broke off."""
+    """No answer, or one that broke off; `lasting` where waiting will hardly help."""
+
+    def __init__(self, message: str, hint: str = "", *, lasting: bool = False) -> None:
+        super().__init__(message, hint)
+        self.lasting = lasting
 
 
 class Client:
@@ -115,7 +119,10 @@ class Client:
         try:
             response = self._pool(url).request(method, address, headers=sent, preload_content=False, redirect=True)
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error)) from error
+            lasting = isinstance(getattr(error, "reason", error), urllib3.exceptions.NameResolutionError)
+            raise UnreachableError(
+                f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error), lasting=lasting
+            ) from error
         try:
             if response.status not in accept:
                 raise _status_problem(response, url)
@@ -132,7 +139,8 @@ class Client:
             try:
                 return once()
             except (StatusError, UnreachableError) as error:
-                if attempt + 1 == attempts or not worth_retrying(error):
+                unknown_name = isinstance(error, UnreachableError) and error.lasting and attempt > 0
+                if attempt + 1 == attempts or unknown_name or not worth_retrying(error):
                     raise
                 time.sleep(wait_before(attempt, error))
         raise AssertionError("unreachable")
@@ -239,6 +247,8 @@ def _reason(error: BaseException) -> str:
     """The innermost cause, in the fewest words."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
         return _reason(error.reason)
+    if isinstance(error, urllib3.exceptions.NameResolutionError):
+        return "its name is not known here"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rsplit(": ", 1)[-1]
     if isinstance(error, urllib3.exceptions.TimeoutError):

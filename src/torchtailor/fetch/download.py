@@ -82,7 +82,7 @@ class Downloader:
         self._stop = threading.Event()
 
     def fetch(self, files: Sequence[WheelFile], watcher: Watcher | None = None) -> dict[str, Fetched]:
-        """All files, largest first, by file name; stops all at the first failure or at Ctrl-C."""
+        """All files, largest first, by address; stops all at the first failure or at Ctrl-C."""
         watcher = watcher or Silent()
         ordered = sorted(files, key=lambda file: -(file.size or 0))
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
@@ -95,7 +95,7 @@ class Downloader:
                 for future in futures:
                     future.cancel()
                 raise
-        return {futures[future].filename: future.result() for future in _failures_first(futures)}
+        return {futures[future].url: future.result() for future in _failures_first(futures)}
 
     def missing(self, files: Sequence[WheelFile]) -> tuple[WheelFile, ...]:
         """The files that would have to come over the network."""

@@ -38,7 +38,7 @@ def file(site: Site) -> WheelFile:
 @pytest.fixture
 def fetch(settings: Callable[..., Settings], cache: Cache) -> Callable[..., Fetched]:
     def one(file: WheelFile, **changes: object) -> Fetched:
-        return Downloader(Client(settings(**changes)), cache).fetch([file])[file.filename]
+        return Downloader(Client(settings(**changes)), cache).fetch([file])[file.url]
 
     return one
 
@@ -193,7 +193,7 @@ def test_two_at_once_download_one_file(
     results: list[Fetched] = []
 
     def run() -> None:
-        results.append(Downloader(Client(settings()), cache).fetch([file])[file.filename])
+        results.append(Downloader(Client(settings()), cache).fetch([file])[file.url])
 
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:

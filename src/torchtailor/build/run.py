@@ -1,0 +1,124 @@
+"""Carries out a plan: fetch all inputs once, cut each for each GPU once, leave a wheelhouse per variant."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchtailor.build.cut import Cut, Cutter
+from torchtailor.build.ledger import Ledger, Running
+from torchtailor.build.plan import BuildPlan, Input, Treatment, VariantPlan
+from torchtailor.build.rates import CUT_KEY, FETCH_KEY
+from torchtailor.build.wheelhouse import Placed, Wheelhouse, write_wheelhouse
+from torchtailor.catalog import Capability, Catalog, Way
+from torchtailor.fetch import download
+from torchtailor.fetch.download import Downloader, Fetched
+from torchtailor.fetch.finder import Finder
+from torchtailor.tailor import settings as tailoring
+
+
+class Watcher(download.Watcher, tailoring.Watcher, Protocol):
+    """Is told how a build goes on."""
+
+    def stage(self, text: str) -> None: ...
+
+
+class Silent(download.Silent, tailoring.Unwatched):
+    """A watcher that does not care."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gave."""
+
+    wheelhouses: tuple[Wheelhouse, ...]
+    downloaded: int
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "wheelhouses": [house.to_json() for house in self.wheelhouses],
+            "downloaded": self.downloaded,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def build(
+    plan: BuildPlan, catalog: Catalog, finder: Finder, *, watcher: Watcher | None = None, ledger: Ledger | None = None
+) -> Built:
+    """Make every variant of a plan; each is in the ledger, and in its place only when it is whole."""
+    watch = watcher or Silent()
+    began = time.monotonic()
+    ledger = ledger or Ledger()
+    with ExitStack() as attempts:
+        running, ended = {}, {}
+        for item in plan.plans:
+            ended[item.name] = attempts.enter_context(ExitStack())
+            attempt = ledger.attempt(
+                item.name, Way.WHEEL, options=plan.options.to_json(), configuration=_configuration(item)
+            )
+            running[item.name] = ended[item.name].enter_context(attempt)
+        work = _Work(plan, Cutter(catalog, finder.cache, plan.options), watch, running)
+        fetched = work.fetch(Downloader(finder.client, finder.cache))
+        houses = []
+        for item in plan.plans:
+            houses.append(work.make(item, fetched))
+            ended[item.name].close()  # this one is done, whatever becomes of the next
+    downloaded = sum(item.downloaded for item in fetched.values())
+    return Built(tuple(houses), downloaded, time.monotonic() - began)
+
+
+def _configuration(plan: VariantPlan) -> dict[str, object]:
+    return {"torch": str(plan.variant.release.version), "build": plan.label, "python": plan.variant.python}
+
+
+class _Work:
+    """One run through a plan; cuts that several variants share are made once."""
+
+    def __init__(self, plan: BuildPlan, cutter: Cutter, watch: Watcher, running: dict[str, Running]) -> None:
+        self._plan, self._cutter, self._watch, self._running = plan, cutter, watch, running
+        self._cuts: dict[tuple[str, Capability], Cut] = {}
+
+    def fetch(self, downloader: Downloader) -> dict[str, Fetched]:
+        self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
+        began = time.monotonic()
+        fetched = downloader.fetch(self._plan.files, self._watch)
+        seconds = time.monotonic() - began
+        downloaded = sum(item.downloaded for item in fetched.values())
+        if downloaded > 10_000_000:
+            for running in self._running.values():
+                running.configuration[FETCH_KEY] = round(downloaded / seconds)
+        return fetched
+
+    def make(self, plan: VariantPlan, fetched: dict[str, Fetched]) -> Wheelhouse:
+        placed = [self._place(plan, item, fetched[item.file.url]) for item in plan.inputs]
+        self._say("wheelhouse", f"Writing {plan.name}", plan.name)
+        house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
+        running = self._running[plan.name]
+        running.input_bytes, running.output_bytes = house.input_bytes, house.output_bytes
+        running.stage = ""
+        return house
+
+    def _place(self, plan: VariantPlan, item: Input, stock: Fetched) -> Placed:
+        if item.treatment is not Treatment.CUT or plan.variant.gpu is None:
+            return Placed(item, stock, None)
+        gpu = plan.variant.gpu.capability
+        if (stock.sha256, gpu) not in self._cuts:
+            self._say("cut", f"Cutting {item.name} for {gpu}", plan.name)
+            began = time.monotonic()
+            cut = self._cutter.cut(stock, gpu, self._watch)
+            if not cut.from_cache and item.size > 10_000_000:
+                self._running[plan.name].configuration[CUT_KEY] = round(item.size / (time.monotonic() - began))
+            self._cuts[stock.sha256, gpu] = cut
+        return Placed(item, stock, self._cuts[stock.sha256, gpu])
+
+    def _say(self, stage: str, text: str, name: str | None = None) -> None:
+        for key, running in self._running.items():
+            if name is None or key == name:
+                running.stage = stage
+        self._watch.stage(text)

@@ -1,0 +1,93 @@
+"""`torchtailor cache`: what was fetched and made, and how to be rid of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from torchtailor.errors import UsageError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Show or empty the cache of wheels.")
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@app.callback(invoke_without_command=True)
+def main(context: typer.Context) -> None:
+    """Show or empty the cache of wheels."""
+    if context.invoked_subcommand is None:
+        list_command()
+
+
+@app.command("list")
+def list_command(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+) -> None:
+    """List wheels, half-finished downloads and what was made from them."""
+    from datetime import datetime
+
+    from torchtailor import ui
+    from torchtailor.fetch.cache import Cache
+
+    cache = Cache()
+    entries = sorted(cache.entries(), key=lambda entry: -entry.size)
+    if json:
+        rows = [
+            {"kind": item.kind.value, "name": item.name, "size": item.size, "used": item.used, "path": str(item.path)}
+            for item in entries
+        ]
+        ui.print_json({"folder": str(cache.root), "entries": rows})
+        return
+    lines = [
+        (
+            entry.kind.value,
+            entry.name,
+            ui.human_bytes(entry.size),
+            datetime.fromtimestamp(entry.used).astimezone().strftime("%Y-%m-%d %H:%M"),
+        )
+        for entry in entries
+    ]
+    if lines:
+        ui.out().print(ui.table(("kind", "name", "size", "used"), lines))
+    total = ui.human_bytes(sum(entry.size for entry in entries))
+    ui.out().print(f"{len(entries)} entries, {total} in {cache.root}", markup=False)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 30d, 8w.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+) -> None:
+    """Remove what was not used for a while (30 days, unless told otherwise)."""
+    from torchtailor import ui
+    from torchtailor.fetch.cache import Cache
+
+    if everything and older_than:
+        raise UsageError("--all and --older-than exclude each other.", "Give one of them.")
+    age = None if everything else _seconds(older_than or "30d")
+    gone = Cache().prune(older_than=age, dry_run=dry_run)
+    size = sum(entry.size for entry in gone)
+    if json:
+        ui.print_json({"removed": [entry.name for entry in gone], "bytes": size, "dry_run": dry_run})
+        return
+    done = "would be removed" if dry_run else "removed"
+    ui.out().print(f"{len(gone)} entries, {ui.human_bytes(size)} {done}.", markup=False)
+
+
+@app.command("dir")
+def dir_command() -> None:
+    """Print the folder of the cache."""
+    from torchtailor.fetch.cache import cache_dir
+
+    typer.echo(cache_dir())
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip().lower())
+    if not match:
+        raise UsageError(f"{text!r} is not a time such as 12h, 30d or 8w.")
+    return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,137 @@
+"""Static package indexes: PEP 503 pages and PEP 691 JSON with hashes and metadata files; same input, same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+
+HTML_NAME = "index.html"
+JSON_NAME = "index.json"
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+HTML_TYPE = "text/html; charset=utf-8"
+METADATA_SUFFIX = ".metadata"
+_API_VERSION = "1.1"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFile:
+    """A file as an index shows it; `url` is relative to the project's page, or a whole address."""
+
+    filename: str
+    url: str
+    sha256: str
+    size: int
+    requires_python: str = ""
+    metadata_sha256: str = ""
+
+    @property
+    def project(self) -> str:
+        return canonicalize_name(self.filename.split("-")[0])
+
+    def to_json(self) -> dict[str, object]:
+        document: dict[str, object] = {
+            "filename": self.filename,
+            "url": self.url,
+            "hashes": {"sha256": self.sha256},
+            "size": self.size,
+            "yanked": False,
+        }
+        if self.requires_python:
+            document["requires-python"] = self.requires_python
+        if self.metadata_sha256:
+            document["core-metadata"] = {"sha256": self.metadata_sha256}
+            document["dist-info-metadata"] = {"sha256": self.metadata_sha256}
+        return document
+
+    def to_html(self) -> str:
+        attributes = [f'href="{html.escape(self.url)}#sha256={self.sha256}"']
+        if self.requires_python:
+            attributes.append(f'data-requires-python="{html.escape(self.requires_python)}"')
+        if self.metadata_sha256:
+            attributes.append(f'data-core-metadata="sha256={self.metadata_sha256}"')
+            attributes.append(f'data-dist-info-metadata="sha256={self.metadata_sha256}"')
+        return f"    <a {' '.join(attributes)}>{html.escape(self.filename)}</a><br/>"
+
+
+def indexed(path: Path, sha256: str, metadata: bytes, folder: str) -> IndexedFile:
+    """A wheel on disk as an index shows it; `folder` is where it lies, as seen from a project's page."""
+    raw, _ = parse_email(metadata)
+    return IndexedFile(
+        filename=path.name,
+        url=folder + quote(path.name),
+        sha256=sha256,
+        size=path.stat().st_size,
+        requires_python=raw.get("requires_python", ""),
+        metadata_sha256=hashlib.sha256(metadata).hexdigest(),
+    )
+
+
+def project_pages(project: str, files: Iterable[IndexedFile]) -> dict[str, bytes]:
+    """The two pages of one project, by file name."""
+    ordered = sorted(files, key=lambda file: file.filename)
+    lines = "\n".join(file.to_html() for file in ordered)
+    document = {
+        "meta": {"api-version": _API_VERSION},
+        "name": project,
+        "versions": sorted({file.filename.split("-")[1] for file in ordered if file.filename.endswith(".whl")}),
+        "files": [file.to_json() for file in ordered],
+    }
+    return {HTML_NAME: _page(f"Links for {project}", lines), JSON_NAME: _json(document)}
+
+
+def root_pages(projects: Iterable[str]) -> dict[str, bytes]:
+    """The two pages that list the projects."""
+    names = sorted(set(projects))
+    lines = "\n".join(f'    <a href="{name}/">{name}</a><br/>' for name in names)
+    document = {"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}
+    return {HTML_NAME: _page("Simple index", lines), JSON_NAME: _json(document)}
+
+
+def index_pages(files: Sequence[IndexedFile]) -> dict[str, bytes]:
+    """A whole index by relative path: the root's pages and every project's."""
+    projects: dict[str, list[IndexedFile]] = {}
+    for file in files:
+        projects.setdefault(file.project, []).append(file)
+    pages = dict(root_pages(projects))
+    for name in sorted(projects):
+        pages |= {f"{name}/{page}": content for page, content in project_pages(name, projects[name]).items()}
+    return pages
+
+
+def read_project_json(content: bytes) -> tuple[IndexedFile, ...]:
+    """The files of a page written by `project_pages`, to be added to."""
+    document: Mapping[str, list[dict[str, object]]] = json.loads(content)
+    return tuple(_from_json(item) for item in document["files"])
+
+
+def _from_json(item: Mapping[str, object]) -> IndexedFile:
+    hashes, metadata = item["hashes"], item.get("core-metadata") or {}
+    assert isinstance(hashes, dict) and isinstance(metadata, dict) and isinstance(item["size"], int)
+    return IndexedFile(
+        filename=str(item["filename"]),
+        url=str(item["url"]),
+        sha256=hashes["sha256"],
+        size=item["size"],
+        requires_python=str(item.get("requires-python", "")),
+        metadata_sha256=metadata.get("sha256", ""),
+    )
+
+
+def _page(title: str, lines: str) -> bytes:
+    return (
+        "<!DOCTYPE html>\n<html>\n  <head>\n"
+        f'    <meta name="pypi:repository-version" content="{_API_VERSION}">\n'
+        f"    <title>{html.escape(title)}</title>\n  </head>\n  <body>\n{lines}\n  </body>\n</html>\n"
+    ).encode()
+
+
+def _json(document: Mapping[str, object]) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
