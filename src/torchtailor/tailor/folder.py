@@ -13,7 +13,7 @@ from torchtailor.tailor.disk import copy_file, existing, explained, working_fold
 from torchtailor.tailor.installed import Installed, find_installed
 from torchtailor.tailor.library import tailor_library
 from torchtailor.tailor.manifest import library_json, manifest
-from torchtailor.tailor.outcome import LibraryOutcome, Outcome
+from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
 from torchtailor.wheels.distribution import MANIFEST
@@ -74,37 +74,30 @@ def tailor_file(library: Path, output: Path, settings: Settings, watcher: Watche
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     consent_missing = not settings.nvidia and needs_consent(library.name, None)
-    look_only = settings.dry_run or consent_missing
+    place = None if settings.dry_run or consent_missing else target
     with explained(target.parent):
         watch.begin(library.name, library.stat().st_size)
-        if not look_only:
+        if not settings.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
         result = tailor_library(
-            library,
-            None if look_only else target,
-            settings.policy,
-            strip=settings.strips(usually=False),
-            recompress=settings.recompress,
+            library, place, settings.policy, strip=settings.strips(usually=False), recompress=settings.recompress
         )
         outcome = LibraryOutcome.of(library.name, result, consent_missing=consent_missing)
         watch.advance(result.size_before)
-        written = outcome.fate.changed and not look_only
-        if written:
-            names = {"kind": "library", "name": library.name, "sha256": result.sha256_in, "size": result.size_before}
-            output_names = {"name": target.name, "sha256": result.sha256_out, "size": result.size_after}
-            document = manifest(settings.choices(usually_strip=False), names, output_names, [library_json(outcome)])
-            write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
-    return Outcome(
-        "library",
-        library,
-        target if written else None,
-        (outcome,),
-        outcome.size_before,
-        outcome.size_after,
-        settings.dry_run,
-        result.sha256_in,
-        result.sha256_out,
-    )
+        sizes = (outcome.size_before, outcome.size_after)
+        if settings.dry_run or outcome.fate is Fate.NOTHING_FOR_TARGET:
+            return Outcome("library", library, None, (outcome,), *sizes, settings.dry_run)
+        if not outcome.fate.changed:
+            with working_folder(target.parent) as scratch:
+                copy_file(library, scratch / library.name)
+                (scratch / library.name).replace(target)
+            return Outcome("library", library, target, (outcome,), *sizes, notes=(COPIED,))
+        names = {"kind": "library", "name": library.name, "sha256": result.sha256_in, "size": result.size_before}
+        output_names = {"name": target.name, "sha256": result.sha256_out, "size": result.size_after}
+        document = manifest(settings.choices(usually_strip=False), names, output_names, [library_json(outcome)])
+        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
+    digests = (result.sha256_in, result.sha256_out)
+    return Outcome("library", library, target, (outcome,), *sizes, False, *digests)
 
 
 def _check_places(folder: Path, output: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from torchtailor.tailor.result import LibraryResult, Status
 
+COPIED = "Nothing was cut: copied as it is."
+
 
 class Fate(Enum):
     """What became of one library."""

@@ -75,14 +75,20 @@ def rebuilt(cut: Path, removed: Path) -> Iterator[bytes]:
             for piece in pieces:
                 if piece.offset is not None:
                     yield from after.chunks(piece.offset, piece.size)
-                    continue
-                left = piece.size
-                while left:
-                    chunk = reader.read(min(left, _STEP))
-                    if not chunk:
-                        raise _damaged(removed)
-                    left -= len(chunk)
-                    yield chunk
+                else:
+                    yield from _kept_apart(reader, piece.size, removed)
+
+
+def _kept_apart(reader: zstandard.ZstdDecompressionReader, size: int, removed: Path) -> Iterator[bytes]:
+    while size:
+        try:
+            chunk = reader.read(min(size, _STEP))
+        except zstandard.ZstdError as error:
+            raise _damaged(removed) from error
+        if not chunk:
+            raise _damaged(removed)
+        size -= len(chunk)
+        yield chunk
 
 
 def _read_pieces(file: BinaryIO, removed: Path) -> list[Piece]:

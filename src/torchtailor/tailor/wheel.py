@@ -12,7 +12,7 @@ from torchtailor.errors import BadInputError, UsageError
 from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.tailor.manifest import label_of, library_json, manifest
-from torchtailor.tailor.outcome import LibraryOutcome, Outcome
+from torchtailor.tailor.outcome import COPIED, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
@@ -180,7 +180,7 @@ def _copied(outcome: Outcome, folder: Path) -> Outcome:
         outcome.size_before,
         sha256_before=outcome.sha256_before,
         sha256_after=outcome.sha256_before,
-        notes=("Nothing was cut: the wheel was copied as it is.",),
+        notes=(COPIED,),
     )
 
 

@@ -1,0 +1,48 @@
+"""Whose libraries are cut only when the user says so: as the packages themselves declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchtailor.tailor.consent import needs_consent
+from torchtailor.wheels.metadata import Metadata
+
+PROPRIETARY = "License :: Other/Proprietary License"
+
+
+def package(name: str, licence: str, *classifiers: str) -> Metadata:
+    return Metadata(name, "1.0", licence, classifiers, ())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "library", "expected"),
+    [
+        # the fields of the wheels that torch 2.10 and 2.15 name
+        (package("torch", "BSD-3-Clause"), "torch/lib/libtorch_cuda.so", False),
+        (
+            package("nvidia-cublas-cu12", "NVIDIA Proprietary Software", PROPRIETARY),
+            "nvidia/cublas/lib/libcublas.so.12",
+            True,
+        ),
+        (package("nvidia-cublas", "LicenseRef-NVIDIA-Proprietary"), "nvidia/cu13/lib/libcublas.so.13", True),
+        (
+            package("nvidia-cusparselt-cu12", "NVIDIA Proprietary Software"),
+            "nvidia/cusparselt/lib/libcusparseLt.so.0",
+            True,
+        ),
+        (package("nvidia-nccl-cu12", "BSD-3-Clause", PROPRIETARY), "nvidia/nccl/lib/libnccl.so.2", False),
+        (package("nvidia-nccl-cu13", "LicenseRef-NVIDIA-Proprietary"), "nvidia/nccl/lib/libnccl.so.2", True),
+        (package("nvidia-nvtx-cu12", "Apache 2.0", PROPRIETARY), "nvidia/nvtx/lib/libnvtx3interop.so.1", False),
+        (package("cuda-bindings", "LicenseRef-NVIDIA-SOFTWARE-LICENSE"), "cuda/bindings/driver.so", True),
+        (package("nvidia-something-new", ""), "nvidia/new/lib/libnew.so", True),
+        (package("triton", "", "License :: OSI Approved :: MIT License"), "triton/_C/libtriton.so", False),
+        # NVIDIA's libraries inside of others' packages
+        (package("torch", "BSD-3-Clause"), "torch/lib/libcudnn_ops.so.9", True),
+        (package("torch", "BSD-3-Clause"), "torch/lib/libcublasLt.so.12", True),
+        # no package at all
+        (None, "lib/libcufft.so.11", True),
+        (None, "lib/libmine.so", False),
+    ],
+)
+def test_whose(metadata: Metadata | None, library: str, expected: bool) -> None:
+    assert needs_consent(library, metadata) is expected
