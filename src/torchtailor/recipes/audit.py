@@ -64,17 +64,22 @@ def audit(
 
 def audit_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Report:
     context = open_tree(catalog, tree, release=release, by_nix=by_nix)
+    return Report(tree.root, context.release.name, len(context.recipes), by_nix, audit_context(context))
+
+
+def audit_context(context: Context) -> tuple[Finding, ...]:
+    """Every rule on a tree that is open, in the order of its files."""
     findings = []
     for rule in RULES.values():
+        found: list[tuple[Path, int, str]] = []
         if rule.on_tree:
-            for path, line, message in rule.on_tree(context):
-                findings.append(Finding(rule.id, rule.severity, tree.shown(path), line, message, rule.mend))
+            found += rule.on_tree(context)
         if rule.on_recipe:
             for recipe in context.recipes:
-                for line, message in rule.on_recipe(recipe, context):
-                    findings.append(Finding(rule.id, rule.severity, tree.shown(recipe.path), line, message, rule.mend))
-    ordered = sorted(dict.fromkeys(findings), key=lambda item: (item.file, item.line, item.rule, item.message))
-    return Report(tree.root, context.release.name, len(context.recipes), by_nix, tuple(ordered))
+                found += [(recipe.path, line, message) for line, message in rule.on_recipe(recipe, context)]
+        for path, line, message in found:
+            findings.append(Finding(rule.id, rule.severity, context.tree.shown(path), line, message, rule.mend))
+    return tuple(sorted(set(findings), key=lambda item: (item.file, item.line, item.rule, item.message)))
 
 
 def open_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Context:

@@ -11,7 +11,7 @@ from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.toolkits import Dotted
 from torchtailor.errors import ImpossibleError
-from torchtailor.recipes.pins import ComponentRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
+from torchtailor.recipes.pins import ComponentRow, KeptRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 from torchtailor.variants.variant import Variant
 
 # The release whose package names carry PyTorch's version; the others' are the file's own name.
@@ -140,7 +140,18 @@ class Blueprint:
         return said
 
     @property
+    def kept(self) -> KeptRow:
+        """What the hand-made recipe of this name said, where there was one."""
+        return self.pins.kept.get(self.file_name, KeptRow())
+
+    @property
+    def cpu_flags(self) -> tuple[str, ...]:
+        return self.kept.cpu_flags or self.variant.isa.compile_flags
+
+    @property
     def description(self) -> str:
+        if self.kept.description:
+            return self.kept.description
         gpu = self.variant.gpu
         target = f"{gpu.sm.upper()} ({gpu.describe()})" if gpu else "CPUs alone"
         nightly = " nightly" if self.nightly else ""
@@ -148,6 +159,8 @@ class Blueprint:
 
     @property
     def long_description(self) -> tuple[str, ...]:
+        if self.kept.long_description:
+            return self.kept.long_description
         gpu, isa = self.variant.gpu, self.variant.isa
         lines = []
         if gpu:
@@ -188,11 +201,12 @@ class Blueprint:
             "upgrade_hash": self.pins.hash_of(upgrade) if upgrade else "",
             "stub": bool(upgrade and self.variant.gpu),
             "cccl": bool(magma),
+            "cpu_flags": [nix_string(flag) for flag in self.cpu_flags],
             "exports": self.exports,
             "cache": self.cache,
             "pname": self.pname,
-            "description": self.description,
-            "long_description": self.long_description,
+            "description": nix_string(self.description),
+            "long_description": [line.replace("''", "'''").replace("${", "''${") for line in self.long_description],
             "platform": self.variant.platform,
             "gigabytes": GIGABYTES_PER_JOB,
             "components": self.components,
@@ -203,6 +217,11 @@ class Blueprint:
 def pname_of(variant: Variant) -> str:
     """The package name, by one rule per release."""
     return variant.unique_name if variant.release.name in VERSIONED_PNAMES else variant.name
+
+
+def nix_string(text: str) -> str:
+    """Text between the quotes of a Nix string."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${").replace("\n", "\\n")
 
 
 def cuda_tag(cuda: Dotted | str | None) -> str:

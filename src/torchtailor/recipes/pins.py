@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchtailor.catalog.schema import Strict
 from torchtailor.errors import BadInputError, NoMatchError
 
 LOCK_NAME = "torchtailor-hashes.toml"
+KEPT_NAME = "torchtailor-kept.toml"
 UNKNOWN_HASH = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 _SRI = re.compile(r"sha256-[A-Za-z0-9+/]{43}=")
 
@@ -117,6 +119,14 @@ class NixFile(Strict, frozen=True):
     without: tuple[WithoutRow, ...] = ()
 
 
+class KeptRow(Strict, frozen=True):
+    """What a hand-made recipe said of its own, kept when it was migrated."""
+
+    description: str = ""
+    long_description: tuple[str, ...] = ()
+    cpu_flags: tuple[str, ...] = ()
+
+
 class LockFile(Strict, frozen=True):
     """The lock of a tree: hashes that `recipes hash` found."""
 
@@ -129,6 +139,7 @@ class Pins:
 
     file: NixFile
     lock: Mapping[str, str]
+    kept: Mapping[str, KeptRow] = field(default_factory=dict)
 
     @cached_property
     def _nixpkgs(self) -> Mapping[str, NixpkgsRow]:
@@ -165,7 +176,7 @@ def load_pins(tree: Path | None = None) -> Pins:
     """The packaged pins; with the lock of a tree (its `.flox` folder) where there is one."""
     text = files("torchtailor.catalog").joinpath("data", "nix.toml").read_text("utf-8")
     packaged = msgspec.convert(tomllib.loads(text), NixFile)
-    return Pins(packaged, read_lock(tree) if tree else {})
+    return Pins(packaged, read_lock(tree), read_kept(tree)) if tree else Pins(packaged, {})
 
 
 def read_lock(flox: Path) -> Mapping[str, str]:
@@ -186,6 +197,37 @@ def read_lock(flox: Path) -> Mapping[str, str]:
                 "Delete that line and run `torchtailor recipes hash` again.",
             )
     return dict(lock.hashes)
+
+
+def read_kept(flox: Path) -> Mapping[str, KeptRow]:
+    """What a migration kept of a tree's hand-made recipes, by recipe."""
+    path = flox / KEPT_NAME
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInputError(
+            f"{path} does not say what to keep of recipes: {error}.",
+            "Each table is a recipe's name, with description, long_description and cpu_flags.",
+        ) from error
+
+
+def kept_text(kept: Mapping[str, KeptRow]) -> str:
+    """What is kept, as TOML; JSON's strings are TOML's."""
+    tables = []
+    for name, row in sorted(kept.items()):
+        lines = [f"[{json.dumps(name)}]"]
+        if row.description:
+            lines.append(f"description = {json.dumps(row.description, ensure_ascii=False)}")
+        for key in ("long_description", "cpu_flags"):
+            if values := getattr(row, key):
+                lines.append(f"{key} = [")
+                lines += [f"    {json.dumps(value, ensure_ascii=False)}," for value in values]
+                lines.append("]")
+        tables.append("\n".join(lines) + "\n")
+    head = "# What hand-made recipes said of their own; `torchtailor recipes write` says it again.\n\n"
+    return head + "\n".join(tables)
 
 
 def lock_text(hashes: Mapping[str, str]) -> str:

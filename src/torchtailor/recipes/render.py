@@ -41,7 +41,8 @@ def render(blueprint: Blueprint) -> str:
     """The recipe of one variant."""
     body = _fill("torch.nix.j2", {**blueprint.values(), "unknown_hash": UNKNOWN_HASH})
     cuda = f", CUDA {blueprint.cuda}" if blueprint.cuda else ""
-    return stamp(body, f"{blueprint.description}{cuda}, Python {blueprint.variant.python}.")
+    title = blueprint.description.replace("\n", " ").rstrip(".")
+    return stamp(body, f"{title}{cuda}, Python {blueprint.variant.python}.")
 
 
 def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.errors import NoMatchError
+from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.recipe import RecipeName
 from torchtailor.recipes.rules.base import Context, Severity, tree_rule
 from torchtailor.recipes.shell import Command, commands
@@ -47,7 +48,10 @@ def _mentions(context: Context) -> Iterator[tuple[Path, int, str]]:
     packages = {recipe.pname.text for recipe in context.recipes if recipe.readable and recipe.pname}
     for path in context.tree.documents:
         seen: set[str] = set()
-        for number, text in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        whole = path.read_text("utf-8", errors="replace")
+        if origin(whole) is Origin.GENERATED:
+            continue
+        for number, text in enumerate(whole.splitlines(), 1):
             for match in _NAME.finditer(text):
                 name = match[0].rstrip("-")
                 if text[match.end() : match.end() + 1] in ("*", "{") or name in seen or name in packages:

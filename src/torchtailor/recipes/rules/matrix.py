@@ -8,10 +8,9 @@ from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.errors import NoMatchError
-from torchtailor.recipes.blueprint import Blas, Blueprint
 from torchtailor.recipes.header import Origin
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import render, spark_recipes
+from torchtailor.recipes.rerender import rerender
 from torchtailor.recipes.rules.base import Context, Severity, recipe_rule, tree_rule
 from torchtailor.recipes.write import recipe_variants
 
@@ -98,20 +97,12 @@ def file_unknown(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
 def stale(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     if recipe.origin is not Origin.GENERATED:
         return
-    if recipe.name in spark_names(context):
-        texts = [spark_recipes(context.catalog, context.pins)[recipe.name]]
-    elif recipe.variant and recipe.recipe_name and not recipe.recipe_name.suffix:
-        kinds = [Blas.OPENBLAS]
-        if recipe.variant.gpu is None and recipe.variant.arch == "x86_64":
-            kinds.append(Blas.MKL)
-        texts = [render(Blueprint(context.catalog, context.pins, recipe.variant, blas)) for blas in kinds]
-    else:
+    text = rerender(context.catalog, context.pins, recipe)
+    if text is None or text == recipe.text:
         return
-    if recipe.text not in texts:
-        line = next(
-            (at for at, (a, b) in enumerate(zip(recipe.text.splitlines(), texts[0].splitlines(), strict=False), 1)
-             if a != b and not a.startswith("# torchtailor-content")), 1)  # fmt: skip
-        yield line, "the catalog says something else by now"
+    pairs = enumerate(zip(recipe.text.splitlines(), text.splitlines(), strict=False), 1)
+    differs = (at for at, (old, new) in pairs if old != new and "torchtailor-content" not in old)
+    yield next(differs, 1), "the catalog says something else by now"
 
 
 @tree_rule(

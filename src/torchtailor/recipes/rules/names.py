@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from torchtailor.catalog.cpus import Isa
 from torchtailor.recipes.blueprint import pname_of
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rules.base import Context, Severity, expected, recipe_rule
@@ -163,11 +164,17 @@ def cpu_flags(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     isa = variant.isa
     if found is None:
         yield 1, f"no CPU flags are set; {isa.label} needs {' '.join(isa.compile_flags)}"
-    elif set(found.text.split()) not in ({*isa.compile_flags}, {*isa.seed_flags}):
+    elif not fits_isa(isa, found.text.split()):
         yield (
             found.number,
             f"the flags are {found.text or 'none'}; {isa.label} needs {' '.join(isa.compile_flags)}",
         )
+
+
+def fits_isa(isa: Isa, flags: Sequence[str]) -> bool:
+    """Whether flags choose exactly this instruction set; tuning and optimisation are free."""
+    choosing = {flag for flag in flags if flag.startswith("-m") and not flag.startswith("-mtune=")}
+    return choosing in ({*isa.compile_flags}, {*isa.seed_flags})
 
 
 @recipe_rule(
