@@ -155,6 +155,12 @@ class GpuRules:
     def __init__(self, gpus: Iterable[Gpu], families: Mapping[Capability, frozenset[Capability]]) -> None:
         self._gpus = {gpu.capability: gpu for gpu in gpus}
         self._families = families
+        # the devices that are the very silicon of an older number: Thor was 10.1 before it was 11.0
+        self._successors: dict[Capability, frozenset[Capability]] = {}
+        for gpu in self._gpus.values():
+            for older in gpu.same_silicon:
+                same = self._successors.get(older, frozenset({older}))
+                self._successors[older] = same | {gpu.capability}
 
     def fit(self, device: Capability, code: CodeTarget, *, unified_tegra: bool = False) -> Fit:
         """How a device of this capability can use that code.
@@ -210,9 +216,8 @@ class GpuRules:
         return code.capability.major == device.major and code.capability.minor <= device.minor
 
     def _same(self, capability: Capability) -> frozenset[Capability]:
-        """The devices that are this very silicon: Thor was 10.1 before it was 11.0."""
-        successors = {gpu.capability for gpu in self._gpus.values() if capability in gpu.same_silicon}
-        return frozenset({capability, *successors})
+        """The devices that are this very silicon."""
+        return self._successors.get(capability) or frozenset({capability})
 
     def _isolated(self, capability: Capability) -> bool:
         gpu = self._gpus.get(capability)

@@ -64,7 +64,7 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
     if tegra is not None:
         gpus = _with_tegra(gpus, tegra)
     if not gpus:
-        notes += _why_none(probe, found.driver, system)
+        notes += _why_none(probe, catalog, found.driver, system)
     driver = found.driver and _with_cuda(found.driver, catalog, system)
     return Found(gpus, driver, notes + _gpu_notes(gpus), answered=True)
 
@@ -216,7 +216,7 @@ def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
     return msgspec.structs.replace(driver, cuda=cuda, windows=system.wsl)
 
 
-def _why_none(probe: Probe, driver: Driver | None, system: System) -> tuple[Note, ...]:
+def _why_none(probe: Probe, catalog: Catalog, driver: Driver | None, system: System) -> tuple[Note, ...]:
     """What there is to say where no GPU can be used."""
     on_bus = _pci_gpus(probe, _NVIDIA)
     if driver is not None and system.container:
@@ -225,8 +225,13 @@ def _why_none(probe: Probe, driver: Driver | None, system: System) -> tuple[Note
             "start it with the NVIDIA container toolkit (`docker run --gpus all`)."
         )
         return (Note(topic="container-without-gpu", text=text),)
+    ids = ", ".join(on_bus)
+    if on_bus and driver is not None:
+        text = (
+            f"Driver {driver.version} does not drive the NVIDIA GPU on the PCI bus ({ids}). {_dropped(catalog, driver)}"
+        )
+        return (Note(topic="undriven-gpu", text=text.strip()),)
     if on_bus:
-        ids = ", ".join(on_bus)
         nouveau = "nouveau" in (probe.read("/proc/modules") or "")
         reason = "the nouveau driver holds it" if nouveau else "no NVIDIA driver answers"
         text = f"An NVIDIA GPU is on the PCI bus ({ids}), but {reason}: install NVIDIA's driver."
@@ -236,6 +241,17 @@ def _why_none(probe: Probe, driver: Driver | None, system: System) -> tuple[Note
     others = _pci_gpus(probe, "0x1002")
     amd = " The AMD GPU on the bus needs ROCm builds, which are not offered here." if others else ""
     return (Note(topic="no-gpu", text=f"No NVIDIA GPU was found.{amd}"),)
+
+
+def _dropped(catalog: Catalog, driver: Driver) -> str:
+    """Which GPUs a driver is too new for."""
+    old = [
+        gpu for gpu in catalog.gpus.values() if gpu.last_driver_branch and driver.number.major > gpu.last_driver_branch
+    ]
+    if not old:
+        return ""
+    families = ", ".join(dict.fromkeys(gpu.family for gpu in old))
+    return f"R{max(gpu.last_driver_branch or 0 for gpu in old)} was the last branch for {families}."
 
 
 def _pci_gpus(probe: Probe, vendor: str) -> tuple[str, ...]:

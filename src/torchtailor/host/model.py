@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,9 @@ CapabilityText = Annotated[str, msgspec.Meta(pattern=r"^\d{1,2}\.\d$")]
 VersionText = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*$")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+_capability = cache(Capability.parse)  # asked for thousands of times in one recommendation
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +60,7 @@ class GpuDevice(Described, frozen=True, kw_only=True):
 
     @property
     def compute(self) -> Capability | None:
-        return Capability.parse(self.capability) if self.capability else None
+        return _capability(self.capability) if self.capability else None
 
     @property
     def label(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
@@ -118,18 +118,38 @@ def judge(
     any_driver: bool = False,
 ) -> Judgement:
     """One variant by one way."""
+    alike = {(device.compute, device.integrated): device for device in reversed(devices)}
+    for device in alike.values():
+        if device.integrated and way is Way.WHEEL and host.tegra is not None and not host.tegra.unified:
+            return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(host.tegra, variant.arch))
+        if reason := _why_no_code(matrix.catalog, host, device, variant):
+            return Refusal(variant, way, Refused.CODE, reason)
     covered = coverage(matrix.catalog, variant, way)
     if not covered.available:
         return Refusal(variant, way, Refused.WAY, covered.text)
     if way is Way.WHEEL and (reason := _why_no_wheels(host)):
         return Refusal(variant, way, Refused.LIBC, reason)
-    fits = []
-    for device in devices:
+    judged: dict[object, DeviceFit] = {}
+    for kind, device in alike.items():
         one = _judge_device(matrix, host, device, variant, covered, any_driver=any_driver)
         if isinstance(one, Refusal):
             return one
-        fits.append(one)
+        judged[kind] = one
+    fits = (replace(judged[device.compute, device.integrated], device=device) for device in devices)
     return Candidate(variant, way, covered, tuple(fits))
+
+
+def _why_no_code(catalog: Catalog, host: Host, device: GpuDevice, variant: Variant) -> str | None:
+    """Why a GPU does not run what the variant's name promises.
+
+    A wheel's sm89 variant may hold nothing but sm_86 code today; what counts for another GPU is the promise.
+    """
+    assert device.compute is not None and variant.gpu is not None
+    promised = CodeTarget(CodeKind.CUBIN, variant.gpu.capability)
+    unified = _unifies(catalog, host, device, variant.build)
+    if catalog.rules.fit(device.compute, promised, unified_tegra=unified).runs:
+        return None
+    return f"{promised} code does not run on compute capability {device.compute} ({device.name})."
 
 
 def _why_no_wheels(host: Host) -> str | None:
@@ -146,19 +166,13 @@ def _judge_device(
 ) -> DeviceFit | Refusal:
     assert device.compute is not None and covered.through is not None and variant.gpu is not None
     way = covered.way
-    tegra = host.tegra if device.integrated else None
-    if tegra is not None and way is Way.WHEEL and not tegra.unified:
-        return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
-    rules = matrix.catalog.rules
-    unified = tegra is not None and tegra.unified and _unifies(matrix.catalog, device, variant.build)
-    fit = rules.fit(device.compute, covered.through, unified_tegra=unified)
-    # A wheel's sm89 variant may hold nothing but sm_86 code today; what counts for another GPU is its promise.
-    promised = CodeTarget(CodeKind.CUBIN, variant.gpu.capability)
-    if not fit.runs or not rules.fit(device.compute, promised, unified_tegra=unified).runs:
-        text = f"{promised} code does not run on compute capability {device.compute} ({device.name})."
+    unified = _unifies(matrix.catalog, host, device, variant.build)
+    fit = matrix.catalog.rules.fit(device.compute, covered.through, unified_tegra=unified)
+    if not fit.runs:
+        text = f"{covered.through} code does not run on compute capability {device.compute} ({device.name})."
         return Refusal(variant, way, Refused.CODE, text)
     verdict = judge_driver(matrix.catalog, host, device, variant.build)
-    if any_driver and tegra is None:
+    if any_driver and not (device.integrated and host.tegra):
         return DeviceFit(device, fit, verdict)
     if not verdict.fit.runs:
         kind = Refused.DROPPED if verdict.fit is DriverFit.DROPPED_GPU else Refused.DRIVER
@@ -172,8 +186,10 @@ def _judge_device(
     return DeviceFit(device, fit, verdict)
 
 
-def _unifies(catalog: Catalog, device: GpuDevice, build: Build) -> bool:
-    """Whether code of this build is new enough to be taken by a Tegra part of the unified stack."""
+def _unifies(catalog: Catalog, host: Host, device: GpuDevice, build: Build) -> bool:
+    """Whether this is a Tegra part of the unified stack, and code of this build new enough to be taken by it."""
+    if not device.integrated or host.tegra is None or not host.tegra.unified:
+        return False
     gpu = catalog.gpus.get(device.compute) if device.compute else None
     if gpu is None or gpu.unified is None or build.cuda is None:
         return False

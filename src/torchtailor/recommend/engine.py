@@ -15,7 +15,13 @@ from torchtailor.recommend.drivers import judge_driver
 from torchtailor.recommend.explain import machine_line, pick, short_label, why
 from torchtailor.recommend.isas import IsaRanking, rank_isas
 from torchtailor.recommend.ranking import ranked
-from torchtailor.recommend.rejections import rejected_builds, rejected_gpus, rejected_isas, rejected_pythons
+from torchtailor.recommend.rejections import (
+    rejected_builds,
+    rejected_gpus,
+    rejected_isas,
+    rejected_pythons,
+    rejected_wheels,
+)
 from torchtailor.recommend.request import Request
 from torchtailor.recommend.result import Pick, Recommendation, Rejection, WayOut
 from torchtailor.recommend.unlocks import best_candidate, unlocks
@@ -81,7 +87,7 @@ def _rejected(
     isas: IsaRanking,
     request: Request,
 ) -> tuple[Rejection, ...]:
-    found = list(rejected_isas(isas))
+    found = [*rejected_isas(isas), *rejected_wheels(judgements)]
     if devices:
         found += rejected_builds(matrix.catalog, host, devices, judgements, best, request)
     if best is not None and best.devices:

@@ -44,7 +44,7 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
 def why(catalog: Catalog, candidate: Candidate, isas: IsaRanking, workload: Workload) -> tuple[str, ...]:
     """The reasons for the best candidate: release, code, driver, instruction set."""
     reasons = [_why_release(catalog, candidate), candidate.coverage.text]
-    if len(candidate.devices) > 1:
+    if len({one.device.compute for one in candidate.devices}) > 1:
         runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
     elif candidate.devices and not candidate.exact:

@@ -21,6 +21,13 @@ def rejected_isas(isas: IsaRanking) -> Iterator[Rejection]:
         yield Rejection(isa.name, f"This CPU does not run {isa.label}: {', '.join(missing)} missing.")
 
 
+def rejected_wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
+    """All wheels, where the system's C library is not the one they are made for."""
+    refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is Refused.LIBC]
+    if refusals:
+        yield Rejection("wheels", refusals[0].text)
+
+
 def rejected_pythons(catalog: Catalog, request: Request) -> Iterator[Rejection]:
     """The releases that are not offered for the Python asked for."""
     python = request.wanted_python

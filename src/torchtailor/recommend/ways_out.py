@@ -36,8 +36,14 @@ def ways_out(
         )
         found.append(WayOut("cpu", text, cpu.variant.unique_name))
     found += own_rows(catalog, host, devices, isas, request)
-    if not isas.runnable and not host.cpu.flags:
-        text = f"The flags of this CPU ({host.cpu.name}, {host.cpu.arch}) are not known: name it with --cpu."
+    platforms = sorted({isa.arch for isa in catalog.isas.values()})
+    if host.cpu.arch not in platforms:
+        text = (
+            f"PyTorch is offered here for {' and '.join(platforms)}, and this machine is {host.cpu.arch}: use another."
+        )
+        found.append(WayOut("platform", text))
+    elif not host.cpu.flags:
+        text = f"The flags of this CPU ({host.cpu.name}) are not known: name it with --cpu."
         found.append(WayOut("name", text))
     if devices:
         found += _containers(catalog, host, devices)
