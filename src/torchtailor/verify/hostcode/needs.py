@@ -1,0 +1,120 @@
+"""What every function of a library needs: both architectures, two processes, one number per function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtailor.gpucode.elf_headers import Machine
+from torchtailor.verify.hostcode.image import CodeImage, Functions
+
+Words = frozenset[str]
+
+_SMALL = 2 << 20  # bytes of code for which starting processes costs more than it saves
+_PARTS = 16  # shares of the work, so that a slow one does not keep the other process waiting
+_CHUNK = 4 << 20  # instructions classified at a time on aarch64
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The words that each function needs: an index into the distinct sets for each function."""
+
+    sets: tuple[Words, ...]
+    indices: npt.NDArray[np.uint16]
+
+    def of(self, function: int) -> Words:
+        return self.sets[int(self.indices[function])]
+
+    def matching(self, wanted: Callable[[Words], bool]) -> npt.NDArray[np.int64]:
+        """The functions whose set satisfies a predicate."""
+        chosen = np.array([wanted(words) for words in self.sets], bool)
+        return np.flatnonzero(chosen[self.indices]) if len(self.indices) else np.empty(0, np.int64)
+
+
+def read_needs(image: CodeImage, *, processes: int = 2) -> Needs:
+    """Read all instructions of a library."""
+    functions = image.functions
+    if not len(functions):
+        return Needs((frozenset(),), np.empty(0, np.uint16))
+    total = int((functions.ends - functions.starts).sum())
+    if processes < 2 or total < _SMALL:
+        return _part(image, functions, 0, len(functions))
+    # equal shares of bytes, not of functions: the largest functions hold most of the code
+    ends = np.cumsum(functions.ends - functions.starts)
+    cuts = np.unique(np.searchsorted(ends, [total * i // _PARTS for i in range(1, _PARTS)]))
+    bounds = [0, *(int(cut) for cut in cuts if 0 < cut < len(functions)), len(functions)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_open, initargs=(image.path,)) as pool:
+        return _join(list(pool.map(_part_of_opened, bounds[:-1], bounds[1:])))
+
+
+_opened: CodeImage | None = None
+
+
+def _open(path: Path) -> None:
+    global _opened  # noqa: PLW0603  (each worker maps the library once, not once per share)
+    _opened = CodeImage(path)
+
+
+def _part_of_opened(start: int, end: int) -> Needs:
+    assert _opened is not None
+    return _part(_opened, _opened.functions, start, end)
+
+
+def _part(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    if image.machine is Machine.X86_64:
+        return _x86(image, functions, start, end)
+    return _arm(image, functions, start, end)
+
+
+def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    from torchtailor.verify.hostcode import x86
+
+    sets: dict[Words, int] = {}
+    indices = np.empty(end - start, np.uint16)
+    bounds = zip(functions.starts[start:end].tolist(), functions.ends[start:end].tolist(), strict=True)
+    for position, (first, last) in enumerate(bounds):
+        words = x86.features(image.bytes_at(first, last))
+        indices[position] = sets.setdefault(words, len(sets))
+    return Needs(tuple(sets), indices)
+
+
+def _arm(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    from torchtailor.verify.hostcode import arm
+
+    starts, ends = functions.starts[start:end], functions.ends[start:end]
+    found: list[npt.NDArray[np.int64]] = []
+    for section in image.code_sections:
+        low, high = max(section.address, int(starts[0])), min(section.memory_end, int(ends[-1]))
+        for address in range(low, high, _CHUNK * 4):
+            stop = min(address + _CHUNK * 4, high)
+            words = np.frombuffer(image.bytes_at(address, stop - (stop - address) % 4), "<u4")
+            classes = arm.classify(words)
+            at = np.flatnonzero(classes)
+            confirmed = arm.confirm(words[at], classes[at])
+            owners = functions.indices_at(address + at * 4)
+            inside = (owners >= start) & (owners < end)
+            found.append(np.unique(((owners[inside] - start) << 8) | confirmed[inside]))
+    names = arm.class_words()
+    masks: dict[int, set[str]] = {}
+    for pair in np.unique(np.concatenate(found)).tolist() if found else ():
+        masks.setdefault(pair >> 8, set()).add(names[pair & 255])
+    sets: dict[Words, int] = {frozenset(): 0}
+    indices = np.zeros(end - start, np.uint16)
+    for position, words_of_one in masks.items():
+        indices[position] = sets.setdefault(frozenset(words_of_one), len(sets))
+    return Needs(tuple(sets), indices)
+
+
+def _join(parts: list[Needs]) -> Needs:
+    sets: dict[Words, int] = {}
+    indices = []
+    for part in parts:
+        renumbered = np.array([sets.setdefault(words, len(sets)) for words in part.sets], np.uint16)
+        indices.append(renumbered[part.indices])
+    return Needs(tuple(sets), np.concatenate(indices))
