@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),
+    "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
     "history": Command("history", "Show every attempt to build."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
     "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
