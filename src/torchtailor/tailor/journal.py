@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.tailor.disk import sha256_file, sync_folder, write_atomically
 
 FOLDER = ".torchtailor"
+_PATIENCE = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +140,29 @@ def _locked(folder: Path) -> Iterator[None]:
         except FileNotFoundError:  # another run has just ended and removed the folder
             continue
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _lock(descriptor):
                 raise EnvironmentProblem(
                     f"Another torchtailor is at work on {folder.parent}.", "Wait until it is done."
-                ) from error
+                )
             if _same_file(descriptor, folder / "lock"):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Workers of a run that was killed hold the lock until they are dead too, which takes them a moment."""
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+
+from tests.unit.gpucode.builders import Entry, Place, container, elf
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
@@ -19,3 +22,10 @@ def fat() -> bytes:
 def zstd() -> bytes:
     """The same library with packed code: so small already that a cut frees no page of it."""
     return (FIXTURES / "size.so").read_bytes()
+
+
+@pytest.fixture
+def wide() -> bytes:
+    """A library in which every architecture has many pages, so that it can be cut twice."""
+    code = random.Random(1)
+    return elf(Place(".nv_fatbin", container(*(Entry(code.randbytes(50_000), sm=sm) for sm in (75, 80, 90, 100)))))

@@ -76,15 +76,17 @@ def test_restore_to_the_last_byte(site: Path) -> None:
     assert restore_environment(site).libraries == ()
 
 
-def test_two_cuts_and_back(site: Path) -> None:
+def test_two_cuts_and_back(site: Path, tmp_path: Path, wide: bytes) -> None:
+    install(build_wheel(tmp_path / "wheels", {"wide/libwide.so": wide}, name="wide"), site)
     before = tree(site)
-    tailor_environment(site, settings("8.0,9.0,10.0,12.0", keep_removed=True))
-    middle = tree(site)
+    tailor_environment(site, settings("8.0,9.0", keep_removed=True))
+    middle = (site / "wide/libwide.so").stat().st_size
     tailor_environment(site, settings("9.0", keep_removed=True))
-    assert tree(site)["torch/lib/libtwo.so"] != middle["torch/lib/libtwo.so"]
+    assert (site / "wide/libwide.so").stat().st_size < middle < len(wide)
     check_records(site)
-    document = json.loads((site / "torch-2.10.0.dist-info/torchtailor.json").read_text())
-    assert document["libraries"][0]["sha256_before"] == before["torch/lib/libtorch_cuda.so"]
+    document = json.loads((site / "wide-1.0.dist-info/torchtailor.json").read_text())
+    assert document["libraries"][0]["sha256_before"] == before["wide/libwide.so"]
+    assert document["libraries"][0]["size_before"] == len(wide)
     assert document["target"]["gpus"] == ["9.0"]
     restore_environment(site)
     assert tree(site) == before

@@ -90,12 +90,18 @@ def test_nothing_else_is_left_in_the_output_folder(tmp_path: Path, wheel: Path) 
     assert list((tmp_path / "out").iterdir()) == [outcome.output]
 
 
-def test_cutting_again_replaces_the_label(tmp_path: Path, wheel: Path) -> None:
-    first = tailor_wheel(wheel, tmp_path / "one", settings("8.0,9.0,10.0,12.0", strip=False))
-    assert first.output and "+cu128.sm80.sm90.sm100.sm120-" in first.output.name
-    second = tailor_wheel(first.output, tmp_path / "two", settings("9.0", strip=False))
+def test_cutting_again_replaces_the_label(tmp_path: Path, wide: bytes) -> None:
+    files = {"torch/version.py": b"__version__ = '2.10.0+cu128'\n", "torch/lib/libx.so": wide}
+    wheel = build_wheel(tmp_path, files, name="torch", version="2.10.0")
+    first = tailor_wheel(wheel, tmp_path / "one", settings("8.0,9.0"))
+    assert first.output and "+cu128.sm80.sm90-" in first.output.name
+    second = tailor_wheel(first.output, tmp_path / "two", settings("9.0"))
     assert second.output and "+cu128.sm90-" in second.output.name
     check_wheel(second.output)
+    direct = tailor_wheel(wheel, tmp_path / "three", settings("9.0"))
+    assert direct.output
+    with zipfile.ZipFile(second.output) as twice, zipfile.ZipFile(direct.output) as once:
+        assert twice.read("torch/lib/libx.so") == once.read("torch/lib/libx.so")
 
 
 def test_nvidias_are_left_without_consent(tmp_path: Path, fat: bytes) -> None:
