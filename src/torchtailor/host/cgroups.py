@@ -28,7 +28,7 @@ def memory_limit(probe: Probe) -> int | None:
     return min((limit for limit in limits if limit < _UNLIMITED), default=None)
 
 
-def _quota(quota: str, period: str = "") -> float | None:
+def _quota(quota: str = "", period: str = "") -> float | None:
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 

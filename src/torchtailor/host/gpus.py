@@ -12,7 +12,7 @@ import msgspec
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.toolkits import Dotted
 from torchtailor.errors import TorchtailorError
-from torchtailor.host.model import CapabilityText, Driver, GpuDevice, MigInstance, Note, System, Tegra
+from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
 from torchtailor.host.probe import Outcome, Probe
 from torchtailor.host.tegra import tegra_table
 
@@ -33,19 +33,10 @@ class Found:
     answered: bool = False
 
 
-class _NvmlGpu(msgspec.Struct, frozen=True):
-    index: int
-    name: str
-    uuid: str | None = None
-    capability: CapabilityText | None = None
-    memory: int | None = None
-    mig: tuple[MigInstance, ...] = ()
-
-
 class _NvmlReport(msgspec.Struct, frozen=True):
     driver: str
-    cuda: str | None = None
-    gpus: tuple[_NvmlGpu, ...] = ()
+    cuda: VersionText | None = None
+    gpus: tuple[GpuDevice, ...] = ()
 
 
 def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> Found:
@@ -83,8 +74,7 @@ def _by_nvml(probe: Probe) -> Found:
         driver = Driver(version=_driver_number(report.driver), cuda=report.cuda, source="NVML")
     except (msgspec.MsgspecError, KeyError, ValueError):
         return _trouble("nvml-failed", "NVML crashed or gave an answer that makes no sense.")
-    gpus = tuple(GpuDevice(**msgspec.structs.asdict(gpu)) for gpu in report.gpus)
-    return Found(gpus, driver, answered=bool(gpus))
+    return Found(report.gpus, driver, answered=bool(report.gpus))
 
 
 def _by_smi(probe: Probe) -> Found:
@@ -123,13 +113,14 @@ def _smi_gpu(row: dict[str, str]) -> GpuDevice:
     memory = row["memory.total"]
     if not row["name"]:
         raise ValueError("a GPU without a name")
-    return GpuDevice(
-        index=int(row["index"]),
-        name=row["name"],
-        uuid=row["uuid"] if row["uuid"].startswith("GPU-") else None,
-        capability=capability if re.fullmatch(r"\d{1,2}\.\d", capability) else None,
-        memory=int(memory) << 20 if memory.isdigit() else None,
-    )
+    told = {
+        "index": int(row["index"]),
+        "name": row["name"],
+        "uuid": row["uuid"] if row["uuid"].startswith("GPU-") else None,
+        "capability": capability if re.fullmatch(r"\d{1,2}\.\d", capability) else None,
+        "memory": int(memory) << 20 if memory.isdecimal() else None,
+    }
+    return msgspec.convert(told, GpuDevice)  # checked, so that the description can be loaded again
 
 
 def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:

@@ -1,0 +1,93 @@
+"""Detection as a whole: it never raises, and a real machine's probe keeps its time-outs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests import machines
+from torchtailor.host.detect import detect
+from torchtailor.host.probe import Basics, LiveProbe, Outcome, Ran
+
+
+class BrokenProbe:
+    """A machine on which everything goes wrong."""
+
+    def basics(self) -> Basics:
+        raise OSError("no basics")
+
+    def env(self, name: str) -> str | None:
+        return None
+
+    def read(self, path: str) -> str | None:
+        raise RuntimeError(f"no {path}")
+
+    def list(self, path: str) -> tuple[str, ...]:
+        raise PermissionError(path)
+
+    def which(self, name: str) -> str | None:
+        return f"/bin/{name}"
+
+    def run(self, args: Sequence[str], timeout: float) -> Ran:
+        raise ValueError("no commands")
+
+    def nvml(self, timeout: float) -> Ran:
+        raise SystemError("NVML")
+
+    def gpu_code(self, path: str) -> tuple[str, ...]:
+        raise OSError(path)
+
+
+def test_a_machine_on_which_everything_fails_is_described_and_it_is_said() -> None:
+    host = detect(BrokenProbe(), machines.catalog())
+    assert host.cpu.arch == "unknown" and host.gpus == ()
+    said = " ".join(note.text for note in host.notes)
+    for part in ("The CPU", "The GPUs", "The system", "Memory and disk", "A tool", "PyTorch"):
+        assert part in said
+
+
+def test_a_command_that_hangs_is_killed_in_time() -> None:
+    start = time.monotonic()
+    ran = LiveProbe().run((sys.executable, "-c", "import time; time.sleep(60)"), 0.3)
+    assert ran.outcome is Outcome.TIMED_OUT
+    assert time.monotonic() - start < 5
+
+
+def test_a_commands_children_are_killed_with_it() -> None:
+    """A shell whose child holds the pipe open must not keep us waiting."""
+    start = time.monotonic()
+    ran = LiveProbe().run(("/bin/sh", "-c", "sleep 60 & wait"), 0.3)
+    assert ran.outcome is Outcome.TIMED_OUT
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("args", "outcome"),
+    [
+        (("/bin/sh", "-c", "echo hello"), Outcome.DONE),
+        (("/bin/sh", "-c", "echo no; exit 3"), Outcome.FAILED),
+        (("/nonexistent/tool",), Outcome.MISSING),
+        (("/etc/passwd",), Outcome.MISSING),
+    ],
+)
+def test_how_commands_end(args: tuple[str, ...], outcome: Outcome) -> None:
+    assert LiveProbe().run(args, 5).outcome is outcome
+
+
+def test_what_cannot_be_read_is_none() -> None:
+    probe = LiveProbe()
+    assert probe.read("/nonexistent") is None
+    assert probe.read("/") is None
+    assert probe.list("/nonexistent") == ()
+    assert probe.which("no-such-program-anywhere") is None
+    assert probe.gpu_code("/nonexistent") == ()
+
+
+def test_recorded_machines_carry_nothing_private() -> None:
+    """Paths and names of the machine that made a recording do not belong into the repository."""
+    for name in machines.NAMES:
+        text = (machines.FOLDER / f"{name}.json").read_text()
+        assert "/work/" not in text and "/root/" not in text
