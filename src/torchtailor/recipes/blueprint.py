@@ -38,10 +38,10 @@ class Blueprint:
     components: tuple[ComponentRow, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.blas is Blas.MKL and (self.variant.gpu or self.variant.arch != "x86_64"):
+        if self.blas is Blas.MKL and not can_use_mkl(self.variant):
             raise ImpossibleError(
                 f"{self.variant.name} cannot use MKL: it is an alternative for CPU-only x86_64 variants.",
-                "Leave --blas out, or select cpu-avx* variants only.",
+                "Use OpenBLAS for it.",
             )
 
     @property
@@ -212,6 +212,11 @@ class Blueprint:
             "components": self.components,
             "component_names": _join([component.name for component in self.components]),
         }
+
+
+def can_use_mkl(variant: Variant) -> bool:
+    """MKL is an alternative for CPU-only x86_64 variants."""
+    return variant.gpu is None and variant.arch == "x86_64"
 
 
 def pname_of(variant: Variant) -> str:

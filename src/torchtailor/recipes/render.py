@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.recipes.blueprint import Blas, Blueprint, cuda_tag
+from torchtailor.recipes.blueprint import Blas, Blueprint, can_use_mkl, cuda_tag
 from torchtailor.recipes.extra import need
 from torchtailor.recipes.header import MARKDOWN, stamp
 from torchtailor.recipes.pins import UNKNOWN_HASH, Pins
@@ -125,7 +125,10 @@ def render_all(
     spark: bool = False,
 ) -> Mapping[str, str]:
     """Every file of a tree, by its path under `.flox`."""
-    texts = {f"pkgs/{variant.name}.nix": render(Blueprint(catalog, pins, variant, blas)) for variant in variants}
+    texts = {}
+    for variant in variants:
+        own = blas if can_use_mkl(variant) else Blas.OPENBLAS
+        texts[f"pkgs/{variant.name}.nix"] = render(Blueprint(catalog, pins, variant, own))
     extra = spark_recipes(catalog, pins) if spark else {}
     texts |= {f"pkgs/{name}.nix": text for name, text in extra.items()}
     return {**texts, **environment_files(catalog, pins, variants, list(extra))}
