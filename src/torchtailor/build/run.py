@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torchtailor.build.cut import Cut, Cutter
 from torchtailor.build.ledger import Ledger, Running
 from torchtailor.build.plan import BuildPlan, Input, Treatment, VariantPlan
 from torchtailor.build.rates import CUT_KEY, FETCH_KEY
+from torchtailor.build.variants_index import write_variants_index
 from torchtailor.build.wheelhouse import Placed, Wheelhouse, write_wheelhouse
 from torchtailor.catalog import Capability, Catalog, Way
 from torchtailor.fetch import download
@@ -37,12 +39,14 @@ class Built:
     """What a build gave."""
 
     wheelhouses: tuple[Wheelhouse, ...]
+    variants: Path | None  # the index of wheel variants, where it was asked for
     downloaded: int
     seconds: float
 
     def to_json(self) -> dict[str, object]:
         return {
             "wheelhouses": [house.to_json() for house in self.wheelhouses],
+            "variants_index": str(self.variants) if self.variants else None,
             "downloaded": self.downloaded,
             "seconds": round(self.seconds, 2),
         }
@@ -69,8 +73,9 @@ def build(
         for item in plan.plans:
             houses.append(work.make(item, fetched))
             ended[item.name].close()  # this one is done, whatever becomes of the next
+        variants = work.variants_index() if plan.options.variants else None
     downloaded = sum(item.downloaded for item in fetched.values())
-    return Built(tuple(houses), downloaded, time.monotonic() - began)
+    return Built(tuple(houses), variants, downloaded, time.monotonic() - began)
 
 
 def _configuration(plan: VariantPlan) -> dict[str, object]:
@@ -83,6 +88,7 @@ class _Work:
     def __init__(self, plan: BuildPlan, cutter: Cutter, watch: Watcher, running: dict[str, Running]) -> None:
         self._plan, self._cutter, self._watch, self._running = plan, cutter, watch, running
         self._cuts: dict[tuple[str, Capability], Cut] = {}
+        self._made: list[tuple[VariantPlan, list[Placed]]] = []
 
     def fetch(self, downloader: Downloader) -> dict[str, Fetched]:
         self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
@@ -97,12 +103,17 @@ class _Work:
 
     def make(self, plan: VariantPlan, fetched: dict[str, Fetched]) -> Wheelhouse:
         placed = [self._place(plan, item, fetched[item.file.url]) for item in plan.inputs]
+        self._made.append((plan, placed))
         self._say("wheelhouse", f"Writing {plan.name}", plan.name)
         house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
         running = self._running[plan.name]
         running.input_bytes, running.output_bytes = house.input_bytes, house.output_bytes
         running.stage = ""
         return house
+
+    def variants_index(self) -> Path:
+        self._watch.stage("Writing the index of wheel variants")
+        return write_variants_index(self._made, self._plan.out)
 
     def _place(self, plan: VariantPlan, item: Input, stock: Fetched) -> Placed:
         if item.treatment is not Treatment.CUT or plan.variant.gpu is None:

@@ -141,7 +141,7 @@ def write_wheelhouse(plan: VariantPlan, placed: Sequence[Placed], options: Optio
     shutil.rmtree(stage, ignore_errors=True)
     try:
         files = _place_wheels(placed, stage / WHEELS)
-        _write_pages(index_pages(files), stage / SIMPLE)
+        write_pages(index_pages(files), stage / SIMPLE)
         document = manifest(plan, placed, options)
         (stage / MANIFEST_NAME).write_bytes(document)
         swap_into_place(stage, place)
@@ -162,7 +162,8 @@ def _place_wheels(placed: Sequence[Placed], folder: Path) -> list[IndexedFile]:
     return files
 
 
-def _write_pages(pages: Mapping[str, bytes], folder: Path) -> None:
+def write_pages(pages: Mapping[str, bytes], folder: Path) -> None:
+    """Write the pages of an index, by relative path."""
     for name, content in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

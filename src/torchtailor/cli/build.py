@@ -63,7 +63,10 @@ def command(
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
-    """Fetch the official wheels, cut them to one machine, prove them, and leave an index to install from."""
+    """Make an installable set of wheels for a variant.
+
+    The official wheels are fetched, cut to one machine and proven; an index to install from is left.
+    """
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
 
@@ -220,6 +223,11 @@ def show_built(built: Built) -> None:
         )
         say.print(f"  {house.pip_line}", markup=False)
         say.print(f"  {house.uv_line}", markup=False)
+    if built.variants:
+        index = (built.variants / "simple").absolute().as_uri()
+        torch = f"torch=={built.wheelhouses[0].torch_version.partition('+')[0]}"
+        say.print(f"{built.variants}: wheel variants, chosen by the GPU", markup=False)
+        say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
 
 
 def _other_way(

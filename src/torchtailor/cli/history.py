@@ -13,7 +13,10 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,
 ) -> None:
-    """Show what was built, how, for how long, what failed and what mends it."""
+    """Show every attempt to build.
+
+    What was built, how, for how long, what failed and what mends it.
+    """
     import sys
 
     from torchtailor import ui

@@ -46,7 +46,10 @@ def command(
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
-    """Build a variant if needed, install it with uv or pip, and check that torch imports and calculates."""
+    """Build if needed, and install into an environment.
+
+    uv or pip installs it; then torch must import and calculate.
+    """
     from torchtailor import ui
     from torchtailor.build.environment import find_environment, install, make_environment
     from torchtailor.catalog import load_catalog

@@ -1,0 +1,56 @@
+"""Publishes a Nix variant with `flox publish`, after the checks that it needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import BuildFailedError, EnvironmentProblem
+
+
+@dataclass(frozen=True, slots=True)
+class FloxCall:
+    """The command that publishes a package from a checkout."""
+
+    folder: Path
+    package: str
+    organisation: str
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        return ("flox", "publish", "-o", self.organisation, self.package)
+
+    def check(self) -> None:
+        """flox publishes what a remote has: the tree must be clean, and its commit pushed."""
+        for tool, why in (("git", "flox publishes from a git checkout"), ("flox", "it is what publishes")):
+            if shutil.which(tool) is None:
+                raise EnvironmentProblem(f"There is no {tool} here; {why}.", f"Install {tool}.")
+        if self._git("rev-parse", "--is-inside-work-tree") is None:
+            raise EnvironmentProblem(f"{self.folder} is not a git checkout.", "Run it in the recipes' repository.")
+        if self._git("status", "--porcelain"):
+            raise EnvironmentProblem(
+                f"{self.folder} has changes that are not committed.", "Commit them: flox publishes a commit."
+            )
+        if not self._git("remote"):
+            raise EnvironmentProblem(
+                f"{self.folder} has no remote.", "Add one with `git remote add origin ...`, and push."
+            )
+        if not self._git("branch", "-r", "--contains", "HEAD"):
+            raise EnvironmentProblem(
+                "The current commit is on no remote.", "Push it with `git push`: flox builds from there."
+            )
+
+    def run(self) -> None:
+        """Check, then publish; flox talks to the terminal itself."""
+        self.check()
+        code = subprocess.run(self.line, cwd=self.folder, check=False).returncode
+        if code != 0:
+            raise BuildFailedError(f"`{' '.join(self.line)}` ended with {code}.", "Its own words are above.")
+
+    def _git(self, *words: str) -> str | None:
+        line: Sequence[str] = ("git", "-C", str(self.folder), *words)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,251 @@
+"""Adds wheelhouses to an index that many read: a folder per target for pip, one of wheel variants for uv.
+
+    cu128-sm90/index.html, cu128-sm90/torch/index.html      the index for one target
+    variants/...                                            the index of wheel variants
+    files/ab/abcd.../torch-....whl                          every file once, by its hash
+
+Files go first, pages after them; nothing is ever removed or changed under a name that a page may still hold. So a
+reader always finds what a page names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from torchtailor.build.variants_index import FOLDER as VARIANTS
+from torchtailor.build.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
+from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.fetch.cache import Cache
+from torchtailor.publish.index import (
+    HTML_NAME,
+    HTML_TYPE,
+    JSON_NAME,
+    JSON_TYPE,
+    METADATA_SUFFIX,
+    IndexedFile,
+    project_pages,
+    read_project_json,
+    root_pages,
+)
+from torchtailor.publish.store import Store
+from torchtailor.publish.variants import join_documents
+
+_VARIANTS_JSON = "-variants.json"
+_TRIES = 5
+
+Teller = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file for a page: a local one to be stored, or an address elsewhere."""
+
+    file: IndexedFile
+    path: Path | None
+    metadata: bytes | None = None
+
+
+@dataclass
+class Published:
+    """What publishing did."""
+
+    targets: list[str] = field(default_factory=list)
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    already_there: int = 0
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def find_wheelhouses(dist: Path) -> tuple[Path, ...]:
+    """The wheelhouses that a path means: itself, or those in it."""
+    if (dist / MANIFEST_NAME).is_file():
+        return (dist,)
+    found = sorted(path.parent for path in dist.glob(f"*/{MANIFEST_NAME}")) if dist.is_dir() else []
+    if not found:
+        raise BadInputError(f"There is no wheelhouse in {dist}.", "Make one with `torchtailor build`.")
+    return tuple(found)
+
+
+def publish(
+    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, tell: Teller | None = None
+) -> Published:
+    """Add the wheelhouses of a folder to a store; changed NVIDIA libraries leave this machine only when told so."""
+    work = _Publishing(store, nvidia_too or store.local, cache or Cache(), tell or (lambda _: None))
+    with store.lock():
+        for house in find_wheelhouses(dist):
+            work.add_wheelhouse(house)
+        variants = dist / VARIANTS
+        if (variants / SIMPLE).is_dir():
+            work.add_variants(variants)
+        work.finish()
+    return work.result
+
+
+class _Publishing:
+    def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, tell: Teller) -> None:
+        self._store, self._changed_nvidia, self._cache, self._tell = store, changed_nvidia, cache, tell
+        self.result = Published()
+
+    def add_wheelhouse(self, house: Path) -> None:
+        try:
+            manifest = json.loads((house / MANIFEST_NAME).read_bytes())
+            gpu, label = manifest["target"]["gpu"], manifest["pytorch"]["build"]
+            items = manifest["wheels"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInputError(f"{house} is not a whole wheelhouse: {error}.", "Build it again.") from error
+        target = f"{label}-sm{gpu.replace('.', '')}" if gpu else label
+        self._tell(f"{house.name} -> {target}/")
+        listed = {file.filename: file for file in _listed(house)}
+        offers: list[Offer] = []
+        for item in items:
+            filename = item["output"]["filename"]
+            path = house / WHEELS / filename
+            if filename not in listed or not path.is_file():
+                raise BadInputError(f"{house} lacks {filename}, which its manifest names.", "Build it again.")
+            if item["step"] == "cut" and not self._changed_nvidia and _is_nvidias(path, filename):
+                offers += self._stock_instead(item)
+            else:
+                offers.append(_offer(listed[filename], path))
+        self._add(target, offers)
+
+    def _stock_instead(self, item: dict[str, dict[str, object]]) -> Iterable[Offer]:
+        """The unchanged wheel of NVIDIA's in place of a changed one: by its address, or from the cache."""
+        stock = item["input"]
+        name, sha256, size = str(stock["filename"]), str(stock["sha256"]), int(str(stock["size"]))
+        self.result.left_out.append(str(item["output"]["filename"]))
+        shown = IndexedFile(name, str(stock.get("url", "")), sha256, size)
+        if shown.url:
+            yield Offer(shown, None)
+        elif (path := self._cache.find(sha256, name)) is not None:
+            yield Offer(shown, path)
+        else:
+            self.result.notes.append(f"{name} is not in the cache: readers need another index for it.")
+
+    def add_variants(self, folder: Path) -> None:
+        self._tell(f"{folder.name} -> {VARIANTS}/")
+        offers = []
+        for file in _listed(folder):
+            path = folder / WHEELS / file.filename
+            nvidias = not self._changed_nvidia and _is_variant(file.filename) and _is_nvidias(path, file.filename)
+            if nvidias:
+                self.result.left_out.append(file.filename)
+            else:
+                offers.append(_offer(file, path))
+        labelled = {offer.file.project for offer in offers if _is_variant(offer.file.filename)}
+        self._add(VARIANTS, [item for item in offers if _keeps(item, labelled)])
+
+    def finish(self) -> None:
+        """The page at the top, for people."""
+        known = set(json.loads(self._store.read("targets.json") or b"[]")) | set(self.result.targets)
+        pages = root_pages(known)
+        self._store.put_bytes(pages[HTML_NAME], HTML_NAME, HTML_TYPE)
+        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), "targets.json", "application/json")
+
+    def _add(self, target: str, offers: Sequence[Offer]) -> None:
+        projects: dict[str, list[Offer]] = {}
+        for offer in offers:
+            projects.setdefault(offer.file.project, []).append(offer)
+        for project, group in sorted(projects.items()):
+            self._add_project(f"{target}/{project}", project, group)
+        self._add_names(target, set(projects))
+        if target not in self.result.targets:
+            self.result.targets.append(target)
+
+    def _add_project(self, folder: str, project: str, offers: Sequence[Offer]) -> None:
+        """Read, join, write, and read again: another publisher may have written in between."""
+        for _ in range(_TRIES):
+            known = self._known(folder)
+            files = [self._store_offer(offer, known) for offer in offers]
+            joined = known | {file.filename: file for file in files}
+            if joined != known:
+                pages = project_pages(project, joined.values())
+                self._store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
+                self._store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
+            now = self._known(folder)
+            if all(now.get(file.filename) == file for file in files):
+                return
+        raise NetworkError(f"The page {folder} keeps being overwritten by somebody else.", "Publish again.")
+
+    def _known(self, folder: str) -> dict[str, IndexedFile]:
+        content = self._store.read(f"{folder}/{JSON_NAME}")
+        return {file.filename: file for file in read_project_json(content)} if content else {}
+
+    def _add_names(self, target: str, projects: set[str]) -> None:
+        content = self._store.read(f"{target}/{JSON_NAME}")
+        known = {row["name"] for row in json.loads(content)["projects"]} if content else set()
+        if not projects <= known:
+            pages = root_pages(known | projects)
+            self._store.put_bytes(pages[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
+            self._store.put_bytes(pages[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
+
+    def _store_offer(self, offer: Offer, known: dict[str, IndexedFile]) -> IndexedFile:
+        """Store the file, unless it is there, and say how a page names it."""
+        file = offer.file
+        if offer.path is None:
+            return file
+        content: bytes | None = None
+        if file.filename.endswith(_VARIANTS_JSON):
+            content = offer.path.read_bytes()
+            if (older := known.get(file.filename)) is not None:
+                before = self._store.read(_stored_at(older))
+                content = join_documents([*([before] if before else []), content])
+            file = replace(file, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+        place = f"files/{file.sha256[:2]}/{file.sha256}/{file.filename}"
+        file = replace(file, url=f"../../{quote(place)}")
+        if self._store.has(place, file.size):
+            self.result.already_there += 1
+            return file
+        if offer.metadata is not None:
+            self._store.put_bytes(offer.metadata, place + METADATA_SUFFIX)
+        if content is None:
+            self._store.put_file(offer.path, place)
+        else:
+            self._store.put_bytes(content, place, "application/json")
+        self._tell(f"  {file.filename}")
+        self.result.uploaded += 1
+        self.result.uploaded_bytes += file.size
+        return file
+
+
+def _listed(house: Path) -> list[IndexedFile]:
+    return [
+        file
+        for page in sorted((house / SIMPLE).glob(f"*/{JSON_NAME}"))
+        for file in read_project_json(page.read_bytes())
+    ]
+
+
+def _offer(file: IndexedFile, path: Path) -> Offer:
+    beside = path.with_name(path.name + METADATA_SUFFIX)
+    return Offer(file, path, beside.read_bytes() if beside.is_file() else None)
+
+
+def _stored_at(file: IndexedFile) -> str:
+    return unquote(file.url.removeprefix("../../"))
+
+
+def _is_variant(filename: str) -> bool:
+    """`name-version-python-abi-platform-label.whl`: one part more than a wheel without a build number has."""
+    parts = filename.removesuffix(".whl").split("-")
+    build = len(parts) > 2 and parts[2][:1].isdigit()
+    return filename.endswith(".whl") and len(parts) == (7 if build else 6)
+
+
+def _keeps(offer: Offer, labelled: set[str]) -> bool:
+    """A list of variants is of use only where there are some."""
+    return not offer.file.filename.endswith(_VARIANTS_JSON) or offer.file.project in labelled
+
+
+def _is_nvidias(path: Path, filename: str) -> bool:
+    """Whether a wheel is NVIDIA's own and not under an open licence."""
+    from torchtailor.tailor.consent import needs_consent
+    from torchtailor.wheels.metadata import Metadata
+
+    metadata = path.with_name(path.name + METADATA_SUFFIX).read_bytes()
+    return filename.startswith("nvidia_") and needs_consent(filename, Metadata.parse(metadata, filename))

@@ -1,0 +1,150 @@
+"""Where an index is published: a local folder, or anything that fsspec writes to."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
+from torchtailor.fetch.cache import link_or_copy, write_atomic
+from torchtailor.fetch.settings import local_path, redact
+
+_OTHER_TYPE = "application/octet-stream"
+
+
+class Store(Protocol):
+    """Files by path; each appears whole or not at all."""
+
+    local: bool
+
+    def read(self, path: str) -> bytes | None: ...
+
+    def has(self, path: str, size: int) -> bool: ...
+
+    def put_file(self, source: Path, path: str) -> None: ...
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None: ...
+
+    def lock(self) -> Any: ...
+
+
+def open_store(to: str) -> Store:
+    """The store behind `--to`: a path, file:, or an address that fsspec knows."""
+    scheme = urlsplit(to).scheme
+    if scheme in ("", "file"):
+        return FolderStore(local_path(to) or Path(to))
+    return RemoteStore(to)
+
+
+class FolderStore:
+    """A folder on this machine."""
+
+    local = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentProblem(f"{root} cannot be made: {error.strerror}.") from error
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self._root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def has(self, path: str, size: int) -> bool:
+        place = self._root / path
+        return place.is_file() and place.stat().st_size == size
+
+    def put_file(self, source: Path, path: str) -> None:
+        place = self._root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(source, place)
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
+        place = self._root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, content)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One publisher at a time; readers are never kept waiting."""
+        with (self._root / ".torchtailor.lock").open("ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+
+class RemoteStore:
+    """A bucket or server, through fsspec; its own rules make each file appear whole."""
+
+    local = False
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError as error:
+            raise EnvironmentProblem(
+                f"Publishing to {redact(url)} needs fsspec.", "Install torchtailor[publish], and s3fs or the like."
+            ) from error
+        try:
+            self._system, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise UsageError(
+                f"{redact(url)} cannot be published to: {error}.", "Install the fsspec plug-in it names."
+            ) from error
+        self._shown = redact(url)
+        self._s3 = urlsplit(url).scheme in ("s3", "s3a")
+
+    def read(self, path: str) -> bytes | None:
+        with self._explained("read"):
+            try:
+                self._system.invalidate_cache()
+                content: bytes = self._system.cat_file(self._at(path))
+            except FileNotFoundError:
+                return None
+            return content
+
+    def has(self, path: str, size: int) -> bool:
+        with self._explained("read"):
+            try:
+                return bool(self._system.info(self._at(path)).get("size") == size)
+            except FileNotFoundError:
+                return False
+
+    def put_file(self, source: Path, path: str) -> None:
+        with self._explained("written to"):
+            self._make_parent(path)
+            self._system.put_file(str(source), self._at(path))
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
+        with self._explained("written to"):
+            self._make_parent(path)
+            extra = {"ContentType": content_type} if self._s3 else {}
+            self._system.pipe_file(self._at(path), content, **extra)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Object stores have no locks; whoever publishes reads pages again afterwards and mends what was lost."""
+        yield
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def _make_parent(self, path: str) -> None:
+        if not self._s3:
+            self._system.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise NetworkError(
+                f"{self._shown} cannot be {what}: {error}.", "Check the address and the credentials of its provider."
+            ) from error
