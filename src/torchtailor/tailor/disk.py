@@ -38,14 +38,6 @@ def explained(folder: Path, *, unchanged: str = "Nothing was changed.") -> Itera
         raise EnvironmentProblem(f"{error.filename or folder}: {os.strerror(error.errno)}.", unchanged) from error
 
 
-def require_writable(folder: Path) -> None:
-    """Fail before the work rather than after it where a folder cannot be written."""
-    with explained(folder):
-        descriptor, name = tempfile.mkstemp(prefix=".torchtailor-", dir=folder)
-        os.close(descriptor)
-        Path(name).unlink()
-
-
 def existing(folder: Path) -> Path:
     """The folder, or what of its path exists already."""
     return next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())

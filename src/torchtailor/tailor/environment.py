@@ -13,7 +13,7 @@ from typing import Any
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.gpucode.inputs import site_packages
 from torchtailor.tailor.consent import needs_consent
-from torchtailor.tailor.disk import explained, require_writable, sync_folder
+from torchtailor.tailor.disk import explained, sync_folder
 from torchtailor.tailor.installed import Installed, installed_in
 from torchtailor.tailor.journal import FOLDER, Change, FileState, Journal
 from torchtailor.tailor.manifest import library_json
@@ -77,20 +77,18 @@ def tailor_environment(site: Path, settings: Settings, watcher: Watcher | None =
             watch.advance(job.size)
         return _outcome(site, [*outcomes.values(), *skipped], settings)
     unchanged = "What was replaced before is whole and recorded."
-    with explained(site, unchanged=unchanged):
-        require_writable(site)
-        with Journal.held(site) as journal:
-            chains = reconcile(journal)
-            _check_earlier(chains, settings)
-            jobs, skipped = _jobs(site, journal.folder, settings)
-            watch.begin(str(site), sum(job.size for job in jobs))
-            known = {path: chain[-1].after for path, chain in chains.items()}
-            try:
-                done = list(_work(journal, chains, jobs, settings, watch, known))
-            finally:
-                with suppress(OSError):  # a full disk was said already; the next run sets it right
-                    if not reconcile(journal, known):
-                        journal.forget()
+    with explained(site, unchanged=unchanged), Journal.held(site) as journal:
+        chains = reconcile(journal)
+        _check_earlier(chains, settings)
+        jobs, skipped = _jobs(site, journal.folder, settings)
+        watch.begin(str(site), sum(job.size for job in jobs))
+        known = {path: chain[-1].after for path, chain in chains.items()}
+        try:
+            done = list(_work(journal, chains, jobs, settings, watch, known))
+        finally:
+            with suppress(OSError):  # a full disk was said already; the next run sets it right
+                if not reconcile(journal, known):
+                    journal.forget()
     return _outcome(site, [*done, *skipped], settings)
 
 
@@ -173,9 +171,10 @@ def _stage(job: _PlaceJob) -> LibraryOutcome:
     """In a worker: cut a library into the staging folder; the environment is not touched."""
     outcome = job.work.cut(job.name, job.path, job.staged)
     if outcome.fate.changed and outcome.result and job.removed and not job.work.look_only:
-        target = job.removed / _removed_name(outcome)
-        target.unlink(missing_ok=True)
-        write_removed(job.path, job.staged, target, outcome.result.sha256_in)
+        kept = job.staged.with_name("removed")
+        write_removed(job.path, job.staged, kept, outcome.result.sha256_in)
+        kept.replace(job.removed / _removed_name(outcome))  # two packages may hold the same library
+        sync_folder(job.removed)
     return outcome
 
 

@@ -11,7 +11,6 @@ from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.tailor.installed import Installed, find_installed
-from torchtailor.tailor.library import tailor_library
 from torchtailor.tailor.manifest import library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
@@ -79,9 +78,8 @@ def tailor_file(library: Path, output: Path, settings: Settings, watcher: Watche
         watch.begin(library.name, library.stat().st_size)
         if not settings.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
-        result = tailor_library(
-            library, place, settings.policy, strip=settings.strips(usually=False), recompress=settings.recompress
-        )
+        work = LibraryWork(settings.policy, settings.strips(usually=False), settings.recompress, durable=True)
+        result = work.cut_strictly(library, place)
         outcome = LibraryOutcome.of(library.name, result, consent_missing=consent_missing)
         watch.advance(result.size_before)
         sizes = (outcome.size_before, outcome.size_after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.errors import CheckFailedError
-from torchtailor.tailor.disk import explained, require_writable, sync_folder
+from torchtailor.tailor.disk import explained, sync_folder
 from torchtailor.tailor.installed import Installed, read_installed
 from torchtailor.tailor.journal import FOLDER, Change, Journal
 from torchtailor.tailor.reconcile import reconcile
@@ -35,23 +35,21 @@ def restore_environment(site: Path, *, dry_run: bool = False, watcher: Watcher |
     watch = watcher or Unwatched()
     if not (site / FOLDER).is_dir():
         return Restored(site, (), 0, (), ())
-    with explained(site, unchanged="What was restored before is whole and recorded."):
-        require_writable(site)
-        with Journal.held(site) as journal:
-            chains = reconcile(journal)
-            ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
-            lost = [change for path, chain in chains.items() if path not in ready for change in chain]
-            commands = _reinstall_commands(site, lost)
-            size = sum(chain[0].before.size for chain in ready.values())
-            if not dry_run:
-                watch.begin(str(site), size)
-                try:
-                    for path, chain in ready.items():
-                        _restore(journal, path, chain)
-                        watch.advance(chain[0].before.size)
-                finally:
-                    if not reconcile(journal):
-                        journal.forget()
+    with explained(site, unchanged="What was restored before is whole and recorded."), Journal.held(site) as journal:
+        chains = reconcile(journal)
+        ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
+        lost = [change for path, chain in chains.items() if path not in ready for change in chain]
+        commands = _reinstall_commands(site, lost)
+        size = sum(chain[0].before.size for chain in ready.values())
+        if not dry_run:
+            watch.begin(str(site), size)
+            try:
+                for path, chain in ready.items():
+                    _restore(journal, path, chain)
+                    watch.advance(chain[0].before.size)
+            finally:
+                if not reconcile(journal):
+                    journal.forget()
     packages = tuple(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost))
     return Restored(site, tuple(sorted(ready)), size, packages, commands)
 

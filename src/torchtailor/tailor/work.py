@@ -19,6 +19,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.tailor.library import Recompress, tailor_library
 from torchtailor.tailor.outcome import LibraryOutcome
 from torchtailor.tailor.policy import Policy
+from torchtailor.tailor.result import LibraryResult
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
@@ -52,19 +53,23 @@ class LibraryWork:
     def cut(self, name: str, source: Path, target: Path | None) -> LibraryOutcome:
         """Cut a library that was found in a wheel, a folder or an environment: one that cannot be read is reported,
         not an error."""
-        size = source.stat().st_size
         place = None if self.consent_missing or self.look_only else target
         try:
-            result = tailor_library(
-                source, place, self.policy, strip=self.strip, recompress=self.recompress, durable=self.durable
-            )
+            result = self.cut_strictly(source, place)
         except BadInputError as error:
-            return LibraryOutcome.skipped(name, size, error.message.removeprefix(f"{source}: "))
+            return LibraryOutcome.skipped(name, source.stat().st_size, error.message.removeprefix(f"{source}: "))
+        return LibraryOutcome.of(name, result, consent_missing=self.consent_missing)
+
+    def cut_strictly(self, source: Path, target: Path | None) -> LibraryResult:
+        """Cut a library, or raise; what the disk says is left as it is, to be explained about the user's own paths."""
+        try:
+            return tailor_library(
+                source, target, self.policy, strip=self.strip, recompress=self.recompress, durable=self.durable
+            )
         except EnvironmentProblem as error:
-            if isinstance(error.__cause__, OSError):  # said later, about the place the user knows
+            if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None
             raise
-        return LibraryOutcome.of(name, result, consent_missing=self.consent_missing)
 
 
 def is_library_name(name: str) -> bool:
