@@ -1,0 +1,105 @@
+"""The commands detect and recommend."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import machines
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+from torchtailor.host import store
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    path = tmp_path / "server.json"
+    store.write(store.dumps(machines.host("h200-driver-550")), path)
+    return path
+
+
+def test_detect_shows_a_description_from_elsewhere(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", "--from", str(described)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("Xeon(R) Platinum 8480+", "GPU 7", "NVIDIA H200", "550.54.15", "CUDA up to 12.4", "Ubuntu 22.04"):
+        assert part in shown
+
+
+def test_json_of_detect_can_be_loaded_again(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", "--json", "--from", str(described)]) == 0
+    assert store.loads(capsys.readouterr().out.encode(), "stdout") == store.load(described)
+
+
+@pytest.mark.parametrize("name", ["dgx-spark", "orin-jetpack-6", "h100-mig", "alpine", "power9", "kubernetes-pod"])
+def test_strange_machines_can_be_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "host.json"
+    store.write(store.dumps(machines.host(name)), path)
+    assert main(["detect", "--from", str(path)]) == 0
+    assert "CPU" in capsys.readouterr().out
+
+
+def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--from", str(described)]) == 0
+    shown = capsys.readouterr().out
+    assert "Recommended: pytorch214-python313-cuda12_6-sm90-avx512 by way of wheel" in shown
+    assert "Driver 580.65.06 or newer (595.45.04 for full support) unlocks PyTorch 2.15.0" in shown
+    assert "Not these:" in shown and "Alternatives:" in shown
+
+
+def test_recommend_from_standard_input(
+    described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(described.read_bytes())))
+    assert main(["recommend", "--from", "-", "--json", "--driver", "580.95.05"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["best"]["variant"] == "pytorch215-python313-cuda13_2-sm90-avx512"
+
+
+def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--cpu", "zen4", "--driver", "570.26", "--workload", "int8-inference", "--python", "3.12", "--json"]
+    assert main(["recommend", "--gpu", "RTX 4090", *arguments]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["best"]["name"] == "pytorch-python312-cuda12_6-sm89-avx512vnni"
+    assert answer["unlocks"][0]["needs"] == "driver 580.65.06"
+    assert set(answer) == {
+        "machine", "workload", "python", "best", "per_gpu", "alternatives", "rejected", "unlocks", "ways_out", "notes",
+    }  # fmt: skip
+
+
+def test_where_nothing_fits_the_ways_out_are_shown_and_the_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--gpu", "Jetson Orin", "--jetpack", "6.2"]) == ExitCode.NO_MATCH
+    shown = capsys.readouterr().out
+    assert "No variant in the matrix runs here." in shown
+    assert 'gpus = ["8.7"]' in shown and 'release = "2.14"' in shown
+    assert "pytorch215-python313-cpu-armv8_2 runs today" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["recommend", "--gpu", "Foo"], ExitCode.NO_MATCH, "No GPU is known as 'Foo'"),
+        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Offered are 3.11"),
+        (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
+        (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
+        (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),
+        (["recommend", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
+        (["detect", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
+        (["detect", "--from", "a", "--record", "b"], ExitCode.USAGE, "exclude each other"),
+    ],
+)
+def test_mistakes_are_sentences(
+    arguments: list[str], code: ExitCode, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert says in captured.err and captured.out == "" and "Traceback" not in captured.err
+
+
+def test_a_corrupted_file_is_a_sentence(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described.write_bytes(described.read_bytes()[:500])
+    assert main(["recommend", "--from", str(described)]) == ExitCode.BAD_INPUT
+    assert "is not JSON" in capsys.readouterr().err
