@@ -22,7 +22,7 @@ from torchtailor.gpucode.elf_headers import (
     SegmentType,
 )
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS
-from torchtailor.tailor.layout import AddressMap, Piece, Span, align_up, merge, subtract
+from torchtailor.tailor.layout import AddressMap, Piece, Span, align_up, subtract
 from torchtailor.tailor.plan import Plan
 from torchtailor.tailor.strip import moves_symbols
 
@@ -31,7 +31,6 @@ TABLE_MARK = b"program headers\0"
 SPARE_HEADERS = 8  # for tools that add a segment to the output and do not ask whether there is room
 
 _INFO_LINK = 0x40
-_REL = 9
 _FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of the letters
 
 
@@ -51,7 +50,7 @@ class TableHome:
 
 
 def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> TableHome:
-    """Find a place for a table of `count` program headers."""
+    """Find a place for a table of `count` program headers; without one there can be no holes."""
     offset = elf.header.segment_table_offset
     address = elf.address_of(offset)
     size = count * PROGRAM_HEADER.size
@@ -64,7 +63,9 @@ def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> Tab
         if align_up(end, page) < hole.end // page * page:
             around = [Span(hole.start, start), Span(end, hole.end)]
             return TableHome(start, room, True, (*holes[:index], *around, *holes[index + 1 :]))
-    raise ImpossibleError("There is no room in it for another program header.")
+    if address is None:
+        raise ImpossibleError("Its program headers are not in a loaded segment.")
+    return TableHome(address, len(elf.segments) * PROGRAM_HEADER.size, False, ())
 
 
 def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
@@ -190,7 +191,7 @@ def plan_sections(
 
 def _row(section: Section, number: dict[int, int]) -> list[int]:
     info = section.info
-    if section.flags & _INFO_LINK or section.type in (SectionType.RELA, _REL):
+    if section.flags & _INFO_LINK:
         info = number.get(info, 0)
     return [
         section.name_offset,
@@ -208,7 +209,7 @@ def _row(section: Section, number: dict[int, int]) -> list[int]:
 
 def _used(plan: Plan) -> list[Span]:
     """The addresses of containers in the output."""
-    return merge(Span(cut.address, cut.address + cut.size) for cut in plan.cuts if cut.address is not None)
+    return sorted(Span(cut.address, cut.address + cut.size) for cut in plan.cuts if cut.address is not None)
 
 
 def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> list[Span]:

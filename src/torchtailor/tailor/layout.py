@@ -109,8 +109,8 @@ def common_alignment(addresses: Iterable[int]) -> int:
 def pack(items: Sequence[Item], room: Sequence[Span]) -> list[int]:
     """New addresses for items in the order of their addresses, each as far towards the start as there is room.
 
-    `room` are the ranges that containers may take: those they have now. No item ever moves up, so the order and
-    the fit are certain as long as no item grows.
+    `room` are the ranges that containers may take: those they have now. No item ever moves up, and none overtakes
+    one that stays, so the order and the fit are certain as long as no item grows.
     """
     alignment = common_alignment(item.address for item in items if item.movable)
     fixed = [Span(item.address, item.address + item.new_size) for item in items if not item.movable]
@@ -120,11 +120,9 @@ def pack(items: Sequence[Item], room: Sequence[Span]) -> list[int]:
     for item in items:
         if not item.movable:
             addresses.append(item.address)
+            cursor = item.address + item.new_size
             continue
-        while True:
-            start = align_up(max(cursor, free[index].start), alignment)
-            if start + item.new_size <= free[index].end:
-                break
+        while (start := align_up(max(cursor, free[index].start), alignment)) + item.new_size > free[index].end:
             index += 1
         addresses.append(start)
         cursor = start + item.new_size

@@ -125,10 +125,7 @@ def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Pol
     gone = [
         image
         for image in pair.before.images
-        if id(image) not in stay
-        and image.target
-        and image.target.kind is CodeKind.CUBIN
-        and policy.usable((image,))
+        if id(image) not in stay and image.target and image.target.kind is CodeKind.CUBIN and policy.usable((image,))
     ]
     if not gone:
         return

@@ -6,14 +6,24 @@ from itertools import pairwise
 
 from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.elf import ElfFile
-from torchtailor.gpucode.elf_headers import HEADER, PROGRAM_HEADER, Section, Segment, SegmentType
+from torchtailor.gpucode.elf_headers import (
+    HEADER,
+    PROGRAM_HEADER,
+    Section,
+    SectionFlag,
+    SectionType,
+    Segment,
+    SegmentType,
+)
+from torchtailor.gpucode.fatbin import CONTAINER_START
 from torchtailor.tailor.files import same_bytes
-from torchtailor.tailor.headers import TABLE_SECTION
+from torchtailor.tailor.headers import TABLE_MARK, TABLE_SECTION
 from torchtailor.tailor.layout import page_size
 from torchtailor.tailor.strip import removable_sections
 
 # of the file header: where the two tables are and how long they are, and which section has the names
 _TABLE_FIELDS = (5, 6, 10, 12, 13)
+_INFO_LINK = 0x40
 
 
 def check_segments(before: ElfFile, after: ElfFile) -> None:
@@ -23,7 +33,7 @@ def check_segments(before: ElfFile, after: ElfFile) -> None:
     if _small(before) != _small(after):
         raise CheckFailedError("The output has other program headers than the input.")
     for segment in after.segments:
-        loaded = segment.type in (SegmentType.LOAD, SegmentType.PHDR) or not segment.file_size
+        loaded = segment.type in (SegmentType.LOAD, SegmentType.PHDR)
         if not loaded and after.offset_of(segment.address) not in (None, segment.offset):
             raise CheckFailedError(f"Program header {segment.index} of the output has a wrong offset.")
     page = page_size(before.machine, before.loads)
@@ -32,7 +42,10 @@ def check_segments(before: ElfFile, after: ElfFile) -> None:
         whole = before.load_at(load.address)
         if whole is None or load.flags != whole.flags or load.memory_end > whole.memory_end:
             raise CheckFailedError(f"Program header {load.index} of the output loads what the input does not.")
-        if load.alignment < page or (load.address - load.offset) % load.alignment:
+        shift = load.address - whole.address
+        if load.physical_address != whole.physical_address + shift:
+            raise CheckFailedError(f"Program header {load.index} of the output has another physical address.")
+        if load.alignment not in (page, whole.alignment) or (load.address - load.offset) % load.alignment:
             raise CheckFailedError(f"Program header {load.index} of the output is not aligned.")
         pieces.setdefault(whole.index, []).append(load)
     for whole in before.loads:
@@ -86,6 +99,7 @@ def _small(elf: ElfFile) -> list[tuple[int, ...]]:
 def check_sections(before: ElfFile, after: ElfFile, *, stripped: bool) -> None:
     """Each section is there as before, in the same order; no other went than may go, none came but our own."""
     gone = removable_sections(before) if stripped else frozenset()
+    _check_own_section(before, after)
     rest = [section for section in after.sections if section.name != TABLE_SECTION]
     for old in before.sections:
         new = rest[0] if rest else None
@@ -98,34 +112,62 @@ def check_sections(before: ElfFile, after: ElfFile, *, stripped: bool) -> None:
             _check_same(before, after, old, new)
     for section in rest:  # what a hole cut off a section
         whole = next((old for old in before.sections if old.name == section.name and old.allocated), None)
-        inside = whole and whole.address <= section.address and section.memory_end <= whole.memory_end
-        if not inside or not section.allocated:
+        if whole is None or _nature(before, whole) != _nature(after, section):
             raise CheckFailedError(f"The output has a section {section.name} that the input does not have.")
+        if section.address < whole.address or section.memory_end > whole.memory_end:
+            raise CheckFailedError(f"Section {section.name} of the output reaches beyond what it was.")
     for section in after.sections:
         if section.allocated and section.in_file:
-            _check_place(after, section)
+            _check_place(before, after, section)
 
 
 def _check_same(before: ElfFile, after: ElfFile, old: Section, new: Section) -> None:
-    fields = ("type", "flags", "address", "alignment", "entry_size")
-    if any(getattr(old, field) != getattr(new, field) for field in fields) or new.size > old.size:
-        names = old.index == before.header.name_section and new.index == after.header.name_section
-        if not names or old.type != new.type:
-            raise CheckFailedError(f"Section {old.name} is something else in the output.")
-    if _linked(before, old) != _linked(after, new):
-        raise CheckFailedError(f"Section {old.name} of the output is linked to another section.")
-    if old.allocated or not old.in_file or old.index == before.header.name_section:
+    if _nature(before, old) != _nature(after, new) or old.address != new.address:
+        raise CheckFailedError(f"Section {old.name} is something else in the output.")
+    if old.index == before.header.name_section:
+        if new.index != after.header.name_section:
+            raise CheckFailedError("The names of the sections of the output are somewhere else.")
+        return
+    if new.size > old.size or (new.size < old.size and not _holds_code(before, old)):
+        raise CheckFailedError(f"Section {old.name} of the output has another size.")
+    if old.allocated or not old.in_file:
         return
     if new.size != old.size or not same_bytes(before.source, old.offset, after.source, new.offset, old.size):
         raise CheckFailedError(f"Section {old.name} has other bytes in the output.")
 
 
-def _linked(elf: ElfFile, section: Section) -> str:
-    return elf.sections[section.link].name if section.link < len(elf.sections) else ""
+def _nature(elf: ElfFile, section: Section) -> tuple[object, ...]:
+    """What a section is, apart from where it lies; other sections by name, for their numbers may change."""
+    link = elf.sections[section.link].name if section.link < len(elf.sections) else None
+    info: object = section.info
+    if section.flags & _INFO_LINK:
+        info = elf.sections[section.info].name if section.info < len(elf.sections) else None
+    return section.type, section.flags, section.alignment, section.entry_size, link, info
 
 
-def _check_place(elf: ElfFile, section: Section) -> None:
-    start = elf.offset_of(section.address)
-    end = elf.offset_of(section.memory_end - 1)
-    if start is not None and (start, end) != (section.offset, section.offset + section.size - 1):
+def _holds_code(elf: ElfFile, section: Section) -> bool:
+    """Whether there is a container in it, so that it may have become shorter."""
+    found = elf.source.find(CONTAINER_START, section.offset, section.file_end) if section.in_file else -1
+    return found >= 0
+
+
+def _check_own_section(before: ElfFile, after: ElfFile) -> None:
+    """The small section behind the program headers is there if, and only if, they moved."""
+    own = [section for section in after.sections if section.name == TABLE_SECTION]
+    table = after.address_of(after.header.segment_table_offset)
+    wanted = 0 if table == before.address_of(before.header.segment_table_offset) else 1
+    tailored = sum(section.name == TABLE_SECTION for section in before.sections)
+    if len(own) != wanted + tailored:
+        raise CheckFailedError("The section behind the program headers of the output is missing.")
+    for section in own:
+        plain = (SectionType.PROGBITS, SectionFlag.ALLOC, 8, 0, "", 0)
+        if _nature(after, section) != plain or section.size != len(TABLE_MARK):
+            raise CheckFailedError("The section behind the program headers of the output is something else.")
+
+
+def _check_place(before: ElfFile, after: ElfFile, section: Section) -> None:
+    if before.load_at(section.address) is None:
+        return  # marked as loaded, but in no segment
+    place = (after.offset_of(section.address), after.offset_of(section.memory_end - 1))
+    if place != (section.offset, section.file_end - 1):
         raise CheckFailedError(f"Section {section.name} of the output is not where its address says.")

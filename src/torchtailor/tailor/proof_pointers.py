@@ -41,8 +41,10 @@ class Moves:
 
     def is_end(self, old: int, new: int, begin: tuple[int, int]) -> bool:
         """Whether a pointer that led just behind the container at begin[0] leads so behind it at begin[1]."""
+        if begin[0] == begin[1] and old == new and begin[0] < old:
+            return True  # of an object that stayed where it is
         if not self.follows(*begin):
-            return begin[0] == begin[1] and old == new and begin[0] < old
+            return False
         before, after = self.sizes[begin[0]]
         gap = old - begin[0] - before
         return 0 <= gap < _MAX_GAP and new == begin[1] + after + gap

@@ -84,7 +84,7 @@ def movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
         if section in CONTAINER_SECTIONS:
             found.update(_wrapped(elf, code, containers))
         else:
-            records = _recorded(elf, containers, spans)
+            records = _recorded(elf, containers)
             found.update(records)
             rest = [container for container in containers if container.address not in records]
             found.update(_immediate(elf, rest, spans))
@@ -143,34 +143,34 @@ def _array(elf: ElfFile, address: int, targets: set[int | None]) -> set[int]:
     return places
 
 
-def _recorded(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> dict[int, Pointers]:
-    """Containers that are reached through {end, begin} or {begin, end} records, and through nothing else."""
+def _recorded(elf: ElfFile, containers: list[FoundContainer]) -> dict[int, Pointers]:
+    """Containers that are reached through records, and through nothing else: all of a section, or none."""
     pointed = [found for found in containers if found.pointers]
     if not pointed:
         return {}
     places = [pointer.place for found in pointed for pointer in found.pointers]
     near = elf.relocations_in(min(places) - 8, max(places) + 16)
-    found = {}
-    for container in pointed:
-        record = _record(elf, container, near)
-        if record is not None and container.address is not None:
-            found[container.address] = record
-    return found
+    for end_beside in (-8, 8):  # {end, begin} or {begin, end}
+        records = {found.address: _record(elf, found, near, end_beside) for found in pointed}
+        whole = {at: record for at, record in records.items() if at is not None and record is not None}
+        if len(whole) == len(pointed):
+            return whole
+    return {}
 
 
-def _record(elf: ElfFile, found: FoundContainer, near: Mapping[int, Relocation]) -> Pointers | None:
+def _record(elf: ElfFile, found: FoundContainer, near: Mapping[int, Relocation], end_beside: int) -> Pointers | None:
     """The record of a container, if each pointer to it is the begin of one or the end of its neighbour's."""
     start = found.address or 0
     end = start + found.container.stored_size
     begins: list[Relocation] = []
     ends: list[Relocation] = []
     for pointer in found.pointers:
-        beside = [near.get(pointer.place - 8), near.get(pointer.place + 8)]
-        partners = [other for other in beside if other and end <= other.addend < end + _MAX_GAP]
-        if len(partners) == 1:
+        behind = near.get(pointer.place + end_beside)
+        before = near.get(pointer.place - end_beside)
+        if behind and end <= behind.addend < end + _MAX_GAP:
             begins.append(pointer)
-            ends.append(partners[0])
-        elif partners or not any(other and other.addend < start for other in beside):
+            ends.append(behind)
+        elif not (before and before.addend < start):
             return None
     if not begins or len({partner.addend for partner in ends}) != 1:
         return None
