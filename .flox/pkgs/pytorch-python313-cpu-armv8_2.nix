@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and ARMv8.2, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:b00faf456eeaf53db4647c22057df9d2025a70cbec15940a397b38b0e49a1daa
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:49b55aa15accb1db7a09b17a75814a7e410d8ef95868a62fc4c5548407191c8c
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

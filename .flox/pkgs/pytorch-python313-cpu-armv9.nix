@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and ARMv9, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:8bafd375f720022b99753b9e794aafd172e584ae98b1ff270b142b8428a644e4
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:82fe92150d6c478c39fe763adc1d91c0efd18dfc16e10c807e540b56cee2ecf6
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

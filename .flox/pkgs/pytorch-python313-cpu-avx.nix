@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:3bc57fbb0c2090b64acae031072c985b0036f32878105283cad785a3e3e57f85
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:ea4278adeedb41877f509af11c16a10b83d7236acfd8b7c369b20a038fb0b71a
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

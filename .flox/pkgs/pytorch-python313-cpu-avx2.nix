@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX2, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:f763ace8d9836fe49fd2199a503cfe23966c87370f8ad4bfd1740e847bd2f220
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:2013e7e0f36ba408a26821e47a7d13e6a7546565919b5a1d878d69d656040253
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:1511e687daf284d9d22882ede80a8332cc3e34c9a5a6108e8ebf3fdf77b0aae6
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:11e9608928ee311a0ba0fcae85056dc8535c9e2fdeb8eb1100713824ed00218d
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512 BF16, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:5d3d03affeaf5671ce68e1f6e8ce155054ce99e2d2897483e51668f50425a70f
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:daf281304d9bc98980ab0b107489216ac3769a4308e7b125570d1da8bea5d9f6
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

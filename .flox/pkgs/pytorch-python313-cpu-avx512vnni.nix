@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512 VNNI, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:685c360ecc1597b31a6dbf0815e30d97a38680b42803435e4db0dd502b643a63
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:702a2c8f71840dc899c68dceea1505a57c9113550d615e17486f980bd8f356b3
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:d523a3ad53d55cf39dd0cf8facdcd8729f076ed7b34ec85d68136383520c3e72
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:05b949c6ac21cfc43115d7ed7dc20152c68c8b95fadc6c4be91ea1a2c3c42893
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

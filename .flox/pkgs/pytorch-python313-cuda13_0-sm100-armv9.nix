@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:709650077886dfaf8aa284019ba921a158e1f897e5ad9d0fcd3dd9157834f739
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:e0544b013017c59ebed760bc9728de58a690bd2fb298b55a2b59e9089479db2c
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:e5dac6444e35e2f8b4187ccfae761dfab55f012c5bdf5ab3f43327cf6cbaff15
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:2f46a00467b4009c244c62184f5841bbb22c6c8bf051dae10f20f1af673b1015
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:edaf3978fb928f05a85ceb4f57d80ad6b1047e5be2bd9a1d185ab447b9c5e1c8
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:313d954326b6b800b622400163efe1e4501474ac98a1ff2bccce17692dda3529
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:2e7a8fc3832cf0b994b7e7f4dc304c501e9935ed17eb2d2bf94c00a97d4edb42
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:284b87b36c277a765cedce348a6b1e8e0d6d08726acbea40604600c52ca9d977
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

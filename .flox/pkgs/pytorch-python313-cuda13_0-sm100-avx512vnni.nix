@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM100 (Blackwell: B200, GB200) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:958523e64711c2c229d39cdd7fa43387cea57819ab2b0ad4d32d9fd94a034987
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:94f0e48fe447bf09d293cdd6fd676c67d55ab5b162fcd0ec6e0c71c9685ec3cf
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

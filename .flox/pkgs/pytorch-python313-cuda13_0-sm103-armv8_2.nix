@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:1270e4db9af44cbae7fe7a161a9ae82e2a8d56fbc25cf721daab0db545289082
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:71b8060cf7f51ae73c9835eef17ebc24a18ff740e4eab48da58f122cc3daf7c2
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:3e6461d4b446958bcf7736f266b1c2c7078fb1f6a9d6b934a781d57ab1f2bdb6
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:86506d29cc4658ec0c5966328f76649b1db1e537981f4afbe675bf47b71567a1
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

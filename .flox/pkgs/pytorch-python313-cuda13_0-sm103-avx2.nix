@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:474330825eb25c5195b208fb6b16f773699e91bc5cf240af44b048b375f61395
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:e2c7022ed41d6acd0c2c360a195eb796752e1aa549d581e6b263c6df1ed6e363
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:f25e0633f7fb37e7d4dc9520dbd003638e7f925b284fef4585c963538b4553ed
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:de83712b028df034a2ad4bfa09c07a7de97db9e2af6675f740b5d2e147d71779
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:600a62f1104ad2a23a816e19f0122d82ea51ea5cad2653b9940ae4be9a18b5d4
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:d861b1387e773b0d7fe426611225b6b25bc6cadcddb8fce490614191c37fb308
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

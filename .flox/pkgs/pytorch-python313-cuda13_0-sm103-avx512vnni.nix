@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM103 (Blackwell Ultra: B300, GB300) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:fdfb452e4528bd502527c5e28fdfd8fd8b09d1b32ec318bfff023f46a39bb3d0
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:c18a68a23f1e22240628dbf39712130acc66ae41ceac18624b99a1056cea98d3
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM110 (Blackwell (Thor): Jetson AGX Thor, Jetson T5000, Jetson T4000) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:1dd96027672edd79ffc95003a7e80bfbfefd42536a475c0c220e6cf9c41c6ce5
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:71d6b8f68f9b71d85d45b1b62ffa3567774d41bbc5d6e6aa7ac3d16351248164
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

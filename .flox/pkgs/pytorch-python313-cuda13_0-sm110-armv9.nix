@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM110 (Blackwell (Thor): Jetson AGX Thor, Jetson T5000, Jetson T4000) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:882244b5945c37e1b08f9077c8719f78e3b1eb300d2e937e834687484c32cbc4
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:20db2cfdffc4f0efa7ac21ad5cd5cda8cf3de49911940f3557901f8cc674a9c3
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

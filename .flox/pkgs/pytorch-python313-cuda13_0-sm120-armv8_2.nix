@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:e734d7203ceb5e7087086edd3b5bbb09f7a6b416286f9fd7da04f194d0c765d5
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:ca81339cbb991060bd760864beceab8dad4ba42d8f92f30bacb46076dd21b85c
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:8540c3a83877519fef77e345bc00f2ef82bfa0655cf7e6145dc12bd703d6121a
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:16892f9476b1cc2f8c8043b96cbc89389869fb412791c6a8a3b26befa9d98d63
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:9bdb4017e5286a402e4ced97df31a028756fb86f99438a5bb4ca80a06a90149b
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:72d151623e8915c58cecddfe83694ca98e6c639699c6321cd3cc0911738eb441
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:ea15739892e4f7d9e6de5b6969aa98425a73a78abbdd06a2a2e78b866c1b8b21
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:7b37e421431117f109f317c7650a2b4cef6867619f48c63f589d12a67f29a536
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

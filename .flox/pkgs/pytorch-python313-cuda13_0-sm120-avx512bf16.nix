@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:fe586e1371e113263619ad2d560a5f1bcd4741d9e30640fc62e8248ea0f12fc9
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:246e4255ed4953a580ce20174567e78905965bbb5707f24953183fb1e484dfa2
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

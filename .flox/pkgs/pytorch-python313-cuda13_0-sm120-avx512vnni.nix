@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM120 (Blackwell (GeForce/RTX PRO): RTX PRO 6000 Blackwell Server, RTX PRO 6000 Blackwell, RTX 5090) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:e8c44c48b4f13fba8c59bdfad9ccf0b23b873ad4566b5cd959b960e572ef8f2c
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:7e99d76a3e8923db3a53940bc4f6b647b9fba47ba9d8d32a55224e0b695cca89
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

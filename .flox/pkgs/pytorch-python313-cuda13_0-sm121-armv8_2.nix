@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM121 (Blackwell (GB10): DGX Spark, GB10, ASUS Ascent GX10) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:9b1cab3d7432ffb684341219b8e114adb3ac7a7610545a5df6039c87d52314f0
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:e21229da3c9df1221aa0b648d711d0e9e2c41e6294190f25a9c0b372c24fef69
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM121 (Blackwell (GB10): DGX Spark, GB10, ASUS Ascent GX10) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:4c4591902dedca858e159e317b71df2395fd9f9212bac84f1ef3de9b13091ea1
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:472b3c4fb3b7705c25d476a597d8e569286ed4decea7df99dae424c24ddd7ded
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:ce5081df7b0fa1b0f51abdeffc2c3cd44facaf71fc757bc230f0e942639de913
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:a14be79d6173d84c1b9292d01379fd8d86984afa910ac1a916f58daa666959bf
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

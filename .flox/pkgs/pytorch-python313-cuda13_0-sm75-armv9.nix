@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:60a21e0317f6bea48e758f4f6830bd566b5f113446d8bb2b1545dd1b17138d53
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:a7ddbff1312319c2f3b03944c0b90c72d15321ffeb2f3da4a8d57665c749ba01
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

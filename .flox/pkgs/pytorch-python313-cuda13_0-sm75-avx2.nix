@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:e781f32607e7900055c982c558b92119f9daf52cd737009627d9d1c680dd7479
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:98a472287c5175a87167b342c62f4c3dd61c2f2b0668ce7d80ca4f5b72af9262
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

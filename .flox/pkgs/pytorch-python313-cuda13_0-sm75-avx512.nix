@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:31133b68873b6ea07d0278d2904486abc55bd9d286a0cdad8260942e8cd6bd32
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:0f5c6a281efd70a8a4e4a1221fb991acc2708111f056af156185e75cc5bba7ac
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

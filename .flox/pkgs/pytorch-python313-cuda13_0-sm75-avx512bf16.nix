@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:b6ba3b2ecf3d05885d20a3146dc2f67f47656b47951cd2e3e584e4b454d9eff9
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:4d5c0480fa5f5cec81d3f3290cd55aabefabd247bb2699bf7eedb2043e78729b
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM75 (Turing: T4, Quadro RTX 8000, TITAN RTX) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:50e545d2db6613c3cfadab9033a156cee2efe1ecc6fe9ee800417c77ae526f34
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:10792632796a0a366a225f28ec01642c5a26240f486565b7624a89f34a38972c
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:14333ac01675b8f109723c9d88172f90a01165260f1972d1164956386f0b500f
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:371131583c18c7327d82d6dac75e1eb706d23d50c22641ef049440b4ca704d2a
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

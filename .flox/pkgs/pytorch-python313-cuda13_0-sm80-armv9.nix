@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:d2185ea9b9ae45c598e8514789741a66f30274184a9aec96a605c33d98e2cd8a
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:28d5c3cf33e63fec7d2516a3ac934d972bb5656fb2b5428436ed5a795276f81d
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

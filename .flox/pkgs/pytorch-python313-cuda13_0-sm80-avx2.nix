@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:9494809903f67263ed1db92a4969f21cba99c710d9ff3f003858672a0a9339ae
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:a695c18954cd05e70db85dbd6b7b9b0208f10913da93142fcb0deb4934b91938
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

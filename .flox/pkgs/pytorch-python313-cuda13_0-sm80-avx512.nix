@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:7aedc4b5eeb27f0374ee5c0e11e04f358b4a646a02f113d08623bcccdffb891b
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:70125593dd49eff904b853e4a6945d0d0dc6d27c8726a068239517d80315154d
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:10726ace458e688e0c869ac25706ff088e504715922dda1190c25946b6c8c271
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:27e63350df9e1a8fdff77ea0cd805cb474b36762851fd50476503aa1f1a76a22
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:f6df0973edd8f7224d997129d0d1ea53d5b44c77df2ca7cb53170110a66e21ee
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:e3d368a4c07397ece33b762059cce78dd98cd5645d272e918a96f916fe15268e
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

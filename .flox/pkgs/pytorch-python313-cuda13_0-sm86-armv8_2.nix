@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:bac6ced92dfbfaa9312dad019076800165648202a2b19ca2c238c4cc15c51989
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:866ed6e14d717bbef7f507e01446b22144a496b9c30390ec33ba4263bf0164b8
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

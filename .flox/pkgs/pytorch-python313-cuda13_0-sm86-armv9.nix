@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:0d33276d8317e035b908d8c8986cba3f32267f3b1ffe92487fb60ed15477a4d8
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:fb7494b6c20a9faa990e3eca2a16e6c6aec1873869ce6a71180011ff7be3ef58
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:1c6be99718fbf3b3797ab53dd6d7ebf1558b78e5df8b4e06ba790e34afcbf47a
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:c240cf3f66dbc53f97e8d0564bd3a55b31d099da2479bc1f8de30a46d26206c9
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

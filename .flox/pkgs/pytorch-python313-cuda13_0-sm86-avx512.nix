@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:af6c637cc91c282a7463c868e21b7ee36d692171c04394db691648bbd3de48d5
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:505a8966de40174ad28c2c36579a074830c73bdc384234ba92aa1f37520cd645
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

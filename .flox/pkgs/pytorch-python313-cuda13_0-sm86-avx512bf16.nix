@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:c595e60cca86fabcf5b4cd2eab42f711e4e6636910d3aa2b83c9866c27473326
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:9ca090a4ee08f5a72dbeaa23865ee0a9a03d06381e95a79483540c7f50bf729e
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

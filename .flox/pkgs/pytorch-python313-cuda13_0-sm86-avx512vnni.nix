@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:4811e5f67c36d71074170cb88f4b2287ad2464154a3c192818bf5bb44afed782
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:51250f455d13d66aaaec409a42376564cbe5600ece9008391e11fdf261377548
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:59f815cb17a0aaf6e7b706e8a6add373d215fe34bf916382e85f1c1887c75abd
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:e7142f5d872af265b3e74079e30d3e434cf52ec64b3479fbf0b85d1bb270aafb
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:6b62b8cd43ec82ef8632c5c16b902ea7de931a8209214c014254ae2dec32779d
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:460aa91718a227661bdee48e52c6ab8f02d3949db92443372e8e55edfaed4cbd
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:004b32de46b30aeeda0f62c10dd05b432c43094e8796875d80cce1ed5137454c
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:8832a316207e6e56ce3c0607b620e0de9df0ba6d1e8826ba3e3d67eeec8e05b9
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

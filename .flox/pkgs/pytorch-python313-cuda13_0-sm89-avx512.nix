@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:6bb2e535575feae2c9eb3b1512a33fe6a24eac292320ec36a05e0ee9d6247430
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:336dd841f9a6f68a56163d8d96a7451c2e4a25e69420baf971603e5758bcd4b8
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:bb27bec8a196d141dee64e2166992e029ec3cffcb582e8bde9ba736ea30badeb
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:353523cbdce6ef628c15ee11593a23a50697c7654b6c4c0359f8503017dbf990
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

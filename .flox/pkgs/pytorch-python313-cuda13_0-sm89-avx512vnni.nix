@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:49bb139169d98f40ba6d77436f95dd373c8a23f64255328e9720b7c82e7fe8d4
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:0d95a0bc81a5d3f366960162c380b1b0b3b801147d5565b58f1fbba51dc75aab
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

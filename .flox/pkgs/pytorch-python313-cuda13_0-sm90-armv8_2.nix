@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and ARMv8.2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:56528bda43a55cb8a335852466ecbde26d4d05d930c012cf2fa326b13b0f78d1
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:44a613525dcec1a868b15bf72e4d336b71b2fa4f9854970105083ca57682d29e
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

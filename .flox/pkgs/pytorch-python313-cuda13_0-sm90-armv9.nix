@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and ARMv9, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:0d2d9804f88b0f0d244d4f65786ae111bff014cf78ce5cd371a37e56b6a4d592
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:6435e798b564cb8c42335f6e71da81a7daf166437855b92d015183f54466f897
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and AVX2, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:29d6fb3b40ed5871ea92e82d18f4828829e9777a901367e115d4c48c763ad7bc
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:671144461fed0cc7ca613bbc5a95d45aaa37777093ed18fa114b6a1a5886ce01
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

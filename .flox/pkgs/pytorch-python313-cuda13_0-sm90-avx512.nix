@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and AVX-512, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:1e17965314e4a75e59471c9369b4ace367b95fefb916ce5cebcf2d2622f5c621
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:7518852e658d53d801a23f2ed2741e8c0a8940da9f26eaa57d131d8ecf1d4c51
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

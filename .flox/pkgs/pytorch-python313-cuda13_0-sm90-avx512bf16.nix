@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and AVX-512 BF16, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:db7d07f27f937f8c043bf01df15bb354743e3f62da27dee632824b003fb2b190
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:bdbeab17515aeb9e55df233fa1e5337b8f720c17f7dca4551e499ebc2a66fe1e
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM90 (Hopper: H100, H200, GH200) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
-# Written by `torchtailor recipes write`: change the catalog, then write again.
-# torchtailor-content: sha256:5bfb8fee8a3927a455dc309c001df414b0e9e9a3a25b1d389b90f1f97b7e2cc3
+# Written by torchtailor: change the catalog and write again, not this file.
+# torchtailor-content: sha256:f9a968886f4b3619700a2781db42f0e9c7c0c59dc0f4f7bbd5f2e08cba2251fb
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:

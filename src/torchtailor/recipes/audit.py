@@ -15,8 +15,8 @@ from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.recipe import Recipe, RecipeName
 from torchtailor.recipes.rules import RULES, Context, Severity
 from torchtailor.recipes.tree import Tree, find_trees, read_recipe
-from torchtailor.recipes.write import recipe_releases, written_release
-from torchtailor.variants.matrix import Matrix, ParsedName
+from torchtailor.recipes.write import matrix_of, recipe_releases, written_release
+from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
 
@@ -92,7 +92,7 @@ def open_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_ni
         readable = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable}
         outcomes = evaluate(readable, pins)
         recipes = [replace(recipe, outcome=outcomes.get(recipe.path)) for recipe in recipes]
-    return Context(catalog, Matrix(catalog), pins, tree, chosen, tuple(recipes))
+    return Context(catalog, matrix_of(catalog), pins, tree, chosen, tuple(recipes))
 
 
 def release_of(catalog: Catalog, tree: Tree, recipes: list[Recipe]) -> Release:

@@ -35,9 +35,7 @@ MARKDOWN = Style("<!-- ", " -->")
 
 def stamp(body: str, title: str, style: Style = HASHES) -> str:
     """The file: its head, the hash of all the rest, and the body."""
-    head = style.line(title) + style.line(
-        "Written by `torchtailor recipes write`: change the catalog, then write again."
-    )
+    head = style.line(title) + style.line("Written by torchtailor: change the catalog and write again, not this file.")
     return head + style.line(f"torchtailor-content: sha256:{_digest(head + body)}") + body
 
 

@@ -19,6 +19,7 @@ from torchtailor.variants.variant import Variant
 _NAME = re.compile(r"(pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+)(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
+_IN_OVERLAYS = ("prev.", "pprev.", "super.", "final.", "pfinal.", "self.")
 _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
 
 
@@ -101,9 +102,7 @@ class Recipe:
         calls = self.source.calls
         found = [argument for name, _, argument in calls if name == ".overrideAttrs"]
         found += [
-            argument
-            for name, _, argument in calls
-            if name.endswith(_BUILDERS) and not name.startswith(("prev.", "pprev.", "super."))
+            argument for name, _, argument in calls if name.endswith(_BUILDERS) and not name.startswith(_IN_OVERLAYS)
         ]
         return self.source.inside(found[0]) if found else ()
 
@@ -117,10 +116,8 @@ class Recipe:
 
     @property
     def overrides_torch(self) -> bool:
-        return any(
-            name.endswith((".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs"))
-            for name, _, _ in self.source.calls
-        )
+        ways = (".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs")
+        return any(name.endswith(ways) and not name.startswith(_IN_OVERLAYS) for name, _, _ in self.source.calls)
 
     def attribute(self, name: str) -> Binding | None:
         return next((binding for binding in self.attributes if binding.name == name), None)

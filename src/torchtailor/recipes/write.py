@@ -62,6 +62,17 @@ class WritePlan:
             write_file(step.path, step.text)
 
 
+def matrix_of(catalog: Catalog) -> Matrix:
+    """The matrix of a catalog; made once, since it checks every variant."""
+    if _matrices and _matrices[0].catalog is catalog:
+        return _matrices[0]
+    _matrices[:] = [Matrix(catalog)]
+    return _matrices[0]
+
+
+_matrices: list[Matrix] = []
+
+
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
     """The releases that recipes are written for."""
     return tuple(release.name for release in catalog.releases.values() if release.nixpkgs)
@@ -77,7 +88,7 @@ def recipe_variants(
             f"There are no recipes for release {found.name}.",
             f"Recipes are written for {', '.join(recipe_releases(catalog))}.",
         )
-    matrix = Matrix(catalog)
+    matrix = matrix_of(catalog)
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
         offered = list(matrix.variants(found.name, python))

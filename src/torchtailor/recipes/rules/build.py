@@ -86,8 +86,8 @@ def toolkit_stub(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     variant = expected(recipe)
     if variant is None or variant.gpu is None or not recipe.cleared_patches:
         return
-    stub = any("FindCUDAToolkit.cmake" in line.text for line in recipe.phases.get("postPatch", ()))
-    if not stub:
+    writes = [command for command in recipe.shell if not command.document and "FindCUDAToolkit.cmake" in command.text]
+    if not any(">" in command.text or command.words[0] in ("cp", "install", "ln") for command in writes):
         yield recipe.cleared_patches[0], "patches are cleared and no FindCUDAToolkit.cmake is put back"
 
 
@@ -298,9 +298,9 @@ def must_be_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
         return
     documents = "\n".join(command.text for command in recipe.shell if command.document)
     for row in Blueprint(context.catalog, context.pins, variant).without:
-        for name, value in row.exports.items():
-            if recipe.exported.get(name, ("", 0))[0] not in {value, *_OFF}:
-                yield 1, f"{name} is not {value}, but {', '.join(row.parts)} {row.why}"
-        for name in row.cache:
-            if f"set({name} FALSE" not in documents and f"set({name} OFF" not in documents:
-                yield 1, f"{name} is not off, but {', '.join(row.parts)} {row.why}"
+        on = [
+            name for name, value in row.exports.items() if recipe.exported.get(name, ("", 0))[0] not in {value, *_OFF}
+        ]
+        on += [name for name in row.cache if not any(f"set({name} {off}" in documents for off in _OFF)]
+        if on:
+            yield 1, f"{', '.join(on)} are not off, but {', '.join(row.parts)} {row.why}"

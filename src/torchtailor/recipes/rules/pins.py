@@ -68,10 +68,10 @@ def pins_several(context: Context) -> Iterator[tuple[Path, int, str]]:
     counts = Counter(rev for rev, _, _ in uses)
     if len(counts) < 2:
         return
-    most = counts.most_common(1)[0][0]
+    right = context.pin.rev if context.pin.rev in counts else counts.most_common(1)[0][0]
     said = ", ".join(f"{rev[:12]} ({count} times)" for rev, count in counts.most_common())
     for rev, path, line in uses:
-        if rev != most:
+        if rev != right:
             yield path, line, f"the recipes of this release pin {said}"
 
 
