@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torchtailor.catalog import Catalog
     from torchtailor.host.model import Host
 
 
@@ -23,23 +24,25 @@ def command(
     ] = None,
 ) -> None:
     """Say what this machine is: CPU, GPUs, driver, tools."""
+    from torchtailor.catalog import load_catalog
     from torchtailor.errors import UsageError
     from torchtailor.host.store import load
 
     if source is not None and record is not None:
         raise UsageError("--from and --record exclude each other.", "Record on the machine itself.")
+    catalog = load_catalog()
     if source is not None:
         host = load(source)
     elif record is not None:
-        host = _recorded(record)
+        host = _recorded(record, catalog)
     else:
         from torchtailor.host.detect import detect
 
-        host = detect()
-    _show(host, json=json)
+        host = detect(catalog=catalog)
+    _show(host, catalog, json=json)
 
 
-def _recorded(path: Path) -> Host:
+def _recorded(path: Path, catalog: Catalog) -> Host:
     import msgspec
 
     from torchtailor.host.detect import detect
@@ -47,13 +50,13 @@ def _recorded(path: Path) -> Host:
     from torchtailor.host.store import write
 
     probe = RecordingProbe(LiveProbe())
-    host = detect(probe)
+    host = detect(probe, catalog)
     recording = probe.recording(f"recorded {host.taken}")
     write(msgspec.json.format(msgspec.json.encode(recording), indent=1) + b"\n", path)
     return host
 
 
-def _show(host: Host, *, json: bool) -> None:
+def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -65,20 +68,19 @@ def _show(host: Host, *, json: bool) -> None:
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(style="bold", no_wrap=True)
     drawn.add_column(overflow="fold")
-    for label, text in _rows(host):
+    for label, text in _rows(host, catalog):
         drawn.add_row(label, Text(text, style="yellow" if label == "Note" else ""))
     out().print(drawn)
 
 
-def _rows(host: Host) -> list[tuple[str, str]]:
+def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     """Label and text, in the order of interest."""
-    from torchtailor.catalog import load_catalog
     from torchtailor.recommend import Workload
     from torchtailor.recommend.isas import rank_isas
     from torchtailor.ui import human_bytes
 
     cpu, system, room = host.cpu, host.system, host.room
-    isas = rank_isas(load_catalog().isas.values(), cpu.arch, cpu.flags, Workload.GENERAL)
+    isas = rank_isas(catalog.isas.values(), cpu.arch, cpu.flags, Workload.GENERAL)
     rows = [("CPU", f"{cpu.name} ({cpu.vendor}, {cpu.arch}, {cpu.microarchitecture})")]
     sockets = f" in {cpu.sockets} sockets" if cpu.sockets > 1 else ""
     rows.append(("", f"{cpu.cores} cores{sockets}, {cpu.threads} threads, {cpu.usable} usable here"))

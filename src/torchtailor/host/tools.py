@@ -16,10 +16,10 @@ _VERSIONED = tuple(f"gcc-{number}" for number in range(9, 17))
 
 @dataclass(frozen=True, slots=True)
 class KnownTool:
-    """A program, how to ask its version, and where its answer holds it."""
+    """A program, how to ask its version, and where its answer holds it; one that answers slowly is not asked."""
 
     name: str
-    question: str = "--version"
+    question: str | None = "--version"
     answer: str = r"(\d+(?:\.\d+)+)"
     elsewhere: tuple[str, ...] = ()
 
@@ -35,7 +35,7 @@ KNOWN = (
     KnownTool("ccache"),
     KnownTool("sccache"),
     KnownTool("uv"),
-    KnownTool("pip", answer=r"pip (\d+(?:\.\d+)+)"),
+    KnownTool("pip", question=None),
     KnownTool("git"),
 )
 
@@ -62,6 +62,8 @@ def _find(probe: Probe, known: KnownTool) -> str | None:
 
 def _question(probe: Probe, known: KnownTool, path: str) -> Callable[[], Tool | None]:
     def ask() -> Tool | None:
+        if known.question is None:
+            return Tool(name=known.name, path=path)
         ran = probe.run((path, known.question), _TIMEOUT)
         match = re.search(known.answer, ran.output) if ran.done else None
         return Tool(name=known.name, path=path, version=match[1] if match else None)
