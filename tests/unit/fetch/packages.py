@@ -23,6 +23,7 @@ class Package:
     requires_python: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
     build: str = ""
+    licence: str = ""
 
     @property
     def filename(self) -> str:
@@ -32,6 +33,7 @@ class Package:
     @property
     def metadata(self) -> bytes:
         lines = ["Metadata-Version: 2.1", f"Name: {self.name}", f"Version: {self.version}"]
+        lines += [f"License: {self.licence}"] if self.licence else []
         lines += [f"Requires-Python: {self.requires_python}"] if self.requires_python else []
         lines += [f"Requires-Dist: {line}" for line in self.requires]
         lines += [f"Provides-Extra: {extra}" for extra in self.extras]
