@@ -43,8 +43,8 @@ class Policy:
         """The images to keep, in their order. `kernels` names the kernels of a cubin, or None if it cannot."""
         images = tuple(images)
         choice = self._choose(images)
-        chosen = [image for image in images if image.target is None or image.target in choice.needed]
-        spare = [image for image in images if image.target in choice.spare]
+        chosen = [image for image in images if _named_in(image, choice.needed)]
+        spare = [image for image in images if image not in chosen and _named_in(image, choice.spare)]
         if spare:
             chosen += self._still_needed(chosen, spare, kernels)
         kept = set(map(id, chosen))
@@ -58,11 +58,13 @@ class Policy:
         """The targets that can use at least one of the images."""
         return self._choose(images).served
 
-    def allows(self, code: CodeTarget | None) -> bool:
-        """Whether code for this architecture may be in an output at all: something a target could use."""
-        if code is None or any(self.fits(device, code) for device in self.devices):
+    def allows(self, image: Image) -> bool:
+        """Whether an image may be in an output at all: something a target could use, or nobody knows what."""
+        if self._choose((image,)).served:
             return True
-        return self.keep_ptx and code.kind is CodeKind.PTX
+        if image.target is None:
+            return not image.parts or any(part.target is None for part in image.parts)
+        return self.keep_ptx and image.target.kind is CodeKind.PTX
 
     def fits(self, device: Capability, code: CodeTarget) -> bool:
         """Whether the device can use this code, run by the driver or linked at run time."""
@@ -72,11 +74,11 @@ class Policy:
 
     def _choose(self, images: Iterable[Image]) -> Choice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
-        images = tuple(images)
-        key = tuple([image.kind_number << 40 | image.sm << 30 | image.flags & _SUFFIXES for image in images])
+        pieces = [piece for image in images for piece in (image.parts or (image,))]
+        key = tuple([piece.kind_number << 40 | piece.sm << 30 | piece.flags & _SUFFIXES for piece in pieces])
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._choice(frozenset(image.target for image in images if image.target))
+            choice = self._choice(frozenset(piece.target for piece in pieces if piece.target))
             self._choices[key] = choice
         return choice
 
@@ -128,6 +130,13 @@ class Choice:
     spare: frozenset[CodeTarget]  # runs on a target, but something better is there
     served: frozenset[Capability]
     best: frozenset[CodeTarget]  # what the driver would take, for each target
+
+
+def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:
+    """Whether an image is, or has among its parts, one of these; what is of no known kind always counts."""
+    if image.parts:
+        return any(part.target is None or part.target in codes for part in image.parts)
+    return image.target is None or image.target in codes
 
 
 def _links(device: Capability, code: CodeTarget) -> bool:

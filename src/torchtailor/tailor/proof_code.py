@@ -106,14 +106,14 @@ def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, *
 
 def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
     for image in kept:
-        if not policy.usable((image,)) and not policy.allows(image.target):
+        if not policy.allows(image):
             raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
     images = pair.before.images
     lost = policy.usable(images) - policy.usable(kept)
     if lost:
         names = ", ".join(map(str, sorted(lost)))
         raise CheckFailedError(_at(pair, f"had code for {names} and has none now"))
-    gone = policy.loaded(images) - {image.target for image in kept}
+    gone = policy.loaded(images) - {piece.target for image in kept for piece in (image.parts or (image,))}
     if gone:
         raise CheckFailedError(_at(pair, f"lost {min(map(str, gone))}, which the driver would take"))
     _check_kernels(stock, pair, kept, policy)

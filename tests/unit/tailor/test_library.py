@@ -21,7 +21,7 @@ from torchtailor.errors import (
     ImpossibleError,
     TorchtailorError,
 )
-from torchtailor.tailor import files, shrink
+from torchtailor.tailor import shrink
 from torchtailor.tailor.library import Status, tailor_library
 
 DICE = random.Random(11)
@@ -114,7 +114,7 @@ def test_what_nvcc_made(tmp_path: Path, name: str, target: str) -> None:
     assert result.size_after <= result.size_before
     if result.status.written:
         again = tailor_library(tmp_path / name, tmp_path / "again.so", policy(target))
-        assert again.kept == {} or again.kept == result.kept
+        assert again.kept in ({}, result.kept)
         assert again.dropped == {}
 
 
@@ -164,7 +164,7 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.os, "copy_file_range", full)
+    monkeypatch.setattr("os.copy_file_range", full)
     with pytest.raises(EnvironmentProblem, match="No space left"):
         tailor_library(source, tmp_path / "out.so", policy("9.0"))
     assert [path.name for path in tmp_path.iterdir()] == ["libtest.so"]
@@ -177,7 +177,7 @@ def test_without_copy_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def none(*_: object) -> int:
         raise OSError(errno.EXDEV, "other file system")
 
-    monkeypatch.setattr(files.os, "copy_file_range", none)
+    monkeypatch.setattr("os.copy_file_range", none)
     assert tailor_library(source, tmp_path / "two.so", policy("9.0")).sha256_out == expected
 
 

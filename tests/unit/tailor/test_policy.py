@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.tailor.checks import policy
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
-from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind
+from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
 from torchtailor.tailor.makers import maker_of
 
 KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.LTOIR: ImageKind.LTOIR}
@@ -96,16 +96,34 @@ def test_unknown_kinds_stay() -> None:
     unknown = Image(ImageKind.UNKNOWN, 77, None, 0, 64, 8, 0, 8, Compression.NONE, 0, 90, "")
     plain = policy("9.0")
     assert plain.keep([unknown], lambda _: None) == (unknown,)
-    assert plain.allows(None)
+    assert plain.allows(unknown)
 
 
 def test_what_may_be_left() -> None:
     plain = policy("9.0")
-    assert plain.allows(CodeTarget.parse("sm_90a"))
-    assert plain.allows(CodeTarget.parse("compute_80"))
-    assert not plain.allows(CodeTarget.parse("sm_80"))
-    assert not plain.allows(CodeTarget.parse("compute_120"))
-    assert policy("9.0", keep_ptx=True).allows(CodeTarget.parse("compute_120"))
+    for name, allowed in (("sm_90a", True), ("compute_80", True), ("sm_80", False), ("compute_120", False)):
+        (image,) = images(name)
+        assert plain.allows(image) is allowed
+    assert policy("9.0", keep_ptx=True).allows(images("compute_120")[0])
+
+
+def concatenated(names: str) -> Image:
+    """Several images compressed as one, as nvcc --concat does."""
+    parts = tuple(Part(i.kind, i.kind_number, i.target, 0, 8, i.flags, i.sm) for i in images(names))
+    kind = ImageKind.CONCATENATED
+    return Image(kind, int(kind), None, 99, 64, 8, 8, 16, Compression.ZSTD, 0, 0, "", parts)
+
+
+def test_concatenated_images_stay_whole_or_go() -> None:
+    plain = policy("9.0")
+    both, foreign = concatenated("sm_80 sm_90"), concatenated("sm_80 sm_120")
+    assert plain.keep([both, foreign], lambda _: None) == (both,)
+    assert plain.allows(both)
+    assert not plain.allows(foreign)
+    assert not plain.usable([foreign])
+    lesser = concatenated("sm_80 sm_120")
+    (best,) = images("sm_86")
+    assert policy("8.6").keep([lesser, best], lambda _: None) == (lesser, best)  # its kernels cannot be read
 
 
 def test_a_policy_travels_to_other_processes() -> None:
