@@ -65,10 +65,16 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
     if json:
         print_json(host)
         return
+    rows = _rows(host, catalog)
+    if not out().is_terminal:
+        width = max(len(label) for label, _ in rows)
+        for label, text in rows:
+            out().print(Text(f"{label:<{width}}  {text}"))
+        return
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(style="bold", no_wrap=True)
     drawn.add_column(overflow="fold")
-    for label, text in _rows(host, catalog):
+    for label, text in rows:
         drawn.add_row(label, Text(text, style="yellow" if label == "Note" else ""))
     out().print(drawn)
 

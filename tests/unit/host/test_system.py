@@ -110,6 +110,12 @@ def test_an_installed_pytorch_is_found_once_with_its_gpu_code() -> None:
     ]
 
 
+def test_the_pytorch_of_a_real_machine() -> None:
+    torch = machines.host("h200-driver-580").torches[0]
+    assert (torch.version, torch.cuda, torch.python) == ("2.11.0+cu130", "13.0", "3.12")
+    assert torch.architectures[:6] == ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+
+
 def test_a_python_without_pytorch_is_passed_over() -> None:
     from torchtailor.host.torches import _SCRIPT
 

@@ -63,7 +63,7 @@ TABLE = (
         says=("CUDA 13 needs driver 580.65.06 or newer; this one is 550.54.15", "minor-version compatibility"),
         unlock="driver 580.65.06",
     ),
-    Row("h200-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("Driver 580.159.04 runs CUDA 13.2 by minor-version",)),
+    Row("h200-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("Driver 580.159.04 runs CUDA 13.2 by minor",)),
     Row("h100-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("595.45.04 would run it in full",)),
     Row("h100-driver-595", "sm90-avx512", "2.15.0", "13.2", says=("runs CUDA 13.2 in full",)),
     Row("h100-mig", "sm90-avx512", "2.15.0", "13.2", says=("2 MIG instances",)),
