@@ -178,23 +178,38 @@ def _short(groups: Sequence[ImageGroup]) -> str:
     return ", ".join(f"{kind} {' '.join(names)}" for kind, names in by_kind.items())
 
 
+def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
+    from torchtailor.gpucode.fitness import gpu_fit
+
+    answer = gpu_fit(library, gpu.capability, inspection.rules)
+    counts = [(count, fit.value) for fit, count in answer.containers.items()]
+    counts.append((answer.linked_at_run_time, "linked at run time"))
+    parts = ", ".join(f"{count} {word}" for count, word in sorted(counts, reverse=True) if count)
+    return f"On {gpu.capability}: {answer.verdict} (containers: {parts or 'none'})."
+
+
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport], gpus: Sequence[Gpu]) -> Iterable[str]:
     from torchtailor.ui import human_bytes
 
     libraries = inspection.libraries
     stored = sum(library.stored for library in with_code)
     size = sum(library.size for library in libraries)
+    images = sum(library.images for library in with_code)
+    raw = sum(library.raw for library in with_code)
+    noun = "library" if len(libraries) == 1 else "libraries"
     yield (
-        f"{len(libraries)} libraries of {human_bytes(size)}; {len(with_code)} with GPU code: {human_bytes(stored)} "
-        f"in {sum(library.images for library in with_code)} images "
-        f"({human_bytes(sum(library.raw for library in with_code))} unpacked)."
+        f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
+        f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
     )
     for gpu in gpus:
+        if len(with_code) == 1:
+            yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, consent=False)
         asked = inspection.saved_in_all(gpu.capability, consent=True)
         line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
-            line += f", {human_bytes(asked)} of it in NVIDIA's own libraries (with --nvidia)"
+            share = human_bytes(asked) if free else "all"
+            line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         yield f"{line}."
     foreign = [skipped for report in inspection.inputs for skipped in report.skipped if not skipped.damaged]
     if foreign:
