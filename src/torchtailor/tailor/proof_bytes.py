@@ -27,7 +27,7 @@ _FILLINGS = (b"\0", b"Z", b"X")
 def check_loaded_bytes(before: Library, after: Library, pairs: Sequence[Pair], changed: Sequence[int]) -> None:
     """Compare all loaded bytes outside of containers; `changed` are addresses of words that may differ."""
     territory = _territory(before.elf, pairs)
-    _check_inside(territory, after, pairs)
+    _check_inside(territory, before, after, pairs)
     allowed = merge(
         [
             *(Span(word, word + _WORD) for word in changed),
@@ -83,17 +83,21 @@ def _is_zero(elf: ElfFile, start: int, end: int) -> bool:
     )
 
 
-def _check_inside(territory: list[Span], after: Library, pairs: Sequence[Pair]) -> None:
+def _check_inside(territory: list[Span], before: Library, after: Library, pairs: Sequence[Pair]) -> None:
     """Containers, and what we add, lie where the input had containers."""
     spans = [
         Span(p.after.address, p.after.address + p.after.container.stored_size)
         for p in pairs
         if p.after.address is not None
     ]
-    spans += [Span(s.address, s.memory_end) for s in after.elf.sections if s.name == TABLE_SECTION]
+    spans += _own_sections(after.elf) - _own_sections(before.elf)
     outside = subtract(merge(spans), territory)
     if outside:
         raise CheckFailedError(f"The output has GPU code at {outside[0].start:#x}, where the input has other data.")
+
+
+def _own_sections(elf: ElfFile) -> set[Span]:
+    return {Span(s.address, s.memory_end) for s in elf.sections if s.name == TABLE_SECTION}
 
 
 def _table(before: ElfFile, after: ElfFile, territory: list[Span]) -> list[Span]:
