@@ -25,16 +25,18 @@ class IsaRanking:
 
 
 def rank_isas(isas: Iterable[Isa], arch: str, flags: Iterable[str], workload: Workload) -> IsaRanking:
-    """Those made for the workload first, then the general ones, and among equals the one that uses more of the CPU."""
+    """Those made for the workload first, then by the general instruction set that each is or builds on."""
     words = frozenset(flags)
     ours = [isa for isa in isas if isa.arch == arch]
     places = {isa.name: place for place, isa in enumerate(ours)}
 
-    def preference(isa: Isa) -> tuple[bool, bool, int, int]:
-        return (workload.value in isa.workloads, _general(isa), len(isa.requires), places[isa.name])
-
     def demand(isa: Isa) -> tuple[int, int]:
         return (len(isa.requires), places[isa.name])
+
+    def preference(isa: Isa) -> tuple[object, ...]:
+        special = workload is not Workload.GENERAL and workload.value in isa.workloads
+        base = max((other for other in ours if _general(other) and isa.includes(other)), key=demand, default=isa)
+        return (special, demand(base), _general(isa), demand(isa))
 
     runnable = sorted((isa for isa in ours if isa.runs_on(words)), key=preference, reverse=True)
     lacking = sorted((isa for isa in ours if not isa.runs_on(words)), key=demand, reverse=True)
