@@ -56,7 +56,8 @@ def plan(catalog: Catalog, named: Named, base: Host | None, here: Callable[[], C
         notes.append("No JetPack was named (--jetpack): much depends on it.")
     elif host.gpus and host.driver is None and host.tegra is None:
         notes.append("No driver was named (--driver): it is taken to be new enough.")
-    return replace(host, notes=tuple(Note(topic="planned", text=text) for text in notes))
+    kept = () if named.gpus else host.notes
+    return replace(host, notes=(*kept, *(Note(topic="planned", text=text) for text in notes)))
 
 
 def _driver(text: str) -> str:

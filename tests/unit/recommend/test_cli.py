@@ -46,7 +46,7 @@ def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[st
     assert main(["recommend", "--from", str(described)]) == 0
     shown = capsys.readouterr().out
     assert "Recommended: pytorch214-python313-cuda12_6-sm90-avx512 by way of wheel" in shown
-    assert "Driver 580.65.06 or newer (595.45.04 for full support) unlocks PyTorch 2.15.0" in shown
+    assert "Driver 580.65.06 or newer (595.71.05 for full support) unlocks PyTorch 2.15.0" in shown
     assert "Not these:" in shown and "Alternatives:" in shown
 
 

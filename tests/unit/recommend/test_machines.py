@@ -64,7 +64,7 @@ TABLE = (
         unlock="driver 580.65.06",
     ),
     Row("h200-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("Driver 580.159.04 runs CUDA 13.2 by minor",)),
-    Row("h100-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("595.45.04 would run it in full",)),
+    Row("h100-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("595.71.05 would run it in full",)),
     Row("h100-driver-595", "sm90-avx512", "2.15.0", "13.2", says=("runs CUDA 13.2 in full",)),
     Row("h100-mig", "sm90-avx512", "2.15.0", "13.2", says=("2 MIG instances",)),
     Row("kubernetes-pod", "sm90-avx512", "2.15.0", "13.2", says=("Of 4 CPUs, 2 may be used",)),

@@ -84,6 +84,8 @@ def test_a_file_may_be_changed_in_part() -> None:
     other = changed(base, "RTX 5090")
     assert other.driver is None and other.cpu == base.cpu and other.system == base.system
     assert changed(base, cpu="zen3").gpus == base.gpus
+    limited = machines.host("kubernetes-pod")
+    assert limited.notes[0] in changed(limited, driver="595.71.05").notes
     flashed = changed(machines.host("orin-jetpack-6"), jetpack="7.2")
     assert flashed.tegra is not None and flashed.tegra.unified
 
