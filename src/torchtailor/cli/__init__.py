@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring."),
+    "verify": Command("verify", "Prove an artifact: GPU code, host code, files, import, results on the GPU."),
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),

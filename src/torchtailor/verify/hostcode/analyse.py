@@ -41,12 +41,11 @@ class UseGroup:
 class HostCode:
     """What a library's own instructions say.
 
-    `groups` are the functions that need more than `allowed`; `uses` counts all functions that need a word, also
-    allowed ones; `families` counts functions behind dispatch by whose dispatch it is.
+    `groups` are the functions that need more than the architecture's baseline; `uses` counts all functions that
+    need a word; `families` counts functions behind dispatch by whose dispatch it is.
     """
 
     arch: str
-    allowed: tuple[str, ...]
     stripped: bool
     functions: int
     code_bytes: int
@@ -73,19 +72,17 @@ class HostCode:
 
 
 def analyse(path: Path, allowed: frozenset[str] = frozenset(), *, needs: Needs | None = None) -> HostCode:
-    """Read a library; functions that need only `allowed` words are counted and not looked into further."""
+    """Read a library; `allowed` is what it was meant to be compiled for, which spares asking about each function."""
     image = CodeImage(path)
     table = feature_table(image.machine)
     needs = needs or read_needs(image)
-    permitted = table.closure(allowed)
-    wanted = needs.matching(lambda words: bool(table.needed(words) - permitted)).tolist()
-    placer = Placer(image, needs, dispatch_table(image.machine.arch))
+    wanted = needs.matching(lambda words: bool(table.needed(words))).tolist()
+    placer = Placer(image, needs, dispatch_table(image.machine.arch), table.closure(allowed))
     placed = placer.place(wanted)
     families = Counter(place.because for place in placed.values() if place.reach is Reach.DISPATCHED)
     functions = image.functions
     return HostCode(
         arch=image.machine.arch,
-        allowed=table.sorted(permitted - table.baseline),
         stripped=image.stripped,
         functions=int((functions.origins < 2).sum()),
         code_bytes=int((functions.ends - functions.starts).sum()),

@@ -23,7 +23,7 @@ from torchtailor.verify.hostcode.needs import Needs
 from torchtailor.verify.hostcode.referrers import Referrers
 
 _INIT, _INIT_ARRAY, _INIT_ARRAY_SIZE = 12, 25, 27  # dynamic tags
-_TOO_MANY = 20_000  # so many functions without a family are no exception: the library was compiled so
+_TOO_MANY = 20_000  # functions beyond which asking who calls each of them takes minutes
 
 
 class Reach(Enum):
@@ -52,8 +52,9 @@ class Placement:
 class Placer:
     """Places the functions of one library that need more than the architecture's baseline."""
 
-    def __init__(self, image: CodeImage, needs: Needs, table: DispatchTable) -> None:
+    def __init__(self, image: CodeImage, needs: Needs, table: DispatchTable, allowed: frozenset[str]) -> None:
         self.image = image
+        self.allowed = allowed
         self.needs = needs
         self.table = table
         self.links = Links(image)
@@ -225,7 +226,7 @@ class Placer:
         if not functions:
             return {}
         if len(functions) > _TOO_MANY:
-            return dict.fromkeys(functions, Placement(Reach.PLAIN, f"one of {len(functions)} plain functions"))
+            return self._compiled_so(functions)
         referrers = Referrers(self, self.image, self.links, functions)
         exposed: dict[int, str] = {}
         unknown: dict[int, str] = {}
@@ -249,6 +250,16 @@ class Placer:
                     unknown.pop(function, None)
                     changed = True
         return {function: self._placement(function, exposed, unknown, guarded, referrers) for function in functions}
+
+    def _compiled_so(self, functions: list[int]) -> dict[int, Placement]:
+        """So many functions without a family are no exception; those beyond what was meant still may be."""
+        meant = {f for f in functions if self.needs.of(f) <= self.allowed}
+        unmeant = [f for f in functions if f not in meant]
+        placed = dict.fromkeys(meant, Placement(Reach.PLAIN, "the library was compiled so throughout"))
+        if len(unmeant) > _TOO_MANY:
+            why = Placement(Reach.PLAIN, f"one of {len(unmeant)} functions that need it")
+            return placed | dict.fromkeys(unmeant, why)
+        return placed | self._by_references(unmeant)
 
     def _without_referrers(self, function: int, exposed: dict[int, str], unknown: dict[int, str]) -> None:
         functions = self.image.functions

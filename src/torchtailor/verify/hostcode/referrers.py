@@ -75,7 +75,9 @@ class Referrers:
         slots: dict[int, int] = {}
         pointers = self._links.pointers_to(np.array(sorted(by_start), np.int64))
         for place, target in zip(pointers.places.tolist(), pointers.targets.tolist(), strict=True):
-            section = image.elf.section_at_address(place)
+            section = next(
+                (s for s in image.elf.sections if s.in_file and s.allocated and s.address <= place < s.memory_end), None
+            )
             if section is not None and section.name.startswith(".got"):
                 slots[place] = by_start[target]
                 ways.setdefault((place, place + 1), set()).add(by_start[target])

@@ -25,7 +25,7 @@ _NEAR_OPERANDS = frozenset({OpKind.NEAR_BRANCH16, OpKind.NEAR_BRANCH32, OpKind.N
 
 
 @cache
-def words_of(code: Code) -> frozenset[str]:
+def words_of(code: int) -> frozenset[str]:
     """The features one instruction form needs, as words of /proc/cpuinfo."""
     if code == Code.INVALID:
         return frozenset({UNKNOWN})
@@ -35,7 +35,7 @@ def words_of(code: Code) -> frozenset[str]:
         return frozenset()
     table = feature_table(Machine.X86_64)
     instruction = Instruction()
-    instruction.code = code
+    instruction.code = code  # type: ignore[assignment]  # the stubs have a class of their own for it
     words = (table.word(_FEATURE_NAMES[feature]) for feature in instruction.cpuid_features())
     return frozenset(word for word in words if word and word not in table.baseline)
 

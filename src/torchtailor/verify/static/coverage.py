@@ -1,0 +1,96 @@
+"""Compares the GPU code of a library with that of its stock: is everything there that the GPU would load?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.fatbin import Image, decompress
+from torchtailor.gpucode.scan import LibraryCode, Reference, scan_source
+from torchtailor.gpucode.source import Source, open_source
+from torchtailor.tailor.kernels import names_in_cubin
+from torchtailor.tailor.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many of stock's images the GPU needs, and how many of them the artifact lacks."""
+
+    library: str
+    needed: int
+    lost: int
+    lost_kernels: tuple[str, ...]
+
+
+def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) -> Coverage | None:
+    """Compare by content; without a policy every image of stock counts. None where stock has no GPU code."""
+    with open_source(stock) as before, open_source(artifact) as after:
+        old, new = scan_source(before), scan_source(after)
+        wanted = _needed(old, policy)
+        if not wanted:
+            return None
+        there = [image for found in new.containers for image in found.images]
+        lost = _missing(before, wanted, after, there)
+        if not lost:
+            return Coverage(name, len(wanted), 0, ())
+        gone = _kernels(before, lost) - _kernels(after, there)
+        return Coverage(name, len(wanted), len(lost), tuple(sorted(gone)))
+
+
+def _needed(code: LibraryCode, policy: Policy | None) -> list[Image]:
+    """What of stock a target would load; inputs of a device link are never loaded."""
+    needed: list[Image] = []
+    for found in code.containers:
+        if found.reference is Reference.PRELINKED and code.device_linked:
+            continue
+        loaded = policy.loaded(found.images) if policy else frozenset()
+        needed += [image for image in found.images if policy is None or image.target in loaded]
+    return needed
+
+
+def _missing(before: Source, wanted: list[Image], after: Source, there: list[Image]) -> list[Image]:
+    """Those of the wanted images whose content is not there; as stored first, which is cheap, then unpacked."""
+    stored = Counter((image.label, _stored(after, image)) for image in there)
+    rest = []
+    for image in wanted:
+        key = (image.label, _stored(before, image))
+        if stored[key]:
+            stored[key] -= 1
+        else:
+            rest.append(image)
+    if not rest:
+        return []
+    labels = {image.label for image in rest}
+    raw = Counter((image.label, _raw(after, image)) for image in there if image.label in labels)
+    lost = []
+    for image in rest:
+        key = (image.label, _raw(before, image))
+        if raw[key]:
+            raw[key] -= 1
+        else:
+            lost.append(image)
+    return lost
+
+
+def _stored(source: Source, image: Image) -> bytes:
+    return hashlib.blake2b(source.read(image.payload_offset, image.payload_size), digest_size=20).digest()
+
+
+def _raw(source: Source, image: Image) -> bytes:
+    try:
+        return hashlib.blake2b(decompress(source, image), digest_size=20).digest()
+    except BadInputError:
+        return _stored(source, image)
+
+
+def _kernels(source: Source, images: list[Image]) -> set[str]:
+    names: set[str] = set()
+    for image in images:
+        try:
+            names |= names_in_cubin(decompress(source, image)) or frozenset()
+        except BadInputError:
+            continue
+    return names

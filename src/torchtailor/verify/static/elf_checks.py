@@ -1,0 +1,152 @@
+"""ELF health: what the loader would refuse, what would not be found, which glibc it takes."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from torchtailor.catalog import Dotted
+from torchtailor.verify.result import Check, Level
+from torchtailor.verify.static.artifact import Artifact, TargetKind
+from torchtailor.verify.static.elf_facts import ElfFacts
+from torchtailor.verify.static.read import LibraryFacts
+from torchtailor.wheels.name import WheelName
+
+_LEGACY_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
+_SHOWN = 4
+
+
+def elf_checks(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
+    """All lines about the files as the loader sees them."""
+    yield from _health(libraries)
+    yield _needed(artifact, libraries)
+    yield from _glibc(artifact, libraries)
+
+
+def _health(libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
+    sound = 0
+    for facts in libraries:
+        problems = [facts.problem] if facts.problem else list(facts.elf.problems) if facts.elf else []
+        if facts.foreign:
+            continue
+        if problems:
+            yield Check.of(
+                Level.STATIC, f"ELF: {facts.file.short_name}", False, "; ".join(problems), library=facts.name
+            )
+        else:
+            sound += 1
+    if sound:
+        reason = f"{sound} libraries: headers agree, nothing is both writable and executable"
+        yield Check.of(Level.STATIC, "ELF health", True, reason, libraries=sound)
+    elif not libraries:
+        yield Check.not_applicable(Level.STATIC, "ELF health", "there are no libraries")
+
+
+@cache
+def _system() -> dict[str, frozenset[str]]:
+    text = files("torchtailor.verify.static").joinpath("data/system.toml").read_text("utf-8")
+    return {name: frozenset(names) for name, names in tomllib.loads(text).items()}
+
+
+def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
+    """Every library that another names is in the artifact or belongs to the machine."""
+    name = "libraries found"
+    system = frozenset().union(*_system().values())
+    read = [(facts.name, facts.elf) for facts in libraries if facts.elf]
+    places = {path for path, _ in read}
+    sonames = {elf.soname for _, elf in read} | {posixpath.basename(path) for path in places}
+    missing: dict[str, list[str]] = {}
+    elsewhere: dict[str, list[str]] = {}
+    asked = 0
+    for path, elf in read:
+        for wanted in elf.needed:
+            asked += 1
+            if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
+                continue
+            target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
+            target.setdefault(wanted, []).append(posixpath.basename(path))
+    if missing:
+        said = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
+        reason = f"{len(missing)} libraries are named and not there: {said}"
+        return Check.of(Level.STATIC, name, False, reason, missing=missing)
+    if elsewhere:
+        reason = f"{len(elsewhere)} come from other packages: {', '.join(list(elsewhere)[:_SHOWN])}, ..."
+        if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+            return Check.not_applicable(Level.STATIC, name, reason, elsewhere=elsewhere)
+        return Check.of(
+            Level.STATIC,
+            name,
+            True,
+            f"all found but those that {reason[len(str(len(elsewhere))) + 1 :]}",
+            elsewhere=elsewhere,
+        )
+    return Check.of(Level.STATIC, name, True, f"all {asked} names lead to a library here or of the system")
+
+
+def _on_disk(elf: ElfFacts, wanted: str) -> bool:
+    """An absolute search path, as Nix writes them."""
+    return any(path.startswith("/") and Path(path, wanted).exists() for path in elf.search)
+
+
+def _may_be_elsewhere(artifact: Artifact, path: str, elf: ElfFacts, places: set[str]) -> bool:
+    """Whether the library says itself that it looks outside of what was given to us."""
+    if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+        return True
+    if artifact.kind is not TargetKind.WHEEL:
+        return False
+    own = {place.split("/", 1)[0] for place in places}
+    for entry in elf.search:
+        folder = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", posixpath.dirname(path))
+        if posixpath.normpath(folder).split("/", 1)[0] not in own:
+            return True
+    # torch loads its CUDA libraries by name before its own, which then need no search path
+    return path.split("/", 1)[0] in ("torch", "torchvision", "torchaudio")
+
+
+def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
+    """The newest glibc symbol against what the wheel's tag promises."""
+    needs = [(facts, facts.elf.glibc) for facts in libraries if facts.elf and facts.elf.glibc]
+    if not needs:
+        yield Check.not_applicable(Level.STATIC, "glibc", "no library takes a versioned symbol from glibc")
+        return
+    for wheel in artifact.wheels:
+        inside = [(facts, glibc) for facts, glibc in needs if facts.file.owner == wheel.name and glibc]
+        promised = promised_glibc(WheelName.parse(wheel).platform)
+        if not inside or promised is None:
+            continue
+        facts, newest = max(inside, key=lambda pair: pair[1].parts)
+        ok = newest.parts <= promised.parts
+        reason = f"needs glibc {newest} ({facts.file.short_name}); its tag promises {promised}"
+        if not ok:
+            reason += ": it would be installed on systems that cannot load it"
+        yield Check.of(
+            Level.STATIC, f"glibc: {wheel.name.split('-', 1)[0]}", ok, reason, needs=str(newest), promises=str(promised)
+        )
+    if not artifact.wheels:
+        facts, highest = max(((f, g) for f, g in needs if g), key=lambda pair: pair[1].parts)
+        yield Check.of(
+            Level.STATIC,
+            "glibc",
+            True,
+            f"runs with glibc {highest} and newer ({facts.file.short_name})",
+            needs=str(highest),
+        )
+
+
+def promised_glibc(platform: str) -> Dotted | None:
+    """The oldest glibc that a platform tag promises; None for tags that promise none."""
+    found = []
+    for tag in platform.split("."):
+        legacy = next((glibc for name, glibc in _LEGACY_TAGS.items() if tag.startswith(f"{name}_")), None)
+        match = _MANYLINUX.fullmatch(tag)
+        if legacy:
+            found.append(Dotted(legacy))
+        elif match:
+            found.append(Dotted(f"{match[1]}.{match[2]}"))
+    return min(found, key=lambda version: version.parts, default=None)

@@ -1,0 +1,192 @@
+"""Host code: nothing that always runs goes beyond the ISA, and the ISA is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torchtailor.catalog import Catalog
+from torchtailor.catalog.cpus import Isa
+from torchtailor.gpucode.elf_headers import Machine
+from torchtailor.verify.hostcode.analyse import HostCode, UseGroup
+from torchtailor.verify.hostcode.features import FeatureTable, feature_table
+from torchtailor.verify.hostcode.reach import Reach
+from torchtailor.verify.result import Check, Level
+from torchtailor.verify.static.read import LibraryFacts
+
+_BASE = {Machine.X86_64: "x86-64", Machine.AARCH64: "Armv8.0-A"}
+_UNCONDITIONAL = (Reach.STARTUP, Reach.PLAIN)
+_SHOWN = 3
+_DETAILED = 20
+
+
+def host_checks(libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog) -> Iterator[Check]:
+    """One line for the baseline, one for each library that goes beyond what is allowed, and one for the use."""
+    read = [(facts.name, facts.host) for facts in libraries if facts.host is not None]
+    if not read:
+        yield Check.not_applicable(Level.STATIC, "host code", "no library has instructions of this processor")
+        return
+    machines = {host.machine for _, host in read}
+    for machine in sorted(machines):
+        of_machine = [(name, host) for name, host in read if host.machine is machine]
+        yield _baseline(of_machine, machine, catalog)
+        if isa is not None and isa.arch == machine.arch:
+            yield from _within(of_machine, isa)
+            yield _used(of_machine, isa)
+        yield from _unattributed(of_machine, isa)
+    if isa is not None and isa.arch not in {machine.arch for machine in machines}:
+        found = ", ".join(machine.arch for machine in sorted(machines))
+        reason = f"the libraries are for {found}, and {isa.label} is {isa.arch}"
+        yield Check.of(Level.STATIC, f"host code within {isa.name}", False, reason)
+
+
+def baseline(hosts: Iterable[HostCode], table: FeatureTable) -> tuple[str, ...]:
+    """The strongest words that code which always runs needs."""
+    words = {word for host in hosts for word in host.needs(*_UNCONDITIONAL)}
+    return table.strongest(words)
+
+
+def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: Catalog) -> Check:
+    """What a CPU must have for all that always runs: said, not judged."""
+    table = feature_table(machine)
+    words = frozenset(word for _, host in read for word in host.needs(*_UNCONDITIONAL))
+    base = _BASE[machine]
+    functions = sum(host.functions for _, host in read)
+    size = sum(host.code_bytes for _, host in read)
+    dispatched = Counter[str]()
+    for _, host in read:
+        dispatched.update(host.families)
+    reason = f"{functions} functions in {len(read)} libraries ({size / 1e6:.0f} MB of code): "
+    if words:
+        beyond = [name.rsplit("/", 1)[-1] for name, host in read if host.count(*_UNCONDITIONAL)]
+        reason += (
+            f"what always runs needs {base} and {', '.join(table.strongest(words))} ({', '.join(beyond[:_SHOWN])})"
+        )
+        runs = [
+            isa.name
+            for isa in catalog.isas.values()
+            if isa.arch == machine.arch and words <= table.closure(isa.requires)
+        ]
+        reason += f"; every CPU of {', '.join(runs)} has that" if runs else "; no ISA of the catalog has all of it"
+    else:
+        reason += f"what always runs needs {base} and no more"
+    if dispatched:
+        behind = table.strongest({word for _, host in read for word in host.needs(Reach.DISPATCHED, Reach.GUARDED)})
+        reason += f"; {dispatched.total()} functions behind run-time dispatch go up to {', '.join(behind)}"
+    return Check.of(
+        Level.STATIC,
+        f"host code: baseline ({machine.arch})",
+        True,
+        reason,
+        baseline=table.strongest(words),
+        needs=table.sorted(words),
+        dispatched=dict(dispatched),
+        functions=functions,
+        code_bytes=size,
+    )
+
+
+def _within(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Iterator[Check]:
+    """The proof: no constructor and no plain function needs what the ISA does not have."""
+    table = feature_table(Machine[isa.arch.upper()])
+    allowed = table.closure(isa.requires)
+    clean = 0
+    for name, host in read:
+        groups = host.beyond(allowed, *_UNCONDITIONAL)
+        if not groups:
+            clean += 1
+            continue
+        yield _beyond(name, groups, isa, table, allowed)
+    if clean:
+        functions = sum(host.functions for _, host in read)
+        reason = f"{clean} libraries: no static initialiser and no plain function needs more than {isa.label}"
+        yield Check.of(Level.STATIC, f"host code within {isa.name}", True, reason, libraries=clean, functions=functions)
+
+
+def _beyond(name: str, groups: Sequence[UseGroup], isa: Isa, table: FeatureTable, allowed: frozenset[str]) -> Check:
+    words = table.strongest({word for group in groups for word in group.needs} - allowed)
+    counts = {reach: sum(g.functions for g in groups if g.reach is reach) for reach in _UNCONDITIONAL}
+    said = []
+    if counts[Reach.STARTUP]:
+        said.append(f"{_count(counts[Reach.STARTUP], 'runs', 'run')} at load time")
+    if counts[Reach.PLAIN]:
+        said.append(f"{_count(counts[Reach.PLAIN], 'is', 'are')} behind no dispatch")
+    first = groups[0].examples[0]
+    where = f"{first.function} ({first.because}) at {first.instruction}"
+    reason = (
+        f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}:"
+        " an illegal instruction on such a CPU"
+    )
+    return Check.of(
+        Level.STATIC,
+        f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}",
+        False,
+        reason,
+        library=name,
+        beyond=words,
+        startup=counts[Reach.STARTUP],
+        plain=counts[Reach.PLAIN],
+        functions=_examples(groups),
+    )
+
+
+def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:
+    """Code that uses the ISA exists: it was not compiled for something less."""
+    table = feature_table(Machine[isa.arch.upper()])
+    uses: Counter[str] = Counter()
+    for _, host in read:
+        uses.update(host.uses)
+    weaker = table.baseline
+    telling = table.strongest(isa.requires - weaker)
+    used = {word: uses[word] for word in telling if uses[word]}
+    name = f"host code uses {isa.name}"
+    if not used:
+        reason = f"no function uses {', '.join(telling)}: this was compiled for something less than {isa.label}"
+        return Check.of(Level.STATIC, name, False, reason, uses=dict(uses))
+    said = ", ".join(f"{count} functions use {word}" for word, count in used.items())
+    unused = [word for word in telling if not uses[word]]
+    rest = f"; none uses {', '.join(unused)}" if unused else ""
+    return Check.of(Level.STATIC, name, True, f"{said}{rest}", uses=dict(uses))
+
+
+def _unattributed(read: Sequence[tuple[str, HostCode]], isa: Isa | None) -> Iterator[Check]:
+    """What nothing certain can be said about, apart from the rest."""
+    for name, host in read:
+        table = feature_table(host.machine)
+        allowed = table.closure(isa.requires) if isa and isa.arch == host.arch else table.baseline
+        groups = host.beyond(allowed, Reach.UNATTRIBUTED)
+        if groups:
+            words = table.strongest({word for group in groups for word in group.needs} - allowed)
+            count = sum(group.functions for group in groups)
+            reason = (
+                f"{_count(count, 'needs', 'need')} {', '.join(words)} and cannot be attributed:"
+                f" {groups[0].examples[0].because}; not counted as always running"
+            )
+            yield Check.not_applicable(
+                Level.STATIC,
+                f"host code unattributed: {name.rsplit('/', 1)[-1]}",
+                reason,
+                library=name,
+                functions=_examples(groups),
+            )
+
+
+def _examples(groups: Sequence[UseGroup]) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "function": use.function,
+            "address": hex(use.address),
+            "reach": group.reach.value,
+            "because": use.because,
+            "needs": list(group.needs),
+            "instruction": use.instruction,
+        }
+        for group in groups
+        for use in group.examples
+    ]
+    return rows[:_DETAILED]
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"1 function {one}" if number == 1 else f"{number} functions {more}"

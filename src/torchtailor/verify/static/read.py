@@ -1,0 +1,81 @@
+"""Reads the libraries of an artifact once, each for all checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.elf import ElfFile, UnsupportedElfError
+from torchtailor.gpucode.elf_headers import FileType
+from torchtailor.gpucode.report import LibraryReport, summarise
+from torchtailor.gpucode.scan import scan_elf
+from torchtailor.gpucode.source import open_source
+from torchtailor.verify.hostcode.analyse import HostCode
+from torchtailor.verify.static.artifact import Artifact, LibraryFile, unpacked
+from torchtailor.verify.static.elf_facts import ElfFacts, read_elf
+
+WhileOpen = Callable[[LibraryFile, Path], None]
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class LibraryFacts:
+    """All that was read of one library; what could not be read has `problem` and nothing else."""
+
+    file: LibraryFile
+    sha256: str = ""
+    elf: ElfFacts | None = None
+    gpu: LibraryReport | None = None
+    host: HostCode | None = None
+    problem: str = ""
+    foreign: bool = False  # whole, but for another processor: a payload, not something this Python loads
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+
+def read_libraries(
+    artifact: Artifact,
+    *,
+    allowed: frozenset[str] = frozenset(),
+    host_code: bool = True,
+    while_open: WhileOpen | None = None,
+    progress: Progress | None = None,
+) -> tuple[LibraryFacts, ...]:
+    """Read every library; `while_open` is called with each while it is a file on disk."""
+    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or (lambda _name, _size: None)))
+
+
+def _read_all(
+    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: Progress
+) -> Iterator[LibraryFacts]:
+    for library in artifact.libraries:
+        progress(library.short_name, 0)
+        try:
+            with unpacked(library) as file:
+                facts = _read(library, file.path, file.sha256, allowed, host_code=host_code)
+                if while_open and not facts.problem:
+                    while_open(library, file.path)
+        except UnsupportedElfError as error:
+            facts = LibraryFacts(library, problem=error.message, foreign=True)
+        except BadInputError as error:
+            facts = LibraryFacts(library, problem=error.message)
+        progress(library.short_name, library.size)
+        yield facts
+
+
+def _read(library: LibraryFile, path: Path, sha256: str, allowed: frozenset[str], *, host_code: bool) -> LibraryFacts:
+    with open_source(path) as source:
+        elf = ElfFile(source)
+        facts = read_elf(elf)
+        gpu = summarise(library.name, scan_elf(elf))
+        linked = elf.header.type is not FileType.RELOCATABLE
+    host = None
+    if host_code and linked:
+        from torchtailor.verify.hostcode.cache import host_code as read_host_code
+
+        host = read_host_code(path, allowed, sha256=sha256)
+    return LibraryFacts(library, sha256, facts, gpu, host)

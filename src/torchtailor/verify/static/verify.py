@@ -1,0 +1,105 @@
+"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtailor.catalog import Catalog, TorchArch
+from torchtailor.gpucode.report import LibraryReport
+from torchtailor.tailor.makers import maker_of
+from torchtailor.tailor.policy import Policy
+from torchtailor.verify.result import Check
+from torchtailor.verify.static.artifact import Artifact, LibraryFile, unpacked
+from torchtailor.verify.static.coverage import Coverage, compare_code
+from torchtailor.verify.static.elf_checks import elf_checks
+from torchtailor.verify.static.expect import Expectation
+from torchtailor.verify.static.figures import figures
+from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
+from torchtailor.verify.static.host_checks import host_checks
+from torchtailor.verify.static.package_checks import package_checks
+from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries
+
+
+@dataclass(frozen=True)
+class StaticProof:
+    """What level 1 found: the lines, and the figures that the report draws."""
+
+    checks: tuple[Check, ...]
+    facts: dict[str, Any]
+
+
+def verify_static(
+    artifact: Artifact,
+    expected: Expectation,
+    catalog: Catalog,
+    *,
+    stock: Artifact | None = None,
+    progress: Progress | None = None,
+) -> StaticProof:
+    """Read everything once and check it."""
+    started = time.perf_counter()
+    comparison = _Comparison(stock, expected, catalog) if stock else None
+    libraries = read_libraries(
+        artifact,
+        allowed=expected.allowed,
+        while_open=comparison.compare if comparison else None,
+        progress=progress,
+    )
+    stock_libraries = _stock_reports(stock, progress) if stock else ()
+    reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
+    checks = [
+        *fit_checks(libraries, expected.gpus, catalog, reports),
+        *foreign_checks(artifact, libraries, catalog),
+        *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
+        *host_checks(libraries, expected.isa, catalog),
+        *elf_checks(artifact, libraries),
+        *package_checks(artifact, libraries, expected),
+    ]
+    facts = figures(artifact, libraries, expected, stock, stock_libraries)
+    facts["seconds"] = round(time.perf_counter() - started, 3)
+    return StaticProof(tuple(checks), facts)
+
+
+class _Comparison:
+    """Compares each library with stock's of the same name while both are files."""
+
+    def __init__(self, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
+        self._stock = {library.name: library for library in stock.libraries}
+        self._expected = expected
+        self._catalog = catalog
+        self.coverages: list[Coverage] = []
+
+    def compare(self, library: LibraryFile, path: Path) -> None:
+        other = self._stock.get(library.name)
+        if other is None:
+            return
+        policy = None
+        if self._expected.gpus:
+            policy = Policy(
+                targets=tuple(TorchArch(gpu) for gpu in self._expected.gpus),
+                rules=self._catalog.rules,
+                keep_all_minors=maker_of(library.name) is not None,
+            )
+        with unpacked(other) as file:
+            found = compare_code(library.name, file.path, path, policy)
+        if found is not None:
+            self.coverages.append(found)
+
+
+def _stock_reports(stock: Artifact, progress: Progress | None) -> tuple[LibraryFacts, ...]:
+    return read_libraries(stock, host_code=False, progress=progress)
+
+
+def _coverage(
+    comparison: _Comparison,
+    reports: dict[str, LibraryReport],
+    libraries: Sequence[LibraryFacts],
+    expected: Expectation,
+) -> list[Check]:
+    here = {facts.name for facts in libraries}
+    missing = [name for name, report in reports.items() if report.has_code and name not in here]
+    return list(coverage_checks(comparison.coverages, missing, expected.gpus))
