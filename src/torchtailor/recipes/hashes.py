@@ -91,7 +91,7 @@ def to_sri(text: str) -> str:
         return bare
     if re.fullmatch(r"[0-9a-f]{64}", bare):
         return "sha256-" + base64.b64encode(bytes.fromhex(bare)).decode()
-    if re.fullmatch(rf"[{_BASE32}]{{52}}", bare):
+    if re.fullmatch(rf"[01][{_BASE32}]{{51}}", bare):
         number = 0
         for letter in bare:
             number = number * 32 + _BASE32.index(letter)
@@ -127,7 +127,7 @@ def _of_recipe(recipe: Recipe, context: Context, known: dict[str, str]) -> list[
             continue
         if key not in known:
             known[key] = prefetch_tarball(_pin_url(recipe, pin))
-        text = _insert_pin_hash(text, pin, known[key])
+        text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
     unknown = _placeholder(recipe.source)
     if unknown is not None:
@@ -136,7 +136,7 @@ def _of_recipe(recipe: Recipe, context: Context, known: dict[str, str]) -> list[
             before, after = answer
             key = _source_key(recipe, context)
             known[key] = after
-            text = _replace(Source(text), after)
+            text = replace_placeholder(Source(text), after)
             results.append((FoundHash(key, before, after, recipe.name), text))
     return results
 
@@ -163,7 +163,7 @@ def _pin_url(recipe: Recipe, pin: PinUse) -> str:
     return f"https://github.com/NixOS/nixpkgs/archive/{pin.rev}.tar.gz"
 
 
-def _replace(source: Source, after: str) -> str:
+def replace_placeholder(source: Source, after: str) -> str:
     """The text with the first placeholder replaced, by its place in the syntax tree."""
     binding = _placeholder(source)
     if binding is None:
@@ -172,7 +172,7 @@ def _replace(source: Source, after: str) -> str:
     return (raw[: binding.node.start_byte] + f'"{after}"'.encode() + raw[binding.node.end_byte :]).decode()
 
 
-def _insert_pin_hash(text: str, pin: PinUse, value: str) -> str:
+def insert_pin_hash(text: str, pin: PinUse, value: str) -> str:
     """The text with `sha256` after the pin's url."""
     source = Source(text)
     raw = text.encode()

@@ -1,0 +1,112 @@
+"""Migration of a hand-made tree, as the seeds' plan has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.recipes.conftest import HANDMADE
+from torchtailor.catalog import Catalog
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+from torchtailor.recipes.audit import audit
+from torchtailor.recipes.migrate import Fate, plan_migration
+from torchtailor.recipes.tree import tree_at
+
+PREFIX = "pytorch-python313-cuda13_0-"
+
+
+@pytest.fixture
+def handmade(tmp_path: Path) -> Path:
+    shutil.copytree(HANDMADE, tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def names(root: Path) -> set[str]:
+    return {path.stem for path in (root / ".flox" / "pkgs").glob("*.nix")}
+
+
+def test_the_plan_of_the_seeds(catalog: Catalog, handmade: Path) -> None:
+    migration = plan_migration(catalog, tree_at(handmade), prune=True)
+    fates = {fate: {move.name.removeprefix(PREFIX) for move in migration.of(fate)} for fate in Fate}
+    assert fates[Fate.REWRITTEN] == {"sm110-armv8_2", "sm110-armv9", "sm120-avx512"}
+    assert fates[Fate.DELETED] == {"sm120-avx", "sm120-avx512-magma", "sm121-armv9-nightly"}
+    assert len(fates[Fate.CREATED]) == 56
+    assert fates[Fate.LEFT] == set()
+    assert migration.total == 59
+    why = {move.name.removeprefix(PREFIX): move.why for move in migration.moves}
+    assert "pin-wrong" in why["sm110-armv9"]
+    assert why["sm120-avx512-magma"].startswith("variant-redundant")
+    assert why["sm121-armv9-nightly"].startswith("foreign-pattern")
+
+
+def test_nothing_is_deleted_unless_asked(catalog: Catalog, handmade: Path) -> None:
+    before = names(handmade)
+    migration = plan_migration(catalog, tree_at(handmade))
+    assert len(migration.of(Fate.LEFT)) == 3
+    migration.apply()
+    assert before <= names(handmade)
+    plan_migration(catalog, tree_at(handmade), prune=True).apply()
+    assert len(names(handmade)) == 59
+    assert f"{PREFIX}sm120-avx512-magma" not in names(handmade)
+
+
+def test_afterwards_the_recipes_pass_and_a_second_run_does_nothing(catalog: Catalog, handmade: Path) -> None:
+    plan_migration(catalog, tree_at(handmade), prune=True).apply()
+    (report,) = audit(catalog, handmade, use_nix=False)
+    recipes = {finding.rule for finding in report.findings if finding.file.startswith(".flox/")}
+    assert recipes == {"pin-hash"}
+    again = plan_migration(catalog, tree_at(handmade), prune=True)
+    assert not again.needed
+    assert {move.fate for move in again.moves} == {Fate.KEPT}
+
+
+def test_what_is_unique_and_right_is_kept(catalog: Catalog, handmade: Path) -> None:
+    plan_migration(catalog, tree_at(handmade), prune=True).apply()
+    pkgs = handmade / ".flox" / "pkgs"
+    geforce = (pkgs / f"{PREFIX}sm120-avx512.nix").read_text()
+    assert 'description = "PyTorch 2.10.0 for NVIDIA RTX 5090 (SM120, Blackwell) + AVX-512";' in geforce
+    assert "Custom PyTorch build with targeted optimizations:" in geforce
+    thor = (pkgs / f"{PREFIX}sm110-armv9.nix").read_text()
+    assert '"-march=armv9-a+sve2"' in thor
+    assert 'description = "PyTorch for NVIDIA DRIVE Thor (SM110) + ARMv9";' in thor
+    assert "Graviton3+" not in thor  # it was wrong
+    assert "550" not in thor  # and so was the driver
+
+
+def test_the_report_counts(catalog: Catalog, handmade: Path) -> None:
+    plan_migration(catalog, tree_at(handmade), prune=True).apply()
+    report = (handmade / ".flox" / "MIGRATION.md").read_text()
+    for line in ("| rewritten | 3 |", "| created | 56 |", "| deleted | 3 |", "| **in the tree now** | **59** |"):
+        assert line in report
+    assert f"- `{PREFIX}sm120-avx`: release cuda-13_0 does not list it" in report
+
+
+def test_documents_scripts_and_strangers_are_not_touched(catalog: Catalog, handmade: Path) -> None:
+    stranger = handmade / ".flox" / "pkgs" / "my-tool.nix"
+    stranger.write_text("{ hello }: hello\n")
+    beside = {path: path.read_bytes() for path in (handmade / "README.md", handmade / "check.sh", stranger)}
+    migration = plan_migration(catalog, tree_at(handmade), prune=True)
+    migration.apply()
+    assert {path: path.read_bytes() for path in beside} == beside
+    assert "my-tool" in {move.name for move in migration.of(Fate.KEPT)}
+
+
+def test_a_dry_run_shows_the_diff_and_changes_nothing(handmade: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in handmade.rglob("*") if path.is_file()}
+    assert main(["recipes", "migrate", str(handmade), "--dry-run", "--prune"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert '-  gpuArchSM = "sm_110";' in out
+    assert '+  gpuArchSM = "11.0";' in out
+    assert "3 rewritten, 56 created, 3 deleted; 59 would be there" in out
+    assert {path: path.read_bytes() for path in handmade.rglob("*") if path.is_file()} == before
+
+
+def test_scripts_can_read_it(handmade: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "migrate", str(handmade), "--json"]) == ExitCode.OK
+    (tree,) = json.loads(capsys.readouterr().out)
+    assert tree["total"] == 62
+    assert {recipe["fate"] for recipe in tree["recipes"]} == {"rewritten", "created", "left"}

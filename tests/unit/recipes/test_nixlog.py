@@ -1,0 +1,132 @@
+"""Nix's structured log, on logs that a real Nix wrote; and its errors, explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtailor.errors import BuildFailedError, EnvironmentProblem, ImpossibleError, NetworkError, NoMatchError
+from torchtailor.recipes.nixerrors import Cause, explain
+from torchtailor.recipes.nixlog import NixLog, read_log
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def recorded(name: str, folder: Path | None = None) -> NixLog:
+    with (LOGS / f"{name}.log").open() as file:
+        return read_log(file, folder)
+
+
+def test_interleaved_builds_get_one_contiguous_log_each(tmp_path: Path) -> None:
+    log = recorded("two-dependencies", tmp_path)
+    assert set(log.logs) == {"magma-2.9.0", "nccl-2.28.7", "pytorch210-python313-cpu-avx2-2.10.0"}
+    for name, path in log.logs.items():
+        lines = path.read_text().splitlines()
+        assert len(lines) == 3
+        assert lines[0] == f"{name}: configuring"
+        assert lines[2] == f"[2/2] Linking {name}"
+    assert log.errors == ""
+
+
+def test_progress_counts_builds_phases_and_steps() -> None:
+    log = NixLog()
+    seen = []
+    for line in (LOGS / "two-dependencies.log").read_text().splitlines():
+        if log.feed(line):
+            seen.append(log.progress)
+    assert {progress.phase for progress in seen} >= {"configurePhase", "buildPhase"}
+    assert max(progress.builds_expected for progress in seen) == 3
+    assert seen[-1].builds_done == 3
+    assert any(progress.step == 1 and progress.steps == 2 for progress in seen)
+    assert any("buildPhase 1/2 (build 3 of 3)" in str(progress) for progress in seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "kind", "words"),
+    [
+        ("fod", Cause.HASH_MISMATCH, BuildFailedError, "The hash of src is sha256-Q0copBCnj1b8G1iZw1k0NuYasMcx6Qct"),
+        ("fail", Cause.OUT_OF_DISK, EnvironmentProblem, "disk is full"),
+        ("missing", Cause.MISSING_ATTRIBUTE, NoMatchError, "has no nope"),
+        ("sys", Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "needs a riscv64-linux machine"),
+        ("oom", Cause.OUT_OF_MEMORY, EnvironmentProblem, "out of memory"),
+    ],
+)
+def test_recorded_failures_are_explained(name: str, cause: Cause, kind: type[Exception], words: str) -> None:
+    log = recorded(name)
+    failure = explain(log.errors, log.tail)
+    assert failure.cause is cause
+    assert isinstance(failure.error(), kind)
+    assert words in failure.message
+    assert failure.hint
+
+
+UNFREE = (
+    "error: Package ‘cuda_cudart-13.0.96’ in /nix/store/x-source/pkgs/a.nix:12 has an unfree license "
+    "(‘CUDA EULA’), refusing to evaluate."
+)
+BROKEN = (
+    "error: Package ‘python3.13-torch-2.9.1’ in /nix/store/x/default.nix:742 is marked as broken, refusing to evaluate."
+)
+PLATFORM = (
+    "error: Package ‘pytorch210-python313-cpu-armv9-2.10.0’ in /nix/store/x/a.nix:1 is not available on the "
+    'requested hostPlatform:\n  hostPlatform.system = "x86_64-linux"\n, refusing to evaluate.'
+)
+DOWNLOAD = "error: unable to download 'https://github.com/NixOS/nixpkgs/archive/a.tar.gz': Could not resolve host (6)"
+TARBALL = (
+    "error: hash mismatch in file downloaded from 'https://x/a.tar.gz':\n         specified: sha256:000\n"
+    "         got:       sha256:111"
+)
+BUILDER = "error: builder for '/nix/store/1plbsgfnwgjmpchnk9q0cya4lcsps0nn-torch.drv' failed with exit code 1"
+ARGUMENT = "error: function 'anonymous lambda' called with unexpected argument 'cudnnSupport'"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "kind", "words"),
+    [
+        (UNFREE, Cause.UNFREE, BuildFailedError, "cuda_cudart-13.0.96"),
+        (BROKEN, Cause.BROKEN, BuildFailedError, "python3.13-torch-2.9.1"),
+        (PLATFORM, Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "pytorch210-python313-cpu-armv9-2.10.0"),
+        ("error: attribute 'cudaPackages_13_7' missing\n", Cause.MISSING_ATTRIBUTE, NoMatchError, "13_7"),
+        (ARGUMENT, Cause.WRONG_ARGUMENT, BuildFailedError, "cudnnSupport"),
+        ("error: syntax error, unexpected end of file", Cause.SYNTAX, BuildFailedError, "end of file"),
+        (DOWNLOAD, Cause.NETWORK, NetworkError, "a.tar.gz"),
+        (TARBALL, Cause.HASH_MISMATCH, BuildFailedError, "sha256:111"),
+        (
+            "error: creating directory '/nix/var': Permission denied",
+            Cause.NO_PERMISSION,
+            EnvironmentProblem,
+            "/nix/var",
+        ),
+        (BUILDER, Cause.BUILDER, BuildFailedError, "torch failed"),
+        ("error: something new", Cause.UNKNOWN, BuildFailedError, "something new"),
+        ("", Cause.UNKNOWN, BuildFailedError, "does not say why"),
+    ],
+)
+def test_messages_are_explained(text: str, cause: Cause, kind: type[Exception], words: str) -> None:
+    failure = explain(text)
+    assert failure.cause is cause
+    assert isinstance(failure.error(), kind)
+    assert words in failure.message
+
+
+def test_the_log_of_a_build_tells_what_nix_does_not() -> None:
+    killed = ["[100/200] CXX a.o", "c++: fatal error: Killed signal terminated program cc1plus", "ninja: build stopped"]
+    assert explain(BUILDER, killed).cause is Cause.OUT_OF_MEMORY
+    assert "ninja: build stopped" in explain(BUILDER, ["ninja: build stopped"]).message
+
+
+@given(st.text(), st.lists(st.text()))
+def test_anything_is_explained_somehow(text: str, tail: list[str]) -> None:
+    failure = explain(text, tail)
+    assert failure.message
+    assert failure.hint
+
+
+@given(st.one_of(st.text(), st.text().map(lambda text: "@nix " + text)))
+def test_any_line_can_be_fed(line: str) -> None:
+    log = NixLog()
+    log.feed(line)
+    log.close()
