@@ -136,9 +136,10 @@ def _choice_notes(
     notes = [text]
     if uncut := _uncut_for_all(matrix, host, devices, best.variant.arch, request):
         release, build = uncut
+        targets = ",".join(sorted({str(device.compute) for device in devices}))
         notes.append(
             f"The official {build.label} wheel of PyTorch {release.version}, uncut, holds code for all of them: one "
-            "environment for all, at its full size."
+            f"environment for all. `torchtailor tailor --gpu {targets}` cuts it to these alone."
         )
     return notes
 
@@ -149,7 +150,8 @@ def _uncut_for_all(
     """The newest official wheel that runs, as it is, on every GPU."""
     releases = [matrix.catalog.release(request.release)] if request.release else matrix.catalog.releases.values()
     for release in sorted(releases, key=lambda item: item.version, reverse=True):
-        for build in release.cuda_builds:
+        default = release.default_index.get(arch)
+        for build in sorted(release.cuda_builds, key=lambda item: item.label != default):
             if request.wanted_python in release.pythons and all(
                 _runs_uncut(matrix, host, device, build, arch) for device in devices
             ):

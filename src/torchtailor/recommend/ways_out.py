@@ -138,7 +138,7 @@ def _way(catalog: Catalog, host: Host, release: Release, build: Build, gpu: Gpu,
 
 
 def _containers(catalog: Catalog, host: Host, devices: Sequence[GpuDevice]) -> Iterator[WayOut]:
-    """Containers, where they can help: none brings back a GPU that the driver dropped."""
+    """Containers, where they can help: not for a GPU that the driver dropped, nor for one that is offered anyway."""
     if host.tegra is not None:
         text = (
             f"Use a container or wheel made for {_jetpack(host)}: NVIDIA's l4t images and the jetson-containers "
@@ -150,6 +150,9 @@ def _containers(catalog: Catalog, host: Host, devices: Sequence[GpuDevice]) -> I
     fits = {judge_driver(catalog, host, device, build).fit for device in devices for build in builds}
     names = " and ".join(dict.fromkeys(device.name for device in devices))
     if any(fit.runs for fit in fits):
+        offered = {capability for build in builds for row in build.rows for capability in row.gpus}
+        if all(device.compute in offered for device in devices):
+            return
         text = (
             "Try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) learn new GPUs first. Check "
             f"that `torch.cuda.get_arch_list()` in it covers {names} before you rely on it."

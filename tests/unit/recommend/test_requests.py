@@ -124,6 +124,18 @@ def test_a_variant_that_promises_more_than_another_gpu_runs_is_not_taken_for_bot
     assert best is not None and best.gpu == "sm86"
 
 
+def test_the_uncut_wheel_that_serves_all_is_the_default_indexs_where_it_can_be() -> None:
+    host = machines.host("a100-rtx-3090")
+    older = msgspec.structs.replace(host.gpus[1], name="NVIDIA GeForce RTX 2080 Ti", capability="7.5")
+    found = ask(msgspec.structs.replace(host, gpus=(host.gpus[0], older)))
+    assert any("The official cu132 wheel of PyTorch 2.15.0, uncut" in note for note in found.notes)
+
+
+def test_a_container_is_no_way_out_where_the_cpu_is_what_is_missing() -> None:
+    host = msgspec.structs.replace(machines.host("rtx-5090-driver-580"), cpu=machines.host("sandy-bridge").cpu)
+    assert [way.kind for way in ask(host).ways_out] == ["cpu", "wheel", "remote"]
+
+
 def test_alternatives_differ_in_one_thing_each() -> None:
     found = ask(machines.host("h100-driver-580"))
     assert found.best is not None
