@@ -65,9 +65,16 @@ def cpu_checks(results: SuiteResults) -> Iterator[Check]:
     if results.unusable is not None:
         yield Check.of(Level.IMPORT, "CPU ops", False, results.unusable)
         return
+    gpu_only = 0
     for library in results.libraries:
         cases = results.of(library)
-        yield suite_check(Level.IMPORT, f"CPU ops ({_KINDS.get(library, library)})", cases)
+        if any(case.applies for case in cases):
+            yield suite_check(Level.IMPORT, f"CPU ops ({_KINDS.get(library, library)})", cases)
+        else:
+            gpu_only += len(cases)
+    if gpu_only:
+        reason = f"{gpu_only} cases are about libraries of the GPU alone"
+        yield Check.not_applicable(Level.IMPORT, "CPU ops (GPU libraries)", reason)
 
 
 # On the CPU other libraries do the work that a GPU library's cases exercise.

@@ -1,0 +1,150 @@
+"""Level 3: the op suite on the GPU, bit for bit against stock, and what it costs to start and to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchtailor.catalog import Capability, Catalog
+from torchtailor.host.model import Host
+from torchtailor.ui.format import human_bytes
+from torchtailor.verify.compare import Comparison, Verdict, compare
+from torchtailor.verify.gpu_presence import presence_checks, read_torch
+from torchtailor.verify.imports import run_suite, suite_check
+from torchtailor.verify.launch import Launch
+from torchtailor.verify.measures import Measures, Ratio, measure, ratios
+from torchtailor.verify.result import Check, Level
+from torchtailor.verify.suite_results import SuiteResults
+
+# A build that does the same work with the same kernels may be slower by this much beyond the noise, and no more.
+SLOWER = 0.10
+_SHOWN = 5
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """All that was found on the GPU: the lines, and what they were made from."""
+
+    checks: tuple[Check, ...]
+    results: SuiteResults | None = None
+    stock: tuple[SuiteResults, ...] = ()
+    comparison: Comparison | None = None
+    measures: Measures | None = None
+    stock_measures: Measures | None = None
+
+
+def verify_on_gpu(
+    launch: Launch,
+    host: Host,
+    catalog: Catalog,
+    *,
+    wanted: Sequence[Capability] = (),
+    against: Launch | None = None,
+    timing: bool = True,
+    progress: Progress | None = None,
+) -> Proof:
+    """All checks of level 3; `against` is the stock build, `timing` measures starts and throughput too."""
+    say = progress or (lambda _: None)
+    torch = launch.torch_folder()
+    if torch is None:
+        reason = "there is no torch to run"
+        return Proof((Check.of(Level.GPU, "op suite", False, reason),))
+    say("Reading GPU code")
+    present = presence_checks(host, read_torch(torch), catalog, wanted)
+    if not any(check.outcome.value == "pass" for check in present):
+        return Proof((*present, Check.not_applicable(Level.GPU, "op suite", "no GPU here runs this torch")))
+    say("Running the op suite on the GPU")
+    results = run_suite(launch, "cuda")
+    stock: tuple[SuiteResults, ...] = ()
+    if against is not None:
+        say("Running the op suite on the stock build, twice")
+        stock = (run_suite(against, "cuda"), run_suite(against, "cuda"))
+    comparison = compare(stock, results) if stock else None
+    checks = [*present, *gpu_checks(results, stock)]
+    checks += comparison_checks(comparison) if comparison else ()
+    measured, stock_measured = None, None
+    if timing and results.unusable is None:
+        say("Measuring starts and throughput")
+        measured = measure(launch, "cuda")
+        stock_measured = measure(against, "cuda") if against is not None else None
+        checks += measure_checks(measured, stock_measured)
+    return Proof(tuple(checks), results, stock, comparison, measured, stock_measured)
+
+
+def gpu_checks(results: SuiteResults, stock: Sequence[SuiteResults] = ()) -> Iterator[Check]:
+    """One line for each library: its cases against their references.
+
+    What fails in stock in the same way is the GPU's or torch's, not this build's, and does not count against it.
+    """
+    if results.unusable is not None:
+        yield Check.of(Level.GPU, "op suite", False, f"The GPU cannot be used: {results.unusable}")
+        return
+    failing_stock = {case.name for run in stock for case in run.cases if case.outcome == "fail"}
+    for library in results.libraries:
+        cases = tuple(case for case in results.of(library) if case.name not in failing_stock or case.passed)
+        if cases:
+            yield suite_check(Level.GPU, f"GPU ops ({library})", cases)
+    inherited = [case.name for case in results.cases if case.name in failing_stock and not case.passed]
+    if inherited:
+        reason = f"{len(inherited)} cases fail in the stock build too: {', '.join(inherited[:_SHOWN])}"
+        yield Check.not_applicable(Level.GPU, "GPU ops that stock fails", reason, cases=inherited)
+
+
+def comparison_checks(comparison: Comparison) -> Iterator[Check]:
+    """One line for each library: its cases bit for bit against stock."""
+    for library in comparison.libraries:
+        cases = comparison.of(library)
+        counts = {verdict.value: sum(case.verdict is verdict for case in cases) for verdict in Verdict}
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        bad = [case for case in cases if case.verdict.bad]
+        name = f"as stock ({library})"
+        details: dict[str, Any] = {"verdicts": counts, "bad": [[case.name, case.reason] for case in bad]}
+        if bad:
+            named = "; ".join(f"{case.name}: {case.reason}" for case in bad[:_SHOWN])
+            yield Check.of(Level.GPU, name, False, f"{told}: {named}", **details)
+        elif counts[Verdict.IDENTICAL.value] or counts[Verdict.CLOSE.value]:
+            yield Check.of(Level.GPU, name, True, told, **details)
+        else:
+            yield Check.not_applicable(Level.GPU, name, f"{told}: {cases[0].reason}", **details)
+
+
+def measure_checks(measured: Measures, stock: Measures | None) -> Iterator[Check]:
+    """Lines for start, memory and throughput; held against stock where there is one."""
+    for state in ("cold", "warm"):
+        figures = getattr(measured, state)
+        if not figures:
+            continue
+        told = ", ".join(f"{name} {_show(name, figure.median)}" for name, figure in figures.items())
+        compared = ratios(getattr(stock, state), figures) if stock else ()
+        reason = _told(compared) if compared else told
+        yield Check.of(Level.GPU, f"start, {state}", True, reason, **_details(compared), caches=measured.caches)
+    if not measured.throughput:
+        return
+    if stock is None:
+        told = ", ".join(f"{name} {figure.median * 1e6:.0f} us" for name, figure in measured.throughput.items())
+        yield Check.of(Level.GPU, "throughput", True, f"{told} a call")
+        return
+    compared = ratios(stock.throughput, measured.throughput)
+    slow = [ratio for ratio in compared if ratio.value > 1 + ratio.noise + SLOWER]
+    reason = _told(slow or compared) + (" of stock's time: slower than its noise explains" if slow else "")
+    yield Check.of(Level.GPU, "throughput", not slow, reason, **_details(compared))
+
+
+def _told(compared: Sequence[Ratio]) -> str:
+    return ", ".join(f"{ratio.name} {ratio.value:.2f} x stock (noise {ratio.noise:.0%})" for ratio in compared)
+
+
+def _details(compared: Sequence[Ratio]) -> dict[str, Any]:
+    return {
+        "ratios": {
+            ratio.name: {"stock": ratio.stock, "tailored": ratio.tailored, "ratio": ratio.value, "noise": ratio.noise}
+            for ratio in compared
+        }
+    }
+
+
+def _show(name: str, value: float) -> str:
+    return human_bytes(value) if "memory" in name else f"{value:.2f} s"

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes .carry/py312: what torchtailor depends on, unpacked for CPython 3.12 on x86_64 Linux, for a GPU machine that
+# reaches no package index. Run in the repository root; `PYTHONPATH=src:.carry/py312` is all that is needed there.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+out=.carry/py312
+python=${PYTHON:-python3}
+requirements=$(mktemp)
+trap 'rm -f "$requirements"' EXIT
+"$python" - >"$requirements" <<'PY'
+import tomllib
+from pathlib import Path
+
+print("\n".join(tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]))
+PY
+
+rm -rf "$out.part"
+"$python" -m pip install --quiet --disable-pip-version-check --no-compile --target "$out.part" \
+    --python-version 3.12 --implementation cp --only-binary=:all: \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    --requirement "$requirements"
+# NumPy is on the machine, beside its torch; zstandard's second back end is for PyPy.
+rm -rf "$out.part"/bin "$out.part"/numpy* "$out.part"/zstandard/_cffi.*
+find "$out.part" \( -name tests -o -name __pycache__ \) -type d -prune -exec rm -rf {} +
+if [ "$(uname -m)" = x86_64 ] && command -v strip >/dev/null; then
+    find "$out.part" -name '*.so*' -exec strip --strip-debug {} +
+fi
+rm -rf "$out"
+mv "$out.part" "$out"
+
+size=$(du -sm "$out" | cut -f1)
+echo "$out: $size MB"
+[ "$size" -lt 40 ] || { echo "too large to carry: 40 MB at most" >&2; exit 1; }

@@ -1,0 +1,291 @@
+"""The stages of prove.sh: what is done on the GPU machine, and the table made of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.launch import Launch, op_suite
+from torchtailor.verify.measures import Figure, Measures, measure, ratios
+from torchtailor.verify.output import write_whole
+from torchtailor.verify.suite_results import SuiteResults, load_results
+
+OUT = Path(os.environ["OUT"])
+WORK = Path(os.environ["WORK"])
+PACKAGES = ("torch", "torchgen", "functorch", "nvidia", "triton")
+METADATA = ("torch-*.dist-info", "nvidia_*.dist-info", "triton-*.dist-info")
+CUTS = {
+    "tailored": ["--gpu", "9.0", "--strip"],
+    "recompressed": ["--gpu", "9.0", "--strip", "--recompress"],
+    "wrong": ["--gpu", "8.0"],
+}
+RIGHT = ("tailored", "recompressed")
+SUITES = ("stock-a", "stock-b", *RIGHT)
+STARTED = time.monotonic()
+
+
+class Notes:
+    """What the stages found, kept in a file so that a later call goes on from it."""
+
+    def __init__(self) -> None:
+        self.path = WORK / "prove.json"
+        self.found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.is_file() else {}
+
+    def put(self, key: str, value: Any) -> None:
+        self.found[key] = value
+        for path in (self.path, OUT / "prove.json"):
+            write_whole(path, json.dumps(self.found, indent=1).encode() + b"\n")
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", flush=True)
+
+
+def launch_of(name: str) -> Launch:
+    folder = WORK / ("stock" if name.startswith("stock") else name)
+    if not (folder / "torch").is_dir():
+        raise FileNotFoundError(f"{folder} has not been made")
+    # What is not copied (NumPy, SymPy) comes from the interpreter's own site-packages, which stand behind.
+    return Launch(Path(sys.executable), (folder,), whole=False)
+
+
+def prepare(notes: Notes, options: argparse.Namespace) -> None:
+    """Copy torch and NVIDIA's packages, and cut the copy three times."""
+    stock = WORK / "stock"
+    if not stock.is_dir():
+        source = site_packages()
+        names = [source / name for name in PACKAGES if (source / name).is_dir()]
+        names += [path for pattern in METADATA for path in source.glob(pattern)]
+        part = WORK / "stock.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        subprocess.run(["cp", "-a", "--reflink=never", *map(str, names), str(part)], check=True)
+        part.rename(stock)
+        say(f"stock copied from {source}: {tree_bytes(stock) / 1e9:.2f} GB")
+        again = WORK / "copy"
+        began = time.monotonic()
+        subprocess.run(["cp", "-r", "--reflink=never", str(stock), str(again)], check=True)
+        notes.put("cp_seconds", round(time.monotonic() - began, 2))
+        shutil.rmtree(again)
+        notes.put("stock", sizes(stock))
+        say(f"cp -r of it, warm: {notes.found['cp_seconds']} s")
+    for name, targets in CUTS.items():
+        if not (WORK / name).is_dir() and (not options.cuts or name in options.cuts):
+            guarded(f"tailor {name}", lambda name=name, targets=targets: tailor(notes, name, targets))  # type: ignore[misc]
+
+
+def tailor(notes: Notes, name: str, targets: list[str]) -> None:
+    command = [sys.executable, "-m", "torchtailor", "tailor", str(WORK / "stock"), *targets, "--nvidia"]
+    began = time.monotonic()
+    # Our own check of the wrong target comes before CUDA's: the cut is made for 8.0 on purpose.
+    ran = subprocess.run([*command, "-o", str(WORK / name)], capture_output=True, text=True, check=False, timeout=420)
+    seconds = time.monotonic() - began
+    if ran.returncode:
+        raise RuntimeError(f"exit {ran.returncode}: {ran.stdout[-1500:]} {ran.stderr[-1500:]}")
+    print(ran.stdout[-2500:])
+    notes.put(
+        name, {**sizes(WORK / name), "seconds": round(seconds, 2), "command": " ".join(["torchtailor", *command[3:]])}
+    )
+    stock = notes.found["stock"]["bytes"]
+    say(f"{name}: {notes.found[name]['bytes'] / stock:.1%} of stock in {seconds:.1f} s")
+
+
+def wrong(notes: Notes, options: argparse.Namespace) -> None:
+    """A torch cut for 8.0 must be refused by our check, in words, before CUDA fails."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.host.detect import detect
+    from torchtailor.verify.gpu_presence import presence_checks, read_torch
+
+    catalog = load_catalog()
+    host = detect(catalog=catalog)
+    notes.put("host", {"gpu": [gpu.name for gpu in host.gpus], "driver": host.driver and host.driver.version})
+    found: dict[str, Any] = {}
+    for name in ("stock", *RIGHT, "wrong"):
+        if (WORK / name / "torch").is_dir():
+            began = time.monotonic()
+            checks = presence_checks(host, read_torch(WORK / name / "torch"), catalog)
+            found[name] = {"outcome": checks[0].outcome.value, "reason": checks[0].reason}
+            found[name]["seconds"] = round(time.monotonic() - began, 2)
+            say(f"our check of {name}: {checks[0].outcome.value}: {checks[0].reason}")
+    if "wrong" in found:
+        ran = launch_of("wrong").run(
+            ["-c", "import torch; print((torch.ones(3, device='cuda') + 1).sum())"], timeout=120
+        )
+        found["wrong"]["cuda_says"] = ran.last_words if ran.code else f"nothing is wrong: {ran.output.strip()}"
+        say(f"CUDA on the wrong cut: {found['wrong']['cuda_says']}")
+    notes.put("presence", found)
+
+
+def suite(notes: Notes, options: argparse.Namespace) -> None:
+    """Run the op suite on stock twice and on each cut, all at once: what they compute does not depend on time."""
+    made = [name for name in SUITES if name.startswith("stock") or (WORK / name).is_dir()]
+    say(f"running the suite on {', '.join(made)}")
+    with ThreadPoolExecutor(len(made)) as pool, op_suite() as folder:
+        list(pool.map(lambda name: guarded(f"suite {name}", lambda: run_suite(folder, name, options)), made))
+
+
+def run_suite(folder: Path, name: str, options: argparse.Namespace) -> None:
+    os.environ["OMP_NUM_THREADS"] = "4"
+    launch = launch_of(name)
+    out = WORK / f"suite-{name}.json"
+    arguments = [folder / "suite.py", "--device", options.device, "--out", out, "--quiet", "--case-timeout", "120"]
+    ran = launch.run([*arguments, *(["--only", options.only] if options.only else [])], timeout=420)
+    shutil.copy(out, OUT / out.name)
+    results = load_results(out)
+    where = results.environment.get("torch_file")
+    if not str(where).startswith(str(launch.folders[0])):
+        raise RuntimeError(f"torch came from {where}, not from {launch.folders[0]}")
+    say(f"suite {name}: {ran.errors.strip().splitlines()[-1]} in {results.seconds:.0f} s")
+
+
+def compared(notes: Notes, options: argparse.Namespace) -> None:
+    """Hold each cut against the two runs of stock."""
+    stock = [
+        load_results(WORK / f"suite-{name}.json") for name in SUITES[:2] if (WORK / f"suite-{name}.json").is_file()
+    ]
+    notes.put("suite_stock", suite_counts(stock[0]))
+    for name in RIGHT:
+        path = WORK / f"suite-{name}.json"
+        if not path.is_file():
+            say(f"no suite of {name} to compare")
+            continue
+        result = compare(stock, load_results(path))
+        by_library = {
+            library: {verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in Verdict}
+            for library in result.libraries
+        }
+        bad = [[case.name, case.verdict.value, case.reason] for case in result.bad]
+        close = [case.name for case in result.cases if case.verdict is Verdict.CLOSE]
+        notes.put(f"compare_{name}", {"summary": result.summary(), "libraries": by_library, "bad": bad, "close": close})
+        say(f"{name} against stock: {result.summary()}")
+        for case in result.bad:
+            say(f"  {case.verdict.value}: {case.name}: {case.reason}")
+
+
+def measured(notes: Notes, options: argparse.Namespace) -> None:
+    """Start each build cold and warm, and time a few ops, one build after the other."""
+    os.environ.pop("OMP_NUM_THREADS", None)
+    found: dict[str, Measures] = {}
+    for name in ("stock", *RIGHT):
+        if not (WORK / name / "torch").is_dir():
+            continue
+        found[name] = measure(launch_of(name), options.device, cold=options.cold, warm=options.warm, throughput=2)
+        notes.put(f"measure_{name}", as_plain(found[name]))
+        say(f"measured {name}")
+    # Stock again: how far two runs of the very same files lie apart is the noise of this machine.
+    found["stock again"] = measure(
+        launch_of("stock"), options.device, cold=options.cold, warm=options.warm, throughput=2
+    )
+    notes.put("measure_stock again", as_plain(found["stock again"]))
+    for name in [name for name in found if name != "stock"]:
+        for state in ("cold", "warm", "throughput"):
+            for ratio in ratios(getattr(found["stock"], state), getattr(found[name], state)):
+                say(f"  {name}, {state}: {ratio.name}: {ratio.value:.3f} x stock (noise {ratio.noise:.1%})")
+
+
+def report(notes: Notes, options: argparse.Namespace) -> None:
+    from report import markdown  # beside this file
+
+    write_whole(OUT / "results.md", markdown(notes.found).encode())
+    say(f"wrote {OUT / 'results.md'}")
+
+
+STAGES: dict[str, Callable[[Notes, argparse.Namespace], None]] = {
+    "prepare": prepare,
+    "wrong": wrong,
+    "suite": suite,
+    "compare": compared,
+    "measure": measured,
+    "report": report,
+}
+GROUPS = {
+    "stage1": ("prepare", "wrong", "suite", "compare", "report"),
+    "stage2": ("prepare", "measure", "report"),
+    "all": tuple(STAGES),
+}
+
+
+def guarded(name: str, work: Callable[[], None]) -> bool:
+    """Run one piece; say what went wrong and go on."""
+    try:
+        work()
+    except Exception as error:
+        say(f"FAILED {name}: {type(error).__name__}: {error}")
+        traceback.print_exc()
+        return False
+    return True
+
+
+def site_packages() -> Path:
+    """Where python3 has its torch, found without importing it."""
+    torch = Launch(Path(sys.executable)).torch_folder()
+    if torch is None:
+        raise FileNotFoundError("python3 has no torch")
+    return torch.parent
+
+
+def tree_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def sizes(folder: Path) -> dict[str, Any]:
+    """Bytes of the whole, of all libraries, and of each; on disk too, where files may have holes."""
+    libraries = [path for path in folder.rglob("*.so*") if path.is_file() and not path.is_symlink()]
+    each = {str(path.relative_to(folder)): path.stat().st_size for path in libraries}
+    return {
+        "bytes": tree_bytes(folder),
+        "library_bytes": sum(path.stat().st_size for path in libraries),
+        "library_bytes_on_disk": sum(path.stat().st_blocks * 512 for path in libraries),
+        "libraries": dict(sorted(each.items())),
+    }
+
+
+def suite_counts(results: SuiteResults) -> dict[str, Any]:
+    counts = {word: results.count(word) for word in ("pass", "fail", "not-applicable")}
+    failed = [[case.name, case.reason] for case in results.cases if case.outcome == "fail"]
+    skipped = [[case.name, case.reason] for case in results.cases if not case.applies]
+    return {**counts, "failed": failed, "skipped": skipped, "environment": dict(results.environment)}
+
+
+def as_plain(measures: Measures) -> dict[str, Any]:
+    def figures(group: Mapping[str, Figure]) -> dict[str, list[float]]:
+        return {name: list(figure.values) for name, figure in group.items()}
+
+    return {
+        "cold": figures(measures.cold),
+        "warm": figures(measures.warm),
+        "throughput": figures(measures.throughput),
+        "caches": measures.caches,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="prove.sh")
+    parser.add_argument("stages", nargs="*", default=["all"], help=", ".join([*GROUPS, *STAGES]))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the script out")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--cuts", nargs="*", help="make only these cuts")
+    parser.add_argument("--cold", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=5)
+    options = parser.parse_args()
+    stages = list(dict.fromkeys(stage for word in options.stages for stage in GROUPS.get(word, (word,))))
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        parser.error(f"there is no stage {unknown[0]}")
+    notes = Notes()
+    results = [guarded(stage, lambda stage=stage: STAGES[stage](notes, options)) for stage in stages]  # type: ignore[misc]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Proves a tailored PyTorch on the GPU of this machine: cuts a copy of the torch in python3's site-packages, runs the op
+# suite on stock (twice) and on the cuts, compares bit for bit, measures. Run in the repository root, after pack.sh has
+# made .carry/py312. Results go to $OUT (build/gpu where it is not set); working copies to $WORK (/tmp/torchtailor-prove).
+#
+#   tools/gpu/prove.sh              everything
+#   tools/gpu/prove.sh stage1      prepare, wrong target, op suite, comparison
+#   tools/gpu/prove.sh stage2      prepare, measurements
+#   tools/gpu/prove.sh prepare wrong suite compare measure report       any of these, in any number
+#
+# A stage that fails is noted and the next one runs; what an earlier call left in $WORK is used again.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+export OUT=${OUT:-$PWD/build/gpu} WORK=${WORK:-/tmp/torchtailor-prove}
+export PYTHONPATH="$PWD/src:$PWD/.carry/py312" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+mkdir -p "$OUT" "$WORK"
+set -o pipefail
+python3 tools/gpu/prove.py "$@" 2>&1 | tee "$OUT/log.txt"
