@@ -13,11 +13,14 @@ from torchtailor.errors import ExitCode
 from torchtailor.recommend.request import Workload
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from torchtailor.catalog import Catalog
     from torchtailor.host.model import Host
     from torchtailor.recommend.result import Pick, Recommendation, WayOut
+
+_POINT = "  - "
 
 
 def command(
@@ -52,7 +55,7 @@ def command(
         print_json(answer)
     else:
         for line in _lines(answer):
-            out().print(line)
+            out().print(_indented(line) if out().is_terminal else line)
     return ExitCode.OK if answer.best else ExitCode.NO_MATCH
 
 
@@ -73,6 +76,19 @@ def _host(catalog: Catalog, named: object, source: Path | None) -> Host:
     return plan(catalog, named, base, lambda: detect_cpu(LiveProbe()))
 
 
+def _indented(line: Text) -> Text | Table:
+    """A point of a list whose further lines on the terminal stand below its first word."""
+    from rich.table import Table
+
+    if not line.plain.startswith(_POINT):
+        return line
+    drawn = Table.grid()
+    drawn.add_column(no_wrap=True)
+    drawn.add_column(overflow="fold")
+    drawn.add_row(_POINT, line[len(_POINT) :])
+    return drawn
+
+
 def _lines(answer: Recommendation) -> Iterator[Text]:
     """The answer as people read it."""
     from rich.text import Text
@@ -86,11 +102,11 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
     else:
         yield Text.assemble("Recommended: ", (answer.best.variant, "bold green"), f" by way of {answer.best.way}")
         for reason in answer.best.reasons:
-            yield Text(f"  - {reason}")
+            yield Text(f"{_POINT}{reason}")
     if answer.unlocks:
         yield from _heading("One change would give more")
         for unlock in answer.unlocks:
-            yield Text(f"  - {unlock.text}")
+            yield Text(f"{_POINT}{unlock.text}")
     if answer.per_gpu:
         yield from _heading("For each GPU")
         yield from _picks(answer.per_gpu)
@@ -104,7 +120,7 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
     if answer.rejected:
         yield from _heading("Not these")
         for rejection in answer.rejected:
-            yield Text.assemble("  - ", (rejection.what, "bold"), f": {rejection.reason}")
+            yield Text.assemble(_POINT, (rejection.what, "bold"), f": {rejection.reason}")
 
 
 def _heading(text: str) -> Iterator[Text]:
@@ -118,12 +134,12 @@ def _picks(picks: tuple[Pick, ...]) -> Iterator[Text]:
     from rich.text import Text
 
     for pick in picks:
-        yield Text.assemble("  - ", (pick.variant, "bold"), f" ({pick.way}): {' '.join(pick.reasons)}")
+        yield Text.assemble(_POINT, (pick.variant, "bold"), f" ({pick.way}): {' '.join(pick.reasons)}")
 
 
 def _way_out(way_out: WayOut) -> Iterator[Text]:
     from rich.text import Text
 
-    yield Text(f"  - {way_out.text}")
+    yield Text(f"{_POINT}{way_out.text}")
     for line in (way_out.toml or "").splitlines():
         yield Text(f"      {line}", style="cyan")
