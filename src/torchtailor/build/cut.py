@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import torchtailor
 from torchtailor.build.options import Options
+from torchtailor.build.swap import stage_beside
 from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.errors import ImpossibleError
 from torchtailor.fetch.cache import Cache
@@ -54,7 +52,7 @@ class Cutter:
         folder = self._cache.made(self._key(stock.sha256, stock.file.filename, gpu))
         if (known := _read(folder, stock)) is not None:
             return known
-        with _beside(folder) as scratch:
+        with stage_beside(folder) as scratch:
             outcome = tailor_wheel(stock.path, scratch, self._settings(gpu), watcher)
             if outcome.useless_for_target:
                 raise ImpossibleError(
@@ -145,17 +143,6 @@ def _write(scratch: Path, outcome: Outcome) -> None:
         "libraries": [library_json(library) for library in outcome.libraries],
     }
     (scratch / _OUTCOME).write_text(json.dumps(document, indent=1, sort_keys=True), "utf-8")
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _put_in_place(scratch: Path, folder: Path) -> None:

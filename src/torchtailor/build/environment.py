@@ -45,7 +45,7 @@ class Installed:
 def find_environment(into: Path | None) -> Path:
     """The environment that is meant: the one named, else the active one."""
     if into is not None:
-        return into
+        return into.absolute()
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     if active:
         return Path(active)

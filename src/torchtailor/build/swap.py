@@ -1,15 +1,45 @@
-"""Puts a finished folder in the place of an older one, in one step where the system can."""
+"""Folders that are made beside their place and put there when they are finished, in one step where the system can."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def stage_beside(place: Path) -> Iterator[Path]:
+    """A folder to work in, on the same disk; gone afterwards, and with it what killed processes have left."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(f".{glob.escape(place.name)}.*.new"):
+        pid = left.name.split(".")[-2]
+        if not pid.isdigit() or not _runs(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    stage = place.with_name(f".{place.name}.{os.getpid()}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir()
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def swap_into_place(stage: Path, place: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from torchtailor.build.plan import VariantPlan
-from torchtailor.build.swap import swap_into_place
+from torchtailor.build.swap import stage_beside, swap_into_place
 from torchtailor.build.wheelhouse import SIMPLE, WHEELS, Placed, write_pages
 from torchtailor.fetch.cache import hash_file, link_or_copy
 from torchtailor.fetch.metadata import read_local
@@ -31,11 +29,9 @@ class _Labelled:
 
 def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], out: Path) -> Path:
     """Put an index of all cut wheels, and of the stock wheels they came from, at `out/variants`."""
-    stage = out / f".{FOLDER}.{os.getpid()}.new"
-    shutil.rmtree(stage, ignore_errors=True)
-    wheels = stage / WHEELS
-    wheels.mkdir(parents=True)
-    try:
+    with stage_beside(out / FOLDER) as stage:
+        wheels = stage / WHEELS
+        wheels.mkdir()
         files: dict[str, IndexedFile] = {}
         documents: dict[str, dict[str, Properties]] = {}
         for plan, placed in made:
@@ -48,8 +44,6 @@ def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], o
             _add_document(name, variants_document(variants), wheels, files)
         write_pages(index_pages(list(files.values())), stage / SIMPLE)
         swap_into_place(stage, out / FOLDER)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
     return out / FOLDER
 
 

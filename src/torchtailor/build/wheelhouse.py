@@ -10,8 +10,6 @@ No times and no paths of this machine are in it: the same input and version give
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import torchtailor
 from torchtailor.build.cut import Cut
 from torchtailor.build.options import Options
 from torchtailor.build.plan import Input, Treatment, VariantPlan
-from torchtailor.build.swap import swap_into_place
+from torchtailor.build.swap import stage_beside, swap_into_place
 from torchtailor.fetch.cache import link_or_copy
 from torchtailor.fetch.download import Fetched
 from torchtailor.fetch.metadata import read_local
@@ -136,17 +134,11 @@ class Wheelhouse:
 def write_wheelhouse(plan: VariantPlan, placed: Sequence[Placed], options: Options, out: Path) -> Wheelhouse:
     """Put a variant's wheels, index and manifest at `out/VARIANT`; readers see the old one or the new one, whole."""
     place = out / plan.name
-    out.mkdir(parents=True, exist_ok=True)
-    stage = out / f".{plan.name}.{os.getpid()}.new"
-    shutil.rmtree(stage, ignore_errors=True)
-    try:
+    with stage_beside(place) as stage:
         files = _place_wheels(placed, stage / WHEELS)
         write_pages(index_pages(files), stage / SIMPLE)
-        document = manifest(plan, placed, options)
-        (stage / MANIFEST_NAME).write_bytes(document)
+        (stage / MANIFEST_NAME).write_bytes(manifest(plan, placed, options))
         swap_into_place(stage, place)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
     return read_wheelhouse(place)
 
 

@@ -27,7 +27,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _say("Stopped.", "The same command goes on from here.", ExitCode.INTERRUPTED)
+        return _say_stopped()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
         return ExitCode.OK
@@ -38,6 +38,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         if os.environ.get("TORCHTAILOR_DEBUG"):
             raise
         return _say_bug(error)
+    if result == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this result
+        return _say_stopped()
     return result if isinstance(result, int) else ExitCode.OK
 
 
@@ -56,6 +58,10 @@ def _load(name: str) -> Any:
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def _say_stopped() -> int:
+    return _say("Stopped.", "The same command goes on from here.", ExitCode.INTERRUPTED)
 
 
 def _say(message: str, hint: str, code: ExitCode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from tests.unit.fetch.packages import Package, html_index
@@ -9,6 +10,8 @@ from tests.unit.fetch.serving import Site
 
 # A library made by nvcc with code for eight architectures.
 FAT = (Path(__file__).parents[1] / "gpucode" / "fixtures" / "raw.so").read_bytes()
+
+NOISE = random.Random(1).randbytes(300_000)  # something that is not cut and does not pack
 
 TORCH_TAG = "cp313-cp313-manylinux_2_28_x86_64"
 NVIDIA_TAG = "py3-none-manylinux2014_x86_64"
@@ -30,7 +33,7 @@ def torch(python: str = "cp313", arch: str = "x86_64") -> Package:
             "torch/__init__.py": b"from torch.version import __version__\n",
             "torch/version.py": b"__version__ = '2.8.0+cu128'\ncuda = '12.8'\n",
             "torch/lib/libtorch_cuda.so": FAT,
-            "torch/lib/libtorch_cpu.py": b"# something that is not cut\n" * 50,
+            "torch/share/noise.bin": NOISE,
         },
     )
 

@@ -1,0 +1,229 @@
+"""Publishing: a folder per target, nothing lost, nothing broken for readers, changed NVIDIA wheels stay at home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import threading
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.unit.build.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.build.options import Options
+from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.fetch.cache import Cache
+from torchtailor.publish.flox import FloxCall
+from torchtailor.publish.index import IndexedFile, index_pages, project_pages, read_project_json
+from torchtailor.publish.publish import publish
+from torchtailor.publish.store import FolderStore, RemoteStore, Store, open_store
+
+
+def files_of(root: Path, target: str) -> dict[str, dict[str, object]]:
+    pages = (root / target).glob("*/index.json")
+    return {file["filename"]: file for page in pages for file in json.loads(page.read_text())["files"]}
+
+
+def check(root: Path) -> None:
+    """Everything that any page names is there, with its hash; both formats agree."""
+    for page in root.glob("*/*/index.json"):
+        html = (page.parent / "index.html").read_text()
+        for file in json.loads(page.read_text())["files"]:
+            assert f"{file['url']}#sha256={file['hashes']['sha256']}" in html
+            if not file["url"].startswith("http"):
+                path = page.parent / unquote(file["url"])
+                assert hashlib.sha256(path.read_bytes()).hexdigest() == file["hashes"]["sha256"]
+
+
+def test_targets_accumulate_and_files_are_stored_once(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    root = tmp_path / "public"
+    workshop.build("sm90-avx512")
+    first = publish(workshop.out, open_store(str(root)))
+    assert first.targets == ["cu128-sm90"]
+    workshop.build("sm80-avx2", "sm90-avx2", "cpu-armv9")
+    second = publish(workshop.out, open_store(root.as_uri()))
+    assert second.targets == ["cpu", "cu128-sm80", "cu128-sm90"]
+    assert second.uploaded == 3  # torch and nccl for sm80, torch for aarch64
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["cpu", "cu128-sm80", "cu128-sm90", "files"]
+    torch = "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl"
+    assert torch in files_of(root, "cu128-sm90")
+    assert torch not in files_of(root, "cu128-sm80")
+    assert json.loads((root / "targets.json").read_text()) == ["cpu", "cu128-sm80", "cu128-sm90"]
+    check(root)
+
+
+def test_publishing_again_changes_nothing(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    store = open_store(str(tmp_path / "public"))
+    workshop.build("sm90-avx512")
+    publish(workshop.out, store)
+    before = {path: path.stat().st_ino for path in (tmp_path / "public" / "cu128-sm90").rglob("*") if path.is_file()}
+    assert publish(workshop.out, store).uploaded == 0
+    after = {path: path.stat().st_ino for path in (tmp_path / "public" / "cu128-sm90").rglob("*") if path.is_file()}
+    assert after == before
+
+
+class Watching(FolderStore):
+    """Checks after every write that readers find what pages name."""
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+        super().put_bytes(content, path, content_type)
+        for page in self._root.glob("*/*/index.json"):
+            for file in json.loads(page.read_text())["files"]:
+                assert file["url"].startswith("http") or (page.parent / unquote(file["url"])).is_file()
+
+
+def test_readers_never_find_a_page_that_names_a_missing_file(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm80-avx2", "sm90-avx2")
+    publish(workshop.out, Watching(tmp_path / "public"))
+
+
+def test_two_publishers_at_once_lose_nothing(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm80-avx2", "sm90-avx2", "sm120-avx2")
+    houses = sorted(path for path in workshop.out.iterdir() if path.is_dir())
+    threads = [threading.Thread(target=publish, args=(house, open_store(str(tmp_path / "public")))) for house in houses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(json.loads((tmp_path / "public" / "targets.json").read_text())) == 3
+    check(tmp_path / "public")
+
+
+def memory_store(name: str) -> Store:
+    return open_store(f"memory://{name}")
+
+
+def read_page(store: Store, path: str) -> dict[str, IndexedFile]:
+    content = store.read(path)
+    assert content is not None
+    return {file.filename: file for file in read_project_json(content)}
+
+
+def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm90-avx512", options=Options(nvidia=True))
+    cache = Cache(workshop.root / "cache")
+    away = memory_store("plain")
+    result = publish(workshop.out, away, cache=cache)
+    assert sorted(name.split("-")[0] for name in result.left_out) == ["nvidia_cublas_cu12", "nvidia_cuda_runtime_cu12"]
+    (stock,) = read_page(away, "cu128-sm90/nvidia-cublas-cu12/index.json").values()
+    assert stock.filename == "nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux2014_x86_64.whl"
+    assert stock.url == f"{workshop.site.url}/files/{stock.filename}"  # where it is published anyway
+    (nccl,) = read_page(away, "cu128-sm90/nvidia-nccl-cu12/index.json")  # openly licensed
+    assert "+sm90" in nccl
+
+    told = memory_store("told")
+    assert publish(workshop.out, told, nvidia_too=True, cache=cache).left_out == []
+    (changed,) = read_page(told, "cu128-sm90/nvidia-cublas-cu12/index.json")
+    assert "+sm90" in changed
+
+    assert publish(workshop.out, open_store(str(tmp_path / "own")), cache=cache).left_out == []
+
+
+def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop) -> None:  # noqa: F811
+    workshop.build("sm90-avx512", options=Options(nvidia=True))
+    for path in workshop.out.glob("*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        for item in manifest["wheels"]:
+            item["input"].pop("url")
+        path.write_text(json.dumps(manifest))
+    store = memory_store("cached")
+    assert publish(workshop.out, store, cache=Cache(workshop.root / "cache")).notes == []
+    (stock,) = read_page(store, "cu128-sm90/nvidia-cublas-cu12/index.json").values()
+    assert stock.url.startswith("../../files/")
+    empty = publish(workshop.out, memory_store("empty"), cache=Cache(workshop.root / "no-cache"))
+    assert any("readers need another index" in note for note in empty.notes)
+
+
+def test_a_lost_update_on_a_store_without_locks_is_mended(workshop: Workshop) -> None:  # noqa: F811
+    """Another publisher overwrites the page right after us, once."""
+    workshop.build("sm90-avx512")
+
+    class Racing(RemoteStore):
+        raced = False
+
+        def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+            super().put_bytes(content, path, content_type)
+            if path == "cu128-sm90/torch/index.html" and not self.raced:
+                self.raced = True
+                theirs = project_pages("torch", [IndexedFile("torch-1-py3-none-any.whl", "x", "0" * 64, 1)])
+                super().put_bytes(theirs["index.json"], "cu128-sm90/torch/index.json")
+
+    store = Racing("memory://race")
+    publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
+    page = read_page(store, "cu128-sm90/torch/index.json")
+    assert set(page) == {
+        "torch-1-py3-none-any.whl",
+        "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl",
+    }
+
+
+def test_bad_input(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    with pytest.raises(BadInputError, match="no wheelhouse"):
+        publish(tmp_path, FolderStore(tmp_path / "public"))
+    with pytest.raises(UsageError, match="cannot be published to"):
+        open_store("nosuch://bucket")
+    workshop.build("sm90-avx512")
+    next(workshop.out.glob("*/wheels/torch-*.whl")).unlink()
+    with pytest.raises(BadInputError, match="lacks torch-"):
+        publish(workshop.out, FolderStore(tmp_path / "public"))
+
+
+def test_pages_escape_and_sort() -> None:
+    pages = index_pages(
+        [
+            IndexedFile("b_c-1.0-py3-none-any.whl", "../../b%2B.whl", "1" * 64, 5, '>=3.9,<4"'),
+            IndexedFile("a-2.0-py3-none-any.whl", "../../a2.whl", "2" * 64, 5),
+            IndexedFile("a-1.0-py3-none-any.whl", "../../a1.whl", "3" * 64, 5),
+        ]
+    )
+    assert [row["name"] for row in json.loads(pages["index.json"])["projects"]] == ["a", "b-c"]
+    assert b"&gt;=3.9,&lt;4&quot;" in pages["b-c/index.html"]
+    assert pages["a/index.html"].index(b"a1.whl") < pages["a/index.html"].index(b"a2.whl")
+    assert json.loads(pages["a/index.json"])["versions"] == ["1.0", "2.0"]
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t")
+    subprocess.run(["git", *identity, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, repo, remote = tmp_path / "bin", tmp_path / "repo", tmp_path / "remote.git"
+    for folder in (tools, repo):
+        folder.mkdir()
+    call = FloxCall(repo, "pytorch-python313-cpu-avx2", "my-org")
+    log = tmp_path / "log"
+    import os
+
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match="no flox"):
+        call.check()
+    (tools / "flox").write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit $(cat {log}.code)\n')
+    (tools / "flox").chmod(0o755)
+    with pytest.raises(EnvironmentProblem, match="not a git checkout"):
+        call.check()
+    git(repo, "init", "-q", "-b", "main")
+    (repo / "file").write_text("x")
+    with pytest.raises(EnvironmentProblem, match="not committed"):
+        call.check()
+    git(repo, "add", "file")
+    git(repo, "commit", "-qm", "x")
+    with pytest.raises(EnvironmentProblem, match="no remote"):
+        call.check()
+    subprocess.run(["git", "init", "-q", "--bare", str(remote)], check=True)
+    git(repo, "remote", "add", "origin", str(remote))
+    with pytest.raises(EnvironmentProblem, match="on no remote"):
+        call.run()
+    assert not log.exists()
+    git(repo, "push", "-q", "origin", "main")
+    (tmp_path / "log.code").write_text("0")
+    call.run()
+    assert log.read_text() == "publish -o my-org pytorch-python313-cpu-avx2\n"
+    (tmp_path / "log.code").write_text("3")
+    from torchtailor.errors import BuildFailedError
+
+    with pytest.raises(BuildFailedError, match="ended with 3"):
+        call.run()
