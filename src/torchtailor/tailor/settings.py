@@ -11,6 +11,8 @@ from torchtailor.tailor.policy import Policy
 from torchtailor.tailor.targets import Targets
 from torchtailor.wheels.deflate import Effort
 
+_LITTLE = 64 << 20
+
 
 class Watcher(Protocol):
     """Is told how the work goes on."""
@@ -49,10 +51,10 @@ class Settings:
     def choices(self, *, usually_strip: bool) -> Choices:
         return Choices(self.targets, self.strips(usually=usually_strip), self.nvidia, self.recompress)
 
-    @property
-    def effort(self) -> Effort:
-        """Who waits for recompression wants a small wheel too."""
-        return Effort.SMALL if self.recompress else Effort.FAST
+    def effort(self, size: int) -> Effort:
+        """How hard to pack so many bytes of a wheel: who waits for recompression wants a small wheel too, and where
+        there is little to pack the difference in time is not felt."""
+        return Effort.SMALL if self.recompress or size < _LITTLE else Effort.FAST
 
     @property
     def library_processes(self) -> int:

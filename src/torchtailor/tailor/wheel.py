@@ -5,14 +5,14 @@ from __future__ import annotations
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.tailor.manifest import label_of, library_json, manifest
-from torchtailor.tailor.outcome import COPIED, LibraryOutcome, Outcome
+from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
@@ -71,6 +71,7 @@ def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher
             jobs = _jobs(distribution, scratch, settings, strip=strip)
             watch.begin(wheel.name, sum(job.size for job in jobs))
             outcomes = _cut_all(distribution, jobs, settings, watch)
+            outcomes = _worth_it(outcomes, settings)
             changed = {job.member.name: job for job in jobs if outcomes[job.member.name].fate.changed}
             libraries = tuple(outcomes[name] for name in sorted(outcomes))
             stock_sha256 = sha256_file(wheel)
@@ -89,7 +90,8 @@ def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher
                 {"name": target.name, "version": version},
                 map(library_json, libraries),
             )
-            with new_wheel(target, effort=settings.effort, threads=settings.processes) as writer:
+            size = sum(outcomes[name].size_after for name in changed)
+            with new_wheel(target, effort=settings.effort(size), threads=settings.processes) as writer:
                 _write(writer, distribution, version, changed, outcomes, document)
     return Outcome(
         KIND,
@@ -143,6 +145,16 @@ def _cut_all(
         for check in checked:
             check.result()
     return outcomes
+
+
+def _worth_it(outcomes: dict[str, LibraryOutcome], settings: Settings) -> dict[str, LibraryOutcome]:
+    """Where no GPU code is cut, a wheel is not made anew for its symbol tables, unless that was asked for."""
+    if settings.strip or any(outcome.fate is Fate.CUT for outcome in outcomes.values()):
+        return outcomes
+    return {
+        name: replace(outcome, fate=Fate.UNCHANGED) if outcome.fate.changed else outcome
+        for name, outcome in outcomes.items()
+    }
 
 
 def _cut(job: _MemberJob) -> LibraryOutcome:

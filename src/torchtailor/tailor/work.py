@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.tailor.library import Recompress, tailor_library
 from torchtailor.tailor.outcome import LibraryOutcome
 from torchtailor.tailor.policy import Policy
@@ -58,6 +58,8 @@ class LibraryWork:
             result = self.cut_strictly(source, place)
         except BadInputError as error:
             return LibraryOutcome.skipped(name, source.stat().st_size, error.message.removeprefix(f"{source}: "))
+        except TorchtailorError as error:  # by the name the user knows, not that of a temporary file
+            raise type(error)(error.message.replace(str(source), name), error.hint) from error
         return LibraryOutcome.of(name, result, consent_missing=self.consent_missing)
 
     def cut_strictly(self, source: Path, target: Path | None) -> LibraryResult:

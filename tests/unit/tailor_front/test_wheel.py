@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -178,3 +179,19 @@ def test_in_processes(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatc
     together = tailor_wheel(wheel, tmp_path / "two", settings())
     assert alone.output and together.output
     assert alone.output.read_bytes() == together.output.read_bytes()
+
+
+def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> None:
+    """Without GPU code there is nothing to label; with --strip the user asked for it."""
+    symbols = next((path for path in _libraries() if b".symtab" in path.read_bytes()), None)
+    if symbols is None:
+        pytest.skip("no installed library has a symbol table")
+    wheel = build_wheel(tmp_path, {"demo/libx.so": symbols.read_bytes()})
+    assert tailor_wheel(wheel, tmp_path / "one", settings()).output == tmp_path / "one" / wheel.name
+    stripped = tailor_wheel(wheel, tmp_path / "two", settings(strip=True))
+    assert stripped.libraries[0].fate is Fate.STRIPPED
+    assert stripped.output and stripped.output.name == "demo-1.0+sm90-py3-none-any.whl"
+
+
+def _libraries() -> list[Path]:
+    return sorted(Path(sysconfig.get_path("platlib")).glob("*/*.so"))
