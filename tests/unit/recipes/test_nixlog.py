@@ -33,10 +33,8 @@ def test_interleaved_builds_get_one_contiguous_log_each(tmp_path: Path) -> None:
 
 def test_progress_counts_builds_phases_and_steps() -> None:
     log = NixLog()
-    seen = []
-    for line in (LOGS / "two-dependencies.log").read_text().splitlines():
-        if log.feed(line):
-            seen.append(log.progress)
+    lines = (LOGS / "two-dependencies.log").read_text().splitlines()
+    seen = [log.progress for line in lines if log.feed(line)]
     assert {progress.phase for progress in seen} >= {"configurePhase", "buildPhase"}
     assert max(progress.builds_expected for progress in seen) == 3
     assert seen[-1].builds_done == 3

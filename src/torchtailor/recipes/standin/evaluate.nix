@@ -21,12 +21,12 @@ let
     }
     // (known.${rev} or known."");
 
-  nixpkgs = pin: args: import ./nixpkgs.nix ({ inherit pin; } // args);
-
   evaluate =
     { path, system }:
     let
       file = /. + path;
+      load = builtins.scopedImport scope;
+      nixpkgs = pin: args: import ./nixpkgs.nix ({ inherit pin load; } // args);
       scope = {
         builtins = builtins // {
           fetchTarball = pinOf;
@@ -39,11 +39,11 @@ let
           if builtins.isAttrs target && target.standin or false then
             args: nixpkgs target ({ inherit system; } // args)
           else if builtins.isPath target && builtins.dirOf target == builtins.dirOf file then
-            builtins.scopedImport scope target
+            load target
           else
             import target;
       };
-      function = builtins.scopedImport scope file;
+      function = load file;
       base = nixpkgs (pinOf "flox") {
         inherit system;
         config.allowUnfree = true;

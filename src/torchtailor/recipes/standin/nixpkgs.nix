@@ -2,6 +2,7 @@
 # Python sets that the pin does not have are errors. It knows as much of nixpkgs as PyTorch recipes touch.
 {
   pin, # { url, rev, sha256, torch, cuda, pythons, broken_cuda }
+  load ? import, # how callPackage reads a file
   system ? builtins.currentSystem,
   localSystem ? { inherit system; },
   config ? { },
@@ -337,7 +338,7 @@ let
       callPackage =
         f: args:
         let
-          function = if builtins.isFunction f then f else import f;
+          function = if builtins.isFunction f then f else load f;
         in
         lib.makeOverridable function (builtins.intersectAttrs (builtins.functionArgs function) pkgs // args);
       stdenv = {
