@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
-from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Way
 from torchtailor.catalog.toolkits import Dotted, DriverFit
 from torchtailor.host.model import GpuDevice, Host, Tegra
 from torchtailor.host.tegra import tegra_table
-from torchtailor.recommend.drivers import DriverVerdict, judge_driver
-from torchtailor.recommend.isas import IsaRanking
-from torchtailor.recommend.request import Request
-from torchtailor.variants import Coverage, Matrix, Variant, coverage
+from torchtailor.recommend.drivers import DriverVerdict
+from torchtailor.recommend.situation import Situation
+from torchtailor.variants import Coverage, Variant, coverage
 
 # Every official Linux wheel here is tagged manylinux_2_28.
 WHEEL_GLIBC = Dotted("2.28")
@@ -88,66 +86,52 @@ class Refusal:
 Judgement = Candidate | Refusal
 
 
-def judge_all(
-    matrix: Matrix,
-    host: Host,
-    devices: Sequence[GpuDevice],
-    isas: IsaRanking,
-    request: Request,
-    *,
-    any_driver: bool = False,
-) -> Iterator[Judgement]:
-    """Judge the variants whose instruction set the CPU runs: with devices the GPU ones, without the CPU ones.
+def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Judgement]:
+    """Judge the variants whose instruction set the CPU runs: with GPUs to run on the GPU ones, else the CPU ones.
 
     With `any_driver` the driver is taken to be the best there could be.
     """
+    request = situation.request
     ways = [request.via] if request.via else list(Way)
-    for variant in matrix.variants(request.release, request.wanted_python):
-        if (variant.gpu is not None) == bool(devices) and isas.runs(variant.isa):
+    for variant in situation.matrix.variants(request.release, request.wanted_python):
+        if (variant.gpu is not None) == bool(situation.devices) and situation.isas.runs(variant.isa):
             for way in ways:
-                yield judge(matrix, host, devices, variant, way, any_driver=any_driver)
+                yield judge(situation, variant, way, any_driver=any_driver)
 
 
-def judge(
-    matrix: Matrix,
-    host: Host,
-    devices: Sequence[GpuDevice],
-    variant: Variant,
-    way: Way,
-    *,
-    any_driver: bool = False,
-) -> Judgement:
+def judge(situation: Situation, variant: Variant, way: Way, *, any_driver: bool = False) -> Judgement:
     """One variant by one way."""
-    alike = {(device.compute, device.integrated): device for device in reversed(devices)}
+    tegra = situation.host.tegra
+    alike = {(device.compute, device.integrated): device for device in reversed(situation.devices)}
     for device in alike.values():
-        if device.integrated and way is Way.WHEEL and host.tegra is not None and not host.tegra.unified:
-            return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(host.tegra, variant.arch))
-        if reason := _why_no_code(matrix.catalog, host, device, variant):
+        if device.integrated and way is Way.WHEEL and tegra is not None and not tegra.unified:
+            return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
+        if reason := _why_no_code(situation, device, variant):
             return Refusal(variant, way, Refused.CODE, reason)
-    covered = coverage(matrix.catalog, variant, way)
+    covered = coverage(situation.catalog, variant, way)
     if not covered.available:
         return Refusal(variant, way, Refused.WAY, covered.text)
-    if way is Way.WHEEL and (reason := _why_no_wheels(host)):
+    if way is Way.WHEEL and (reason := _why_no_wheels(situation.host)):
         return Refusal(variant, way, Refused.LIBC, reason)
     judged: dict[object, DeviceFit] = {}
     for kind, device in alike.items():
-        one = _judge_device(matrix, host, device, variant, covered, any_driver=any_driver)
+        one = _judge_device(situation, device, variant, covered, any_driver=any_driver)
         if isinstance(one, Refusal):
             return one
         judged[kind] = one
-    fits = (replace(judged[device.compute, device.integrated], device=device) for device in devices)
+    fits = (replace(judged[device.compute, device.integrated], device=device) for device in situation.devices)
     return Candidate(variant, way, covered, tuple(fits))
 
 
-def _why_no_code(catalog: Catalog, host: Host, device: GpuDevice, variant: Variant) -> str | None:
+def _why_no_code(situation: Situation, device: GpuDevice, variant: Variant) -> str | None:
     """Why a GPU does not run what the variant's name promises.
 
     A wheel's sm89 variant may hold nothing but sm_86 code today; what counts for another GPU is the promise.
     """
     assert device.compute is not None and variant.gpu is not None
     promised = CodeTarget(CodeKind.CUBIN, variant.gpu.capability)
-    unified = _unifies(catalog, host, device, variant.build)
-    if catalog.rules.fit(device.compute, promised, unified_tegra=unified).runs:
+    unified = _unifies(situation, device, variant.build)
+    if situation.catalog.rules.fit(device.compute, promised, unified_tegra=unified).runs:
         return None
     return f"{promised} code does not run on compute capability {device.compute} ({device.name})."
 
@@ -162,17 +146,17 @@ def _why_no_wheels(host: Host) -> str | None:
 
 
 def _judge_device(
-    matrix: Matrix, host: Host, device: GpuDevice, variant: Variant, covered: Coverage, *, any_driver: bool
+    situation: Situation, device: GpuDevice, variant: Variant, covered: Coverage, *, any_driver: bool
 ) -> DeviceFit | Refusal:
     assert device.compute is not None and covered.through is not None and variant.gpu is not None
     way = covered.way
-    unified = _unifies(matrix.catalog, host, device, variant.build)
-    fit = matrix.catalog.rules.fit(device.compute, covered.through, unified_tegra=unified)
+    unified = _unifies(situation, device, variant.build)
+    fit = situation.catalog.rules.fit(device.compute, covered.through, unified_tegra=unified)
     if not fit.runs:
         text = f"{covered.through} code does not run on compute capability {device.compute} ({device.name})."
         return Refusal(variant, way, Refused.CODE, text)
-    verdict = judge_driver(matrix.catalog, host, device, variant.build)
-    if any_driver and not (device.integrated and host.tegra):
+    verdict = situation.driver(device, variant.build)
+    if any_driver and not (device.integrated and situation.host.tegra):
         return DeviceFit(device, fit, verdict)
     if not verdict.fit.runs:
         kind = Refused.DROPPED if verdict.fit is DriverFit.DROPPED_GPU else Refused.DRIVER
@@ -186,11 +170,12 @@ def _judge_device(
     return DeviceFit(device, fit, verdict)
 
 
-def _unifies(catalog: Catalog, host: Host, device: GpuDevice, build: Build) -> bool:
+def _unifies(situation: Situation, device: GpuDevice, build: Build) -> bool:
     """Whether this is a Tegra part of the unified stack, and code of this build new enough to be taken by it."""
-    if not device.integrated or host.tegra is None or not host.tegra.unified:
+    tegra = situation.host.tegra
+    if not device.integrated or tegra is None or not tegra.unified:
         return False
-    gpu = catalog.gpus.get(device.compute) if device.compute else None
+    gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
     if gpu is None or gpu.unified is None or build.cuda is None:
         return False
     return build.cuda >= Dotted(gpu.unified.cuda)

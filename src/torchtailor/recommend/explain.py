@@ -10,6 +10,7 @@ from torchtailor.recommend.candidates import Candidate
 from torchtailor.recommend.isas import IsaRanking
 from torchtailor.recommend.request import Workload
 from torchtailor.recommend.result import Pick
+from torchtailor.recommend.situation import Situation
 
 _RUNS = {
     Fit.NATIVE: "natively",
@@ -41,17 +42,17 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
     )
 
 
-def why(catalog: Catalog, candidate: Candidate, isas: IsaRanking, workload: Workload) -> tuple[str, ...]:
+def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     """The reasons for the best candidate: release, code, driver, instruction set."""
-    reasons = [_why_release(catalog, candidate), candidate.coverage.text]
+    reasons = [_why_release(situation.catalog, candidate), candidate.coverage.text]
     if len({one.device.compute for one in candidate.devices}) > 1:
         runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
     elif candidate.devices and not candidate.exact:
-        reasons.append(_why_another(catalog, candidate))
+        reasons.append(_why_another(situation.catalog, candidate))
     if candidate.driver is not None:
         reasons.append(candidate.driver.text)
-    reasons.append(_why_isa(candidate, isas, workload))
+    reasons.append(_why_isa(candidate, situation.isas, situation.request.workload))
     return tuple(reasons)
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from torchtailor.catalog.gpus import Fit
 from torchtailor.catalog.releases import Way
 from torchtailor.catalog.toolkits import DriverFit
-from torchtailor.recommend.candidates import Candidate
+from torchtailor.recommend.candidates import Candidate, Judgement, judge_all
 from torchtailor.recommend.isas import IsaRanking
+from torchtailor.recommend.situation import Situation
 
 _WAYS = (Way.WHEEL, Way.SOURCE, Way.NIX)  # cutting a wheel takes minutes, compiling hours
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
@@ -36,6 +37,13 @@ def preference(candidate: Candidate, isas: IsaRanking) -> tuple[object, ...]:
     )
 
 
-def ranked(candidates: Iterable[Candidate], isas: IsaRanking) -> tuple[Candidate, ...]:
-    """Best first."""
+def ranked(judgements: Iterable[Judgement], isas: IsaRanking) -> tuple[Candidate, ...]:
+    """The candidates among the judgements, best first."""
+    candidates = (one for one in judgements if isinstance(one, Candidate))
     return tuple(sorted(candidates, key=lambda candidate: preference(candidate, isas)))
+
+
+def best_candidate(situation: Situation, *, any_driver: bool = False) -> Candidate | None:
+    """The best of all variants in a situation."""
+    order = ranked(judge_all(situation, any_driver=any_driver), situation.isas)
+    return order[0] if order else None

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Way
-from torchtailor.host.model import GpuDevice, Host
+from torchtailor.host.model import GpuDevice
 from torchtailor.recommend.candidates import Candidate, Judgement, Refusal, Refused
-from torchtailor.recommend.drivers import judge_driver
 from torchtailor.recommend.isas import IsaRanking
-from torchtailor.recommend.request import Request
 from torchtailor.recommend.result import Rejection
+from torchtailor.recommend.situation import Situation
 
 
 def rejected_isas(isas: IsaRanking) -> Iterator[Rejection]:
@@ -28,56 +27,41 @@ def rejected_wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
         yield Rejection("wheels", refusals[0].text)
 
 
-def rejected_pythons(catalog: Catalog, request: Request) -> Iterator[Rejection]:
+def rejected_pythons(situation: Situation) -> Iterator[Rejection]:
     """The releases that are not offered for the Python asked for."""
-    python = request.wanted_python
-    without = [release for release in catalog.releases.values() if python not in release.pythons]
-    if without and request.release is None:
+    python = situation.request.wanted_python
+    without = [release for release in situation.catalog.releases.values() if python not in release.pythons]
+    if without and situation.request.release is None:
         names = ", ".join(str(release.version) for release in reversed(without))
         yield Rejection(f"PyTorch {names}", f"Not offered for Python {python}.")
 
 
 def rejected_builds(
-    catalog: Catalog,
-    host: Host,
-    devices: Sequence[GpuDevice],
-    judgements: Sequence[Judgement],
-    best: Candidate | None,
-    request: Request,
+    situation: Situation, judgements: Sequence[Judgement], best: Candidate | None
 ) -> Iterator[Rejection]:
     """The builds at least as new as the best one that do not run on these GPUs, by the reason against them."""
-    way = request.via or Way.WHEEL
     groups: dict[str, list[str]] = {}
-    releases = [catalog.release(request.release)] if request.release else list(catalog.releases.values())
-    for release in sorted(releases, key=lambda item: item.version, reverse=True):
+    for release in situation.releases:
         if best is not None and release.version < best.variant.release.version:
-            continue
-        if request.wanted_python not in release.pythons:
             continue
         for build in release.cuda_builds:
             here = [one for one in judgements if one.variant.release is release and one.variant.build is build]
-            if reason := _why_not(catalog, host, devices, here, build, way):
+            if reason := _why_not(situation, here, build):
                 groups.setdefault(reason, []).append(f"{release.version} {build.label}")
     for reason, names in groups.items():
         yield Rejection(f"PyTorch {', '.join(names)}", reason)
 
 
-def _why_not(
-    catalog: Catalog,
-    host: Host,
-    devices: Sequence[GpuDevice],
-    judgements: Sequence[Judgement],
-    build: Build,
-    way: Way,
-) -> str | None:
-    """The reason against a build by this way; None where something of it runs, or nobody would expect it to."""
+def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build) -> str | None:
+    """The reason against a build; None where something of it runs, or nobody would expect it to."""
+    way, devices = situation.request.via or Way.WHEEL, situation.devices
     if any(isinstance(one, Candidate) and one.way is way for one in judgements):
         return None
     for device in devices:
-        gpu = catalog.gpus.get(device.compute) if device.compute else None
-        if gpu is not None and (reason := _why_not_gpu(catalog, gpu, build)):
+        gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
+        if gpu is not None and (reason := _why_not_gpu(situation.catalog, gpu, build)):
             return reason
-        if not (verdict := judge_driver(catalog, host, device, build)).fit.runs:
+        if not (verdict := situation.driver(device, build)).fit.runs:
             return verdict.text
     refusals = [one for one in judgements if isinstance(one, Refusal) and one.way is way]
     capabilities = {device.compute for device in devices}

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
-from torchtailor.catalog.load import USER_FILE, Catalog
+from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.releases import Build, Release, Way
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.recommend.candidates import Candidate
-from torchtailor.recommend.drivers import judge_driver
-from torchtailor.recommend.isas import IsaRanking
 from torchtailor.recommend.own_isa import own_isa
-from torchtailor.recommend.request import Request
 from torchtailor.recommend.result import WayOut
-from torchtailor.variants import Variant, coverage, why_impossible
+from torchtailor.recommend.situation import Situation
+from torchtailor.variants import Variant, coverage
 
 
-def ways_out(
-    catalog: Catalog,
-    host: Host,
-    devices: Sequence[GpuDevice],
-    isas: IsaRanking,
-    request: Request,
-    cpu: Candidate | None,
-) -> tuple[WayOut, ...]:
+def ways_out(situation: Situation, cpu: Candidate | None) -> tuple[WayOut, ...]:
     """What can be done, the quickest first; `cpu` is the best variant without a GPU."""
-    found: list[WayOut] = []
+    host, found = situation.host, list[WayOut]()
     if cpu is not None:
         text = (
             f"Work without the GPU for now: {cpu.variant.unique_name} runs today, for development and tests, at a "
             "fraction of the speed."
         )
         found.append(WayOut("cpu", text, cpu.variant.unique_name))
-    found += own_rows(catalog, host, devices, isas, request)
-    platforms = sorted({isa.arch for isa in catalog.isas.values()})
+    found += own_rows(situation)
+    platforms = sorted({isa.arch for isa in situation.catalog.isas.values()})
     if host.cpu.arch not in platforms:
         text = (
             f"PyTorch is offered here for {' and '.join(platforms)}, and this machine is {host.cpu.arch}: use another."
@@ -45,8 +36,8 @@ def ways_out(
     elif not host.cpu.flags:
         text = f"The flags of this CPU ({host.cpu.name}) are not known: name it with --cpu."
         found.append(WayOut("name", text))
-    if devices:
-        found += _containers(catalog, host, devices)
+    if situation.devices:
+        found += _containers(situation)
         text = (
             "Compute on another machine's GPU and keep this one for the rest: run `torchtailor detect --json` there "
             "and `torchtailor recommend --from FILE` here to plan for it."
@@ -55,22 +46,21 @@ def ways_out(
     return tuple(found)
 
 
-def own_rows(
-    catalog: Catalog, host: Host, devices: Sequence[GpuDevice], isas: IsaRanking, request: Request
-) -> Iterator[WayOut]:
+def own_rows(situation: Situation) -> Iterator[WayOut]:
     """Rows of data that make a variant of one's own, where a build could be compiled and would run."""
-    isa = isas.runnable[0] if isas.runnable else None
+    host = situation.host
+    isa = situation.isas.runnable[0] if situation.isas.runnable else None
     own = None if isa else own_isa(host.cpu)
     if isa is None and own is None:
         return
     name = isa.name if isa else own.name if own else ""
     extra = own.toml(host.cpu.name) + "\n" if own else ""
-    place = _buildable(catalog, host, devices[0], request) if devices else None
+    place = _buildable(situation, situation.devices[0]) if situation.devices else None
     if place is not None:
         release, build, gpu = place
         if any(gpu.capability in row.gpus and name in row.cpus for row in build.rows):
             return  # it is in the matrix already
-        way = _way(catalog, host, release, build, gpu, isa, request) if isa else Way.SOURCE
+        way = _way(situation, release, build, gpu, isa) if isa else Way.SOURCE
         text = (
             f"A variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
             f"{_needing(host, build)}: add this to {USER_FILE}, then ask again; it is made by way of {way.value}."
@@ -81,7 +71,7 @@ def own_rows(
         )
         yield WayOut(way.value, text, f"{gpu.sm}-{name}", extra + row)
     elif own is not None:
-        release = _newest(catalog, request)
+        release = situation.releases[0]
         text = (
             f"Compile PyTorch {release.version} for this CPU, {own.compile_flag}: add this to {USER_FILE}, then ask "
             "again with --gpu none --via source."
@@ -96,27 +86,21 @@ def _needing(host: Host, build: Build) -> str:
     return f" (for a JetPack that brings CUDA {build.cuda})" if unknown else ""
 
 
-def _newest(catalog: Catalog, request: Request) -> Release:
-    if request.release:
-        return catalog.release(request.release)
-    offered = [release for release in catalog.releases.values() if request.wanted_python in release.pythons]
-    return max(offered, key=lambda release: release.version)
-
-
-def _buildable(catalog: Catalog, host: Host, device: GpuDevice, request: Request) -> tuple[Release, Build, Gpu] | None:
+def _buildable(situation: Situation, device: GpuDevice) -> tuple[Release, Build, Gpu] | None:
     """The newest release with a build whose CUDA compiles for the GPU and runs on this driver.
 
     On a Jetson the JetPack's own CUDA comes before a newer release: more than that needs a compatibility package.
     """
+    catalog, host = situation.catalog, situation.host
     gpu = catalog.gpus.get(device.compute) if device.compute else None
     if gpu is None or not gpu.offered:
         return None
     code = CodeTarget(CodeKind.CUBIN, gpu.capability)
     found = []
-    for release in [catalog.release(request.release)] if request.release else catalog.releases.values():
-        for build in release.cuda_builds if request.wanted_python in release.pythons else ():
+    for release in situation.releases:
+        for build in release.cuda_builds:
             assert build.cuda is not None
-            fit = judge_driver(catalog, host, device, build).fit
+            fit = situation.driver(device, build).fit
             if fit.runs and catalog.toolkit(build.cuda).compiles(code):
                 native = fit is DriverFit.FULL and host.tegra is not None
                 default = release.default_index.get(host.cpu.arch) == build.label
@@ -127,18 +111,18 @@ def _buildable(catalog: Catalog, host: Host, device: GpuDevice, request: Request
     return release, build, gpu
 
 
-def _way(catalog: Catalog, host: Host, release: Release, build: Build, gpu: Gpu, isa: Isa, request: Request) -> Way:
+def _way(situation: Situation, release: Release, build: Build, gpu: Gpu, isa: Isa) -> Way:
     """Wheel where the official one already holds code for the GPU, else source."""
-    variant = Variant(release, build, gpu, isa, request.wanted_python)
-    if why_impossible(catalog, release, build, gpu, isa, request.wanted_python):
-        return Way.SOURCE
-    usable = not gpu.tegra or bool(host.tegra and host.tegra.unified)
-    covered = coverage(catalog, variant, Way.WHEEL)
+    tegra = situation.host.tegra
+    usable = not gpu.tegra or bool(tegra and tegra.unified)
+    variant = Variant(release, build, gpu, isa, situation.request.wanted_python)
+    covered = coverage(situation.catalog, variant, Way.WHEEL)
     return Way.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Way.SOURCE
 
 
-def _containers(catalog: Catalog, host: Host, devices: Sequence[GpuDevice]) -> Iterator[WayOut]:
+def _containers(situation: Situation) -> Iterator[WayOut]:
     """Containers, where they can help: not for a GPU that the driver dropped, nor for one that is offered anyway."""
+    host, devices = situation.host, situation.devices
     if host.tegra is not None:
         text = (
             f"Use a container or wheel made for {_jetpack(host)}: NVIDIA's l4t images and the jetson-containers "
@@ -146,8 +130,8 @@ def _containers(catalog: Catalog, host: Host, devices: Sequence[GpuDevice]) -> I
         )
         yield WayOut("container", text)
         return
-    builds = [build for release in catalog.releases.values() for build in release.cuda_builds]
-    fits = {judge_driver(catalog, host, device, build).fit for device in devices for build in builds}
+    builds = [build for release in situation.catalog.releases.values() for build in release.cuda_builds]
+    fits = {situation.driver(device, build).fit for device in devices for build in builds}
     names = " and ".join(dict.fromkeys(device.name for device in devices))
     if any(fit.runs for fit in fits):
         offered = {capability for build in builds for row in build.rows for capability in row.gpus}
