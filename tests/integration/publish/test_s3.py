@@ -1,0 +1,71 @@
+"""Publishing to an S3-compatible server, and installing from it over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.build.conftest import Shell
+
+boto3 = pytest.importorskip("boto3")
+server = pytest.importorskip("moto.server")
+pytest.importorskip("s3fs")
+
+
+@pytest.fixture
+def s3(shell: Shell) -> Iterator[str]:
+    """An empty bucket on a server of its own."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    url = f"http://{host}:{port}"
+    credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    shell.environment |= credentials | {"AWS_ENDPOINT_URL": url, "FSSPEC_S3_ENDPOINT_URL": url}
+    client = boto3.client(
+        "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    )
+    client.create_bucket(Bucket="wheels", ACL="public-read-write")
+    try:
+        yield url
+    finally:
+        running.stop()
+
+
+def test_publish_to_s3_and_install_from_it(shell: Shell, s3: str) -> None:
+    shell.torchtailor("build", "sm90-avx2", "--release", "main", "--nvidia")
+    first = json.loads(shell.torchtailor("publish", "dist", "--to", "s3://wheels/torch", "--json").stdout)
+    assert first["targets"] == ["cu128-sm90"]
+    assert len(first["left_out"]) == 2  # changed, and NVIDIA's
+    shell.torchtailor("build", "sm80-avx2", "--release", "main")
+    second = json.loads(shell.torchtailor("publish", "dist", "--to", "s3://wheels/torch", "--json").stdout)
+    assert second["targets"] == ["cu128-sm80", "cu128-sm90"]
+    assert 0 < second["uploaded"] < first["uploaded"] + 3
+
+    client = boto3.client(
+        "s3", endpoint_url=s3, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    )
+    page = client.get_object(Bucket="wheels", Key="torch/cu128-sm90/torch/index.html")
+    assert page["ContentType"] == "text/html; charset=utf-8"
+    text = page["Body"].read().decode()
+    assert "torch-2.8.0+cu128.sm90-" in text
+    cublas = client.get_object(Bucket="wheels", Key="torch/cu128-sm90/nvidia-cublas-cu12/index.json")
+    (stock,) = json.loads(cublas["Body"].read())["files"]
+    assert stock["url"].startswith(shell.site.url)  # points at the stock wheel
+    (file,) = json.loads(client.get_object(Bucket="wheels", Key="torch/cu128-sm90/torch/index.json")["Body"].read())[
+        "files"
+    ]
+    wheel = client.get_object(Bucket="wheels", Key="torch/" + file["url"].removeprefix("../../").replace("%2B", "+"))
+    import hashlib
+
+    assert hashlib.sha256(wheel["Body"].read()).hexdigest() == file["hashes"]["sha256"]
+
+
+def test_a_missing_bucket_is_a_clear_error(shell: Shell, s3: str) -> None:
+    from torchtailor.errors import ExitCode
+
+    shell.torchtailor("build", "sm90-avx2", "--release", "main")
+    done = shell.torchtailor("publish", "dist", "--to", "s3://nowhere/x", code=ExitCode.NETWORK)
+    assert "s3://nowhere/x cannot be" in done.stderr
+    assert s3 and "Traceback" not in done.stderr
