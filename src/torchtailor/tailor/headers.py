@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torchtailor.errors import ImpossibleError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import (
+    HEADER,
     PROGRAM_HEADER,
     SECTION_HEADER,
     Section,
@@ -75,8 +76,8 @@ def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
     starts = [s.offset for s in elf.sections if s.in_file and s.file_end > offset]
     tables = [elf.header.section_table_offset]
     limit = min([load.file_end, *starts, *(at for at in tables if at >= offset)])
-    if limit < offset + wanted:
-        return 0
+    if offset != HEADER.size or limit < offset + wanted:
+        return 0  # elsewhere than behind the file header (BOLT puts it before moved code) `strip` takes it for lost
     filling = bytes(elf.read(offset + old, wanted - old))
     return wanted if any(not filling.strip(letter) for letter in _FILLINGS) else 0
 
@@ -102,7 +103,7 @@ def program_headers(elf: ElfFile, pieces: Sequence[Piece], addresses: AddressMap
         if segment.type == SegmentType.LOAD:
             for piece in by_segment[segment.index]:
                 shift = piece.address - segment.address
-                where = (piece.offset, piece.address, segment.physical_address + shift)
+                where = (piece.offset, piece.address, (segment.physical_address + shift) % 2**64)
                 rows.append((*row[:2], *where, piece.file_size, piece.memory_size, piece.alignment))
         elif segment.type == SegmentType.PHDR:
             size = count * PROGRAM_HEADER.size

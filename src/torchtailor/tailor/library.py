@@ -30,7 +30,7 @@ from torchtailor.tailor.policy import Policy
 from torchtailor.tailor.proof import Library, prove
 from torchtailor.tailor.recompress import Recompress, recompress_images
 from torchtailor.tailor.result import CodeTally, LibraryResult, Recompressed, Status
-from torchtailor.tailor.shrink import Surgery, prepare, write
+from torchtailor.tailor.shrink import Surgery, check_layout, prepare, write
 from torchtailor.tailor.strip import removable_sections
 
 __all__ = ["LibraryResult", "Recompress", "Status", "tailor_library"]
@@ -93,6 +93,7 @@ class _Tailoring:
             return self._untouched(Status.NOTHING_FOR_TARGET, warnings)
         if not self.code.containers and not self.removed:
             return self._untouched(Status.NO_GPU_CODE)
+        check_layout(self.elf)
         keep = choose_images(self.elf, self.code, self.policy)
         surgery = self._surgery(make_plan(self.elf, self.code, keep))
         recompressed = None

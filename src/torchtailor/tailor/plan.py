@@ -100,11 +100,10 @@ def make_plan(elf: ElfFile, code: LibraryCode, keep: Keep, replacements: Mapping
 
 def _place(elf: ElfFile, name: str, drafts: list[Cut]) -> tuple[list[Cut], list[Span]]:
     """Pack the containers of one section; also what addresses they no longer need."""
-    drafts = sorted(drafts, key=lambda cut: cut.found.container.offset)
+    drafts = sorted(drafts, key=lambda cut: cut.found.address or 0)
     items = [_item(draft) for draft in drafts]
-    section = elf.section_at_address(items[0].address)
-    if section is not None and name in CONTAINER_SECTIONS:
-        room = [Span(section.address, section.memory_end)]
+    if name in CONTAINER_SECTIONS:
+        room = merge(Span(s.address, s.memory_end) for s in elf.sections if s.name == name and s.allocated)
     else:
         room = _room_among_others(elf, items)
     addresses = pack(items, room)

@@ -43,7 +43,7 @@ def check_segments(before: ElfFile, after: ElfFile) -> None:
         if whole is None or load.flags != whole.flags or load.memory_end > whole.memory_end:
             raise CheckFailedError(f"Program header {load.index} of the output loads what the input does not.")
         shift = load.address - whole.address
-        if load.physical_address != whole.physical_address + shift:
+        if load.physical_address != (whole.physical_address + shift) % 2**64:
             raise CheckFailedError(f"Program header {load.index} of the output has another physical address.")
         if load.alignment not in (page, whole.alignment) or (load.address - load.offset) % load.alignment:
             raise CheckFailedError(f"Program header {load.index} of the output is not aligned.")

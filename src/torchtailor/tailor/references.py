@@ -79,6 +79,7 @@ def movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
     if pinned is None:
         return {}
     pinned |= _pointed_inside(elf, spans)
+    pinned |= {wrapper.container_address for wrapper in code.wrappers if wrapper.container is None}
     found: dict[int, Pointers] = {}
     for section, containers in _by_section(code).items():
         if section in CONTAINER_SECTIONS:

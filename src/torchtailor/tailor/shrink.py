@@ -32,6 +32,7 @@ from torchtailor.tailor.references import got_address
 ADDEND_FIELD = 16  # in a RELA record
 
 _MIN_ALIGNMENT = 0x1000
+_MAX_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class Surgery:
 
 
 def prepare(elf: ElfFile, plan: Plan, removed: frozenset[int]) -> Surgery:
-    """Work out the new layout; `removed` are indices of sections to leave out."""
-    check_layout(elf)
+    """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out."""
     page = page_size(elf.machine, elf.loads)
     holes = choose_holes(_free_of_segments(elf, plan, page), page)
     count = len(elf.segments) + _splits(elf, holes)
@@ -86,8 +86,37 @@ def check_layout(elf: ElfFile) -> None:
         raise ImpossibleError("Its first loaded segment does not begin with the file header.")
     for load in elf.loads:
         alignment = load.alignment
-        if alignment < _MIN_ALIGNMENT or alignment & (alignment - 1) or (load.address - load.offset) % alignment:
+        if (
+            not _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT
+            or alignment & (alignment - 1)
+            or (load.address - load.offset) % alignment
+        ):
             raise ImpossibleError(f"Program header {load.index} is not aligned as the loader demands.")
+    _check_section_places(elf)
+
+
+def _check_section_places(elf: ElfFile) -> None:
+    """A section that is loaded lies in the file where its address says, or one of the two is damaged."""
+    for section in elf.sections:
+        alignment = section.alignment
+        if alignment > _MAX_ALIGNMENT or alignment & (alignment - 1) or section.link >= len(elf.sections):
+            raise BadInputError(f"The header of section {section.name or section.index} is damaged.")
+        if not (section.allocated and section.in_file) or elf.load_at(section.address) is None:
+            continue
+        place = (elf.offset_of(section.address), elf.offset_of(section.memory_end - 1))
+        if place != (section.offset, section.file_end - 1):
+            raise BadInputError(
+                f"Section {section.name} is not where its address says.",
+                "Fetch the library again and compare its hash with the publisher's.",
+            )
+    others = [s for s in elf.sections if s.in_file and not s.allocated]
+    for section in others:
+        if any(load.offset < section.file_end and section.offset < load.file_end for load in elf.loads):
+            raise BadInputError(f"Section {section.name} is not loaded, and lies where loaded bytes are.")
+    for segment in elf.segments:
+        plain = segment.type in (SegmentType.LOAD, SegmentType.PHDR) or not segment.file_size
+        if not plain and elf.offset_of(segment.address) not in (None, segment.offset):
+            raise BadInputError(f"Program header {segment.index} is not where its address says.")
 
 
 def _free_of_segments(elf: ElfFile, plan: Plan, page: int) -> Iterator[Span]:
