@@ -174,20 +174,14 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
 
 
 def measured(notes: Notes, options: argparse.Namespace) -> None:
-    """Start each build cold and warm, and time a few ops, one build after the other."""
+    """Start each build cold and warm, and time a few ops, the builds in turn."""
     os.environ.pop("OMP_NUM_THREADS", None)
-    found: dict[str, Measures] = {}
-    for name in ("stock", *RIGHT):
-        if not (WORK / name / "torch").is_dir():
-            continue
-        found[name] = measure(launch_of(name), options.device, cold=options.cold, warm=options.warm, throughput=2)
-        notes.put(f"measure_{name}", as_plain(found[name]))
-        say(f"measured {name}")
+    made = [name for name in ("stock", *RIGHT) if (WORK / name / "torch").is_dir()]
     # Stock again: how far two runs of the very same files lie apart is the noise of this machine.
-    found["stock again"] = measure(
-        launch_of("stock"), options.device, cold=options.cold, warm=options.warm, throughput=2
-    )
-    notes.put("measure_stock again", as_plain(found["stock again"]))
+    builds = {name: launch_of(name) for name in [*made, "stock again"]}
+    found = measure(builds, options.device, cold=options.cold, warm=options.warm, throughput=options.throughput)
+    for name, figures in found.items():
+        notes.put(f"measure_{name}", as_plain(figures))
     for name in [name for name in found if name != "stock"]:
         for state in ("cold", "warm", "throughput"):
             for ratio in ratios(getattr(found["stock"], state), getattr(found[name], state)):
@@ -278,6 +272,7 @@ def main() -> int:
     parser.add_argument("--cuts", nargs="*", help="make only these cuts")
     parser.add_argument("--cold", type=int, default=3)
     parser.add_argument("--warm", type=int, default=5)
+    parser.add_argument("--throughput", type=int, default=3)
     options = parser.parse_args()
     stages = list(dict.fromkeys(stage for word in options.stages for stage in GROUPS.get(word, (word,))))
     if unknown := [stage for stage in stages if stage not in STAGES]:

@@ -72,24 +72,36 @@ class Ratio:
         return abs(self.value - 1) <= max(self.noise, 0.02)
 
 
-def measure(launch: Launch, device: str, *, cold: int = 3, warm: int = 5, throughput: int = 2) -> Measures:
-    """Start torch several times in each state; `throughput` processes each time a few ops many times."""
+def measure(
+    builds: Mapping[str, Launch], device: str, *, cold: int = 3, warm: int = 5, throughput: int = 2
+) -> dict[str, Measures]:
+    """Start each build several times in each state, in turn, so that a drift of the machine falls on all alike.
+
+    `throughput` processes of each build time a few ops many times.
+    """
+    how = "not measured"
+    seen: dict[str, dict[str, list[dict[str, Any]]]] = {
+        name: {"cold": [], "warm": [], "throughput": []} for name in builds
+    }
     with op_suite() as folder:
         script = folder / "measure.py"
-        libraries = _libraries(launch) if cold else []
-        states = []
+        libraries = {name: _libraries(launch) for name, launch in builds.items()} if cold else {}
         for _ in range(cold):
-            caches = drop_caches(libraries)
-            states.append(_start(launch, script, device))
-        _start(launch, script, device)  # fills the page cache
-        warm_starts = [_start(launch, script, device) for _ in range(warm)]
-        timed = [_start(launch, script, device, "--throughput")["throughput"] for _ in range(throughput)]
-    return Measures(
-        cold=_figures(states),
-        warm=_figures(warm_starts),
-        throughput={name: Figure(tuple(run[name]["seconds"] for run in timed)) for name in (timed[0] if timed else ())},
-        caches=caches if cold else "not measured",
-    )
+            for name, launch in builds.items():
+                how = drop_caches(libraries[name])
+                seen[name]["cold"].append(_start(launch, script, device))
+        for turn in range(warm + 1 if warm else 0):
+            for name, launch in builds.items():
+                started = _start(launch, script, device)
+                if turn:  # the first one fills the page cache
+                    seen[name]["warm"].append(started)
+        for _ in range(throughput):
+            for name, launch in builds.items():
+                seen[name]["throughput"].append(_start(launch, script, device, "--throughput")["throughput"])
+    return {
+        name: Measures(_figures(runs["cold"]), _figures(runs["warm"]), _throughput(runs["throughput"]), how)
+        for name, runs in seen.items()
+    }
 
 
 def ratios(stock: Mapping[str, Figure], tailored: Mapping[str, Figure]) -> tuple[Ratio, ...]:
@@ -140,6 +152,11 @@ def _figures(starts: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         if known:
             found[name] = Figure(known)
     return found
+
+
+def _throughput(runs: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    names = runs[0] if runs else ()
+    return {name: Figure(tuple(run[name]["seconds"] for run in runs)) for name in names}
 
 
 def _at(start: Mapping[str, Any], place: Sequence[str]) -> float | None:

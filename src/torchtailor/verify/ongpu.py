@@ -68,8 +68,8 @@ def verify_on_gpu(
     measured, stock_measured = None, None
     if timing and results.unusable is None:
         say("Measuring starts and throughput")
-        measured = measure(launch, "cuda")
-        stock_measured = measure(against, "cuda") if against is not None else None
+        both = measure({"this": launch, **({"stock": against} if against is not None else {})}, "cuda")
+        measured, stock_measured = both["this"], both.get("stock")
         checks += measure_checks(measured, stock_measured)
     return Proof(tuple(checks), results, stock, comparison, measured, stock_measured)
 
