@@ -10,12 +10,13 @@ from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
 from torchtailor.recipes.evaluate import evaluate
+from torchtailor.recipes.matrix import matrix_of
 from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.recipe import Recipe, RecipeName
 from torchtailor.recipes.rules import RULES, Context, Severity
 from torchtailor.recipes.tree import Tree, find_trees, read_recipe
-from torchtailor.recipes.write import matrix_of, recipe_releases, written_release
+from torchtailor.recipes.write import recipe_releases, written_release
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 

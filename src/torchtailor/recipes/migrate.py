@@ -18,7 +18,6 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import environment_files, render
 from torchtailor.recipes.rerender import rerender
 from torchtailor.recipes.rules import Context, Severity
-from torchtailor.recipes.rules.matrix import spark_names
 from torchtailor.recipes.rules.names import fits_isa
 from torchtailor.recipes.tree import Tree
 from torchtailor.recipes.write import recipe_variants, write_file
@@ -147,7 +146,7 @@ def _move(
     prune: bool,
 ) -> Move:
     problems = findings.get(context.tree.shown(recipe.path), [])
-    known = recipe.name in names or (recipe.name in spark_names(context) and recipe.origin is not Origin.FOREIGN)
+    known = recipe.name in names or (recipe.name in context.spark and recipe.origin is not Origin.FOREIGN)
     if known:
         text = rerender(context.catalog, context.pins, recipe)
         assert text is not None

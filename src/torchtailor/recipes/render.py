@@ -7,11 +7,12 @@ from functools import cache
 from typing import Any
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.recipes.blueprint import Blas, Blueprint, can_use_mkl, cuda_tag
 from torchtailor.recipes.extra import need
 from torchtailor.recipes.header import MARKDOWN, stamp
+from torchtailor.recipes.matrix import matrix_of
 from torchtailor.recipes.pins import UNKNOWN_HASH, Pins
-from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
 
@@ -45,11 +46,20 @@ def render(blueprint: Blueprint) -> str:
     return stamp(body, f"{title}{cuda}, Python {blueprint.variant.python}.")
 
 
+def spark_names(pins: Pins) -> frozenset[str]:
+    """The names of what DGX Spark needs beside the matrix."""
+    spark = pins.file.spark
+    tag = cuda_tag(spark.cuda)
+    gpu = f"sm{spark.gpu.replace('.', '')}"
+    nightly = f"pytorch-python{DEFAULT_PYTHON.replace('.', '')}-cuda{tag}-{gpu}-{spark.isa}-nightly"
+    return frozenset({nightly, f"{nightly}-wrapper", *(f"{component.name}-{tag}" for component in spark.component)})
+
+
 def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
     """What DGX Spark needs beside the matrix: components, the nightly that takes them, and its wrapper."""
     spark = pins.file.spark
     short = f"sm{spark.gpu.replace('.', '')}-{spark.isa}"
-    variant = Matrix(catalog).resolve(short, release=spark.release).variant
+    variant = matrix_of(catalog).resolve(short, release=spark.release).variant
     nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly, components=spark.component)
     shared = {
         "pin": nightly.pin,

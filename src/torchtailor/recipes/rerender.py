@@ -6,7 +6,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.recipes.blueprint import Blas, Blueprint
 from torchtailor.recipes.pins import Pins
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import render, spark_recipes
+from torchtailor.recipes.render import render, spark_names, spark_recipes
 
 
 def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
@@ -14,7 +14,7 @@ def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
     name = recipe.recipe_name
     if recipe.variant and name and not name.suffix:
         return render(Blueprint(catalog, pins, recipe.variant, _blas(recipe)))
-    return spark_recipes(catalog, pins).get(recipe.name)
+    return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None
 
 
 def _blas(recipe: Recipe) -> Blas:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torchtailor.recipes.syntax import Line
 
@@ -45,6 +46,7 @@ def commands(lines: Iterable[Line]) -> Iterator[Command]:
             end = found[2]
 
 
+@lru_cache(maxsize=8192)  # the recipes of a tree are much alike
 def split(text: str) -> tuple[str, ...]:
     """The words of a line, quotes kept together, without its comment."""
     words = text.split()

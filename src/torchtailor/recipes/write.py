@@ -14,10 +14,10 @@ from torchtailor.catalog.releases import DEFAULT_PYTHON, Way
 from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.recipes.blueprint import Blas
 from torchtailor.recipes.header import Origin, origin
+from torchtailor.recipes.matrix import matrix_of
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.render import render_all
 from torchtailor.recipes.tree import Tree, read_recipe, tree_at
-from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.rules import coverage
 from torchtailor.variants.select import select
 from torchtailor.variants.variant import Variant
@@ -60,17 +60,6 @@ class WritePlan:
     def apply(self) -> None:
         for step in self.of(Action.CREATE, Action.UPDATE):
             write_file(step.path, step.text)
-
-
-def matrix_of(catalog: Catalog) -> Matrix:
-    """The matrix of a catalog; made once, since it checks every variant."""
-    if _matrices and _matrices[0].catalog is catalog:
-        return _matrices[0]
-    _matrices[:] = [Matrix(catalog)]
-    return _matrices[0]
-
-
-_matrices: list[Matrix] = []
 
 
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:

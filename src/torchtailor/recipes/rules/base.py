@@ -12,6 +12,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Release
 from torchtailor.recipes.pins import NixpkgsRow, Pins
 from torchtailor.recipes.recipe import Recipe
+from torchtailor.recipes.render import spark_names
 from torchtailor.recipes.tree import Tree
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
@@ -43,6 +44,16 @@ class Context:
     @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(recipe.name for recipe in self.recipes)
+
+    @cached_property
+    def listed(self) -> frozenset[str]:
+        """The names of the release's matrix, for every Python."""
+        return frozenset(variant.name for variant in self.matrix.variants(self.release.name, "all"))
+
+    @cached_property
+    def spark(self) -> frozenset[str]:
+        """What `recipes write --spark` adds to a tree of this release."""
+        return spark_names(self.pins) if self.pins.file.spark.release == self.release.name else frozenset()
 
     @cached_property
     def pythons(self) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.errors import NoMatchError
 from torchtailor.recipes.header import Origin
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rerender import rerender
@@ -52,7 +51,7 @@ def variant_impossible(recipe: Recipe, context: Context) -> Iterator[tuple[int, 
 )
 def variant_redundant(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     name = recipe.recipe_name
-    if name and name.suffix and recipe.name not in spark_names(context):
+    if name and name.suffix and recipe.name not in context.spark:
         other = "is in this tree too" if name.base in context.names else "is the canonical name"
         yield 1, f"the suffix -{name.suffix} is not canonical: {name.base} {other}"
 
@@ -67,9 +66,7 @@ def variant_unlisted(recipe: Recipe, context: Context) -> Iterator[tuple[int, st
     name = recipe.recipe_name
     if name is None or name.suffix or recipe.variant is None or context.matrix.why_impossible(recipe.variant):
         return
-    try:
-        context.matrix.resolve(name.base, release=context.release.name)
-    except NoMatchError:
+    if name.base not in context.listed:
         yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} with this CUDA"
 
 
@@ -80,7 +77,7 @@ def variant_unlisted(recipe: Recipe, context: Context) -> Iterator[tuple[int, st
     "Move it elsewhere, or name it in the matrix's style.",
 )
 def file_unknown(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if recipe.name in spark_names(context):
+    if recipe.name in context.spark:
         return
     if recipe.recipe_name is None:
         yield 1, "its name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
@@ -125,13 +122,3 @@ def manifest_clash(context: Context) -> Iterator[tuple[Path, int, str]]:
         if name in context.names:
             line = next((at for at, row in enumerate(text.splitlines(), 1) if name in row.partition("#")[0]), 1)
             yield path, line, f"[build] has {name}, and so has .flox/pkgs"
-
-
-def spark_names(context: Context) -> frozenset[str]:
-    """What `recipes write --spark` adds to a tree of that release."""
-    spark = context.pins.file.spark
-    if spark.release != context.release.name:
-        return frozenset()
-    tag = spark.cuda.replace(".", "_")
-    nightly = f"pytorch-python313-cuda{tag}-sm{spark.gpu.replace('.', '')}-{spark.isa}-nightly"
-    return frozenset({nightly, f"{nightly}-wrapper", *(f"{component.name}-{tag}" for component in spark.component)})
