@@ -22,7 +22,7 @@ from torchtailor.recipes.nix import find_tool, need_tool
 from torchtailor.recipes.nixerrors import NixFailure, explain
 from torchtailor.recipes.nixlog import NixLog, Progress
 from torchtailor.recipes.tree import tree_at
-from torchtailor.recipes.write import plan_trees
+from torchtailor.recipes.write import plan_trees, written_release
 from torchtailor.variants.variant import Variant
 
 NEEDED_BYTES = 20_000_000_000
@@ -101,9 +101,15 @@ def build_nix(
 
 
 def plan_nix(
-    catalog: Catalog, variant: Variant, out: Path, *, tree: Path | None = None, cores: int | None = None
+    catalog: Catalog,
+    variant: Variant,
+    out: Path,
+    *,
+    tree: Path | None = None,
+    cores: int | None = None,
+    write: bool = True,
 ) -> NixJob:
-    """What would be run for a variant; writes its recipe where the tree has none."""
+    """What is run for a variant; writes its recipe (unless told not to) where the tree has none."""
     here = f"{platform.machine()}-linux"
     if variant.platform != here:
         raise ImpossibleError(
@@ -112,14 +118,20 @@ def plan_nix(
         )
     root = (tree or Path()).resolve()
     recipe = tree_at(root).pkgs / f"{variant.name}.nix"
-    if not recipe.is_file():
+    if not recipe.is_file() or variant.release.name not in (written_release(tree_at(root)) or [variant.release.name]):
         root = out.resolve() / "recipes" / variant.release.name
         recipe = tree_at(root).pkgs / f"{variant.name}.nix"
-        for plan in plan_trees(
-            catalog, root, releases=[variant.release.name], globs=[variant.name], pythons=[variant.python], force=True
-        ):
-            plan.apply()
+        if write:
+            _write_recipe(catalog, variant, root)
     return nix_job(variant.name, recipe, out, tree=root, cores=cores)
+
+
+def _write_recipe(catalog: Catalog, variant: Variant, root: Path) -> None:
+    plans = plan_trees(
+        catalog, root, releases=[variant.release.name], globs=[variant.name], pythons=[variant.python], force=True
+    )
+    for plan in plans:
+        plan.apply()
 
 
 def nix_job(name: str, recipe: Path, out: Path, *, tree: Path | None = None, cores: int | None = None) -> NixJob:
@@ -151,14 +163,14 @@ def run_nix_job(
     watcher: NixWatcher | None = None,
     ledger: Ledger | None = None,
     release: str = "",
-    needed: int = NEEDED_BYTES,
+    needed: int | None = None,
 ) -> NixResult:
     """Run it; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
     attempt = ledger.attempt(job.name, Way.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
         running.stage = "disk"
-        check_disk(job, needed)
+        check_disk(NEEDED_BYTES if needed is None else needed)
         running.stage = "build"
         result = _run(job, watcher, running)
         running.stage = ""
@@ -172,7 +184,7 @@ def default_cores() -> int:
     return max(1, min(os.cpu_count() or 1, room))
 
 
-def check_disk(job: NixJob, needed: int = NEEDED_BYTES) -> None:
+def check_disk(needed: int) -> None:
     """Whether the store and the build folder have room."""
     places = {
         "the Nix store": Path(os.environ.get("NIX_STORE_DIR", "/nix/store")),

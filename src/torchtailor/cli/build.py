@@ -246,7 +246,6 @@ def _other_way(
             "Builds from source are not in this version of torchtailor.",
             "Use --via wheel, or --via nix with `torchtailor recipes`.",
         )
-    raise UsageError(
-        "Nix builds are made from recipes by flox or nix.",
-        "Write them with `torchtailor recipes`, then run `flox build` or `nix-build` on one.",
-    )
+    from torchtailor.cli.build_nix import build_via_nix
+
+    build_via_nix(catalog, words, release=release, python=python, out=out, dry_run=dry_run, json=json)

@@ -132,7 +132,7 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="GB free; a build of PyTorch needs"):
         run_nix_job(job, needed=10**18)
     assert not job.link.exists()
-    check_disk(job, needed=1)
+    check_disk(1)
 
 
 def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +162,46 @@ def test_the_recipe_of_a_tree_is_taken_else_one_is_written(
         plan.apply()
     job = plan_nix(catalog, own, tmp_path / "out", tree=tmp_path / "tree")
     assert job.recipe == tmp_path / "tree" / ".flox" / "pkgs" / f"{own.name}.nix"
+
+
+def test_a_tree_of_another_release_is_not_taken(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU recipes of several releases share their names."""
+    for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], globs=["cpu-*"]):
+        plan.apply()
+    monkeypatch.chdir(tmp_path)
+    own = next(v for v in recipe_variants(catalog, "main", ["cpu-*"]) if v.arch == platform.machine())
+    job = plan_nix(catalog, own, tmp_path / "out")
+    assert job.recipe.is_relative_to(tmp_path / "out" / "recipes" / "main")
+    assert "2.10.0" not in job.recipe.read_text()
+
+
+def test_the_command_builds_a_recipe_of_this_folder(
+    private_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = {"x86_64": "cpu-avx2", "aarch64": "cpu-armv8_2"}[platform.machine()]
+    recipe = tmp_path / ".flox" / "pkgs" / f"pytorch-python313-{short}.nix"
+    recipe.parent.mkdir(parents=True)
+    shutil.copy(NIX / "build.nix", recipe)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(backend, "NEEDED_BYTES", 1)
+    arguments = ["build", "--via", "nix", short, "--release", "cuda-13_0", "-o", "dist"]
+    assert main([*arguments, "--dry-run"]) == ExitCode.OK
+    assert str(recipe) in capsys.readouterr().out
+    assert not (tmp_path / "dist").exists()
+    assert main([*arguments, "--json"]) == ExitCode.OK
+    said = capsys.readouterr()
+    (built,) = json.loads(said.out)
+    link = tmp_path / "dist" / f"result-pytorch-python313-{short}"
+    assert Path(built["link"]) == link
+    assert (link / "lib" / "pytorch210-tiny-2.10.0.so").is_file()
+    assert "pytorch210-tiny-2.10.0 buildPhase" in said.err
+    (attempt,) = Ledger().attempts()
+    assert attempt.result is Result.DONE
+    recipe.write_text("{ pkgs ? { } }: { }.nope")
+    assert main(arguments) == ExitCode.NO_MATCH
+    assert "no nope" in capsys.readouterr().err
 
 
 def test_flox_is_used_where_there_is_flox(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
