@@ -55,14 +55,18 @@ def find_sites(environment: Path | None) -> tuple[Path, ...]:
         raise NoMatchError(f"{environment} is not a folder.", "Give the environment's folder: --env .venv")
     patterns = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
     found = site_packages(environment) or tuple(path for pattern in patterns for path in environment.glob(pattern))
-    if not found and any(environment.glob("*.dist-info")):
+    if not found and _has_packages(environment):
         found = (environment,)
-    sites = {path.resolve(): path for path in sorted(found) if any(path.glob("*.dist-info"))}
+    sites = {path.resolve(): path for path in sorted(found) if _has_packages(path)}
     if not sites:
         raise NoMatchError(
             f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
         )
     return tuple(sites.values())
+
+
+def _has_packages(folder: Path) -> bool:
+    return any(folder.glob("*.dist-info")) or (folder / FOLDER).is_dir()
 
 
 def tailor_environment(site: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:

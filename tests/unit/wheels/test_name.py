@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
@@ -56,3 +57,21 @@ def test_pins_of_dependants_hold(pin: str) -> None:
 def test_the_one_pin_that_does_not_hold() -> None:
     """Documented in docs/tailor.md: an exact pin with a local label means exactly that label."""
     assert not SpecifierSet("==2.10.0+cu128").contains("2.10.0+cu128.sm90")
+
+
+REQUIREMENTS = [
+    Requirement(line)
+    for line in (Path(__file__).parent / "data" / "requirements-of-torch.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_pins_of_real_packages_hold(requirement: Requirement) -> None:
+    """What torch 2.10, torch 2.15 and cuda-toolkit 13.2 ask for accepts the stock version and the cut one."""
+    stock = next(
+        specifier.version.removesuffix(".*") for specifier in requirement.specifier if specifier.operator != "<"
+    )
+    assert requirement.specifier.contains(stock)
+    assert requirement.specifier.contains(labelled_version(stock, "sm90"))
+    assert requirement.specifier.contains(labelled_version(stock, "sm80.sm90.ptx"))
