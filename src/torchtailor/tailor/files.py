@@ -11,7 +11,7 @@ from pathlib import Path
 from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.gpucode.source import Source, check_range
 
-CHUNK = 1 << 20
+CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _ZEROS = bytes(CHUNK)
 _SMALL = 1 << 10
 _WINDOW = 16 << 10
@@ -62,7 +62,7 @@ class FileSource:
         pass  # everything is at hand
 
     def chunks(self, offset: int, size: int) -> Iterator[bytes]:
-        """The bytes of a range, a megabyte at a time."""
+        """The bytes of a range, a quarter of a quarter of a megabyte at a time."""
         while size > 0:
             data = self.read(offset, min(CHUNK, size))
             yield data
@@ -71,7 +71,7 @@ class FileSource:
 
 
 def same_bytes(one: Source, at: int, other: Source, there: int, size: int) -> bool:
-    """Whether two ranges hold the same bytes, compared a megabyte at a time."""
+    """Whether two ranges hold the same bytes, compared a quarter of a quarter of a megabyte at a time."""
     done = 0
     while done < size:
         step = min(CHUNK, size - done)

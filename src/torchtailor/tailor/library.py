@@ -22,6 +22,7 @@ from pathlib import Path
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import DynamicTag
+from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.tailor.files import FileSource, open_file
 from torchtailor.tailor.makers import maker_of
@@ -154,16 +155,19 @@ class _Tailoring:
 
 
 def _tallies(code: LibraryCode, keep: Keep) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
-    kept: dict[str, CodeTally] = {}
-    dropped: dict[str, CodeTally] = {}
+    """Images kept and dropped, by architecture."""
+    sides: tuple[dict[ArchKey, list[Image]], dict[ArchKey, list[Image]]] = ({}, {})
     for found in code.containers:
-        stays = {image.offset for image in keep[found.container.offset]}
-        if found.address is None:
-            stays = {image.offset for image in found.images}
+        stays = found.images if found.address is None else keep[found.container.offset]
+        offsets = {image.offset for image in stays}
         for image in found.images:
-            side = kept if image.offset in stays else dropped
-            side[image.label] = side.get(image.label, CodeTally()).plus(image.stored_size)
+            sides[image.offset not in offsets].setdefault(image.arch_key, []).append(image)
+    kept, dropped = ({images[0].label: _tally(images) for images in side.values()} for side in sides)
     return dict(sorted(kept.items())), dict(sorted(dropped.items()))
+
+
+def _tally(images: list[Image]) -> CodeTally:
+    return CodeTally(len(images), sum([image.stored_size for image in images]))
 
 
 def _soname(elf: ElfFile) -> str:

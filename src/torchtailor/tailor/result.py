@@ -28,9 +28,6 @@ class CodeTally:
     images: int = 0
     stored: int = 0
 
-    def plus(self, stored: int) -> CodeTally:
-        return CodeTally(self.images + 1, self.stored + stored)
-
 
 @dataclass(frozen=True, slots=True)
 class Recompressed:
