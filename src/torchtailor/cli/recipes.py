@@ -100,6 +100,9 @@ def check(
     format: Annotated[Format, typer.Option("--format", help="text, json or github (annotations).")] = Format.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail the audit too.")] = False,
     nix: Annotated[bool, typer.Option("--nix/--no-nix", help="Evaluate with Nix where it is installed.")] = True,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="Leave a rule out: variant-missing; may be repeated.")
+    ] = None,
     release: OneRelease = None,
     json: Json = False,
 ) -> None:
@@ -108,7 +111,7 @@ def check(
     from torchtailor.errors import ExitCode
     from torchtailor.recipes.audit import audit
 
-    reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False)
+    reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
     _say_report(reports, Format.JSON if json else format, strict=strict)
     if not all(report.passed(strict=strict) for report in reports):
         raise typer.Exit(ExitCode.CHECK_FAILED)
@@ -166,6 +169,28 @@ def hash_(
     ui.out().print(
         "Every hash is known." if not found else f"Written into {written} files." if written else "Nothing was written."
     )
+
+
+@app.command("rules")
+def rules(
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/recipe-rules.md.")] = False,
+    json: Json = False,
+) -> None:
+    """List the rules of the audit: what each looks for and how to mend it."""
+    import sys
+
+    from torchtailor import ui
+    from torchtailor.recipes.report import rules_table
+    from torchtailor.recipes.rules import RULES
+
+    rows = [(rule.id, rule.severity.value, rule.looks_for, rule.mend) for _, rule in sorted(RULES.items())]
+    columns = ("rule", "severity", "looks for", "how to mend")
+    if json:
+        ui.print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    elif markdown:
+        sys.stdout.write(rules_table())
+    else:
+        ui.out().print(ui.table(columns, rows))
 
 
 def _say_written(plans: Sequence[WritePlan], *, dry_run: bool, json: bool) -> None:

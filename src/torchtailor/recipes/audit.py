@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.errors import UsageError
 from torchtailor.recipes.evaluate import evaluate
 from torchtailor.recipes.matrix import matrix_of
 from torchtailor.recipes.nix import has_nix
@@ -56,11 +58,23 @@ class Report:
 
 
 def audit(
-    catalog: Catalog, root: Path, *, release: str | None = None, use_nix: bool | None = None
+    catalog: Catalog,
+    root: Path,
+    *,
+    release: str | None = None,
+    use_nix: bool | None = None,
+    ignore: Sequence[str] = (),
 ) -> tuple[Report, ...]:
     """Audit every tree at a folder. Nix is used where it is installed, unless `use_nix` says otherwise."""
+    unknown = [rule for rule in ignore if rule not in RULES]
+    if unknown:
+        raise UsageError(f"There is no rule {unknown[0]!r}.", "`torchtailor recipes rules` lists them.")
     by_nix = has_nix() if use_nix is None else use_nix
-    return tuple(audit_tree(catalog, tree, release=release, by_nix=by_nix) for tree in find_trees(root))
+    reports = [audit_tree(catalog, tree, release=release, by_nix=by_nix) for tree in find_trees(root)]
+    return tuple(
+        replace(report, findings=tuple(finding for finding in report.findings if finding.rule not in ignore))
+        for report in reports
+    )
 
 
 def audit_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Report:

@@ -111,15 +111,8 @@ class _Runner:
 
 
 def _pins_json(pins: Pins, scratch: Path) -> Path:
-    rows = {
-        row.rev: {
-            "torch": row.torch,
-            "cuda": row.cuda,
-            "pythons": row.pythons,
-            "broken_cuda": row.broken_cuda,
-        }
-        for row in pins.file.nixpkgs
-    }
+    fields = ("torch", "cuda", "aliases", "pythons", "broken_cuda")
+    rows = {row.rev: {name: getattr(row, name) for name in fields} for row in pins.file.nixpkgs}
     path = scratch / "pins.json"
     # A revision we know nothing of is taken for the newest one that we do know.
     path.write_bytes(msgspec.json.encode({**rows, "": list(rows.values())[-1]}))

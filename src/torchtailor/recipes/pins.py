@@ -29,6 +29,7 @@ class NixpkgsRow(Strict, frozen=True):
     torch: str
     pythons: tuple[str, ...]
     cuda: Mapping[str, str]
+    aliases: Mapping[str, str]
     broken_cuda: tuple[int, ...] = ()
     sha256: str = ""
     verified: tuple[str, ...] = ()

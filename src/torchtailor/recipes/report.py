@@ -12,7 +12,7 @@ _HEAD = """\
 # Rules of the recipe audit
 
 `torchtailor recipes check` applies all of them. An error fails the audit, a warning fails it with `--strict`.
-This table is made from the code; a test fails when it drifts.
+This table is made by `torchtailor recipes rules --markdown`; a test fails when it drifts.
 
 | Rule | Severity | Looks for | How to mend |
 |---|---|---|---|""".splitlines()

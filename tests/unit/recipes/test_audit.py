@@ -169,3 +169,21 @@ def test_warnings_fail_only_a_strict_audit(
     assert main(["recipes", "check", str(tmp_path), "--no-nix"]) == ExitCode.OK
     assert main(["recipes", "check", str(tmp_path), "--no-nix", "--strict"]) == ExitCode.CHECK_FAILED
     assert "pin-hash" in capsys.readouterr().out
+
+
+def test_a_rule_can_be_left_out_if_it_exists(
+    catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", "sm90-*")
+    arguments = ["recipes", "check", str(tmp_path), "--no-nix"]
+    assert main(arguments) == ExitCode.CHECK_FAILED
+    assert main([*arguments, "--ignore", "variant-missing"]) == ExitCode.OK
+    assert main([*arguments, "--ignore", "no-such-rule"]) == ExitCode.USAGE
+    assert "no-such-rule" in capsys.readouterr().err
+
+
+def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "rules", "--json"]) == ExitCode.OK
+    assert {row["rule"] for row in json.loads(capsys.readouterr().out)} == set(RULES)
+    assert main(["recipes", "rules"]) == ExitCode.OK
+    assert "variant-missing" in capsys.readouterr().out

@@ -21,7 +21,7 @@ REPO = Path(__file__).parents[3]
 
 def test_the_table_of_rules_is_made_from_the_code() -> None:
     path = REPO / "docs" / "recipe-rules.md"
-    assert path.read_text() == rules_table(), "write torchtailor.recipes.report.rules_table() to the file"
+    assert path.read_text() == rules_table(), "run `torchtailor recipes rules --markdown > docs/recipe-rules.md`"
 
 
 def test_the_repositorys_tree_does_not_drift(catalog: Catalog) -> None:

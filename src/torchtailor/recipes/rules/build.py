@@ -275,7 +275,7 @@ def cuda_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
 @recipe_rule(
     "blas-provider",
     Severity.ERROR,
-    "passthru.blasProvider set to a string: in nixpkgs it is a package, and others use it as one",
+    "`passthru.blasProvider` set to a string: in nixpkgs it is a package, and others use it as one",
     "Leave blasProvider alone; override `blas` to change it.",
 )
 def blas_provider(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:

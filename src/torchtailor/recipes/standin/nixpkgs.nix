@@ -1,7 +1,7 @@
 # A stand-in for nixpkgs, strict where nixpkgs is strict: unknown override arguments, unknown attributes, CUDA and
 # Python sets that the pin does not have are errors. It knows as much of nixpkgs as PyTorch recipes touch.
 {
-  pin, # { url, rev, sha256, torch, cuda, pythons, broken_cuda }
+  pin, # { url, rev, sha256, torch, cuda, aliases, pythons, broken_cuda }
   load ? import, # how callPackage reads a file
   system ? builtins.currentSystem,
   localSystem ? { inherit system; },
@@ -225,11 +225,6 @@ let
 
   attributeOf = version: "cudaPackages_" + builtins.replaceStrings [ "." ] [ "_" ] version;
   cudaVersions = builtins.attrNames pin.cuda;
-  newestOf =
-    major:
-    builtins.foldl' (
-      best: version: if best == null || builtins.compareVersions version best > 0 then version else best
-    ) null (builtins.filter (version: lib.hasPrefix "${major}." version) cudaVersions);
 
   torchFunction =
     pkgs: python: # formal parameters of nixpkgs' torch, and no others
@@ -394,7 +389,6 @@ let
       };
       magma-cuda-static = pkgs.magma-cuda.override { static = true; };
       addDriverRunpath = package "add-driver-runpath" "1" { };
-      cudaPackages = pkgs.cudaPackages_12;
       python3Packages = pkgs.python313Packages;
     }
     // builtins.listToAttrs (
@@ -409,9 +403,6 @@ let
         value = cudaSet version;
       }) cudaVersions
     )
-    // {
-      cudaPackages_12 = pkgs.${attributeOf (newestOf "12")};
-      cudaPackages_13 = pkgs.${attributeOf (newestOf "13")};
-    };
+    // builtins.mapAttrs (_: version: pkgs.${attributeOf version}) pin.aliases;
 in
 lib.fix (final: builtins.foldl' (prev: overlay: prev // overlay final prev) (base final) overlays)
