@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
     "history": Command("history", "Show every attempt to build."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
+    "doctor": Command("doctor", "Say why torch does not run on this machine, and what mends it."),
     "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
 }
 

@@ -15,6 +15,7 @@ from torchtailor.verify.result import Check, Level
 
 MAIN_LIBRARY = "libtorch_cuda.so"
 NAME = "GPU of this machine"
+_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,11 @@ def _device_check(device: GpuDevice, code: TorchCode, catalog: Catalog, wanted: 
 
 
 def suitable_gpus(codes: Sequence[CodeTarget], catalog: Catalog) -> str:
-    """`8.0 (Ampere: A100), 9.0 (Hopper: H100, H200)`: what runs code without help from PTX."""
-    found = [f"{gpu.capability} ({gpu.describe(2)})" for gpu in _native(codes, catalog)]
-    return ", ".join(found) or "no GPU that is known"
+    """`8.0 (Ampere: A100), 9.0 (Hopper: H100, H200)`: what runs code without help from PTX; many without names."""
+    found = list(_native(codes, catalog))
+    named = len(found) <= _NAMED
+    texts = [f"{gpu.capability} ({gpu.describe(2)})" if named else str(gpu.capability) for gpu in found]
+    return ", ".join(texts) or "no GPU that is known"
 
 
 def _native(codes: Sequence[CodeTarget], catalog: Catalog) -> Iterator[Gpu]:
