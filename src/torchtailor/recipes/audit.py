@@ -10,6 +10,7 @@ from pathlib import Path
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
+from torchtailor.catalog.toolkits import Dotted
 from torchtailor.errors import UsageError
 from torchtailor.recipes.evaluate import evaluate
 from torchtailor.recipes.matrix import matrix_of
@@ -135,18 +136,23 @@ def _promised(catalog: Catalog, release: Release, name: RecipeName | None) -> Va
     if name is None or name.parsed.isa not in catalog.isas:
         return None
     gpu = catalog.gpus.get(name.parsed.gpu) if name.parsed.gpu else None
-    build = _build(release, name.parsed, gpu)
+    build = _build(catalog, release, name.parsed, gpu)
     if build is None:
         return None
     return Variant(release, build, gpu, catalog.isas[name.parsed.isa], name.parsed.python or DEFAULT_PYTHON)
 
 
-def _build(release: Release, parsed: ParsedName, gpu: Gpu | None) -> Build | None:
+def _build(catalog: Catalog, release: Release, parsed: ParsedName, gpu: Gpu | None) -> Build | None:
+    """The release's build; for a CUDA version that it has not, one that says that much and no more."""
     if parsed.gpu is None:
         return release.cpu_build
-    if gpu is None:
+    if gpu is None or parsed.cuda is None:
         return None
-    return next((build for build in release.cuda_builds if str(build.cuda) == parsed.cuda), None)
+    cuda = Dotted(parsed.cuda)
+    listed = next((build for build in release.cuda_builds if build.cuda == cuda), None)
+    if listed or cuda not in catalog.toolkits:
+        return listed
+    return Build(cuda, None, wheels=False, architectures={}, rows=())
 
 
 def _system(recipe: Recipe) -> str:

@@ -187,3 +187,16 @@ def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["rule"] for row in json.loads(capsys.readouterr().out)} == set(RULES)
     assert main(["recipes", "rules"]) == ExitCode.OK
     assert "variant-missing" in capsys.readouterr().out
+
+
+def test_a_tree_of_a_cuda_that_no_release_has_is_audited_by_its_names(catalog: Catalog, tmp_path: Path) -> None:
+    """As the seeds had it: CUDA 13.0 said in a 13_1 file, B200 under SM103."""
+    good = (HANDMADE / ".flox" / "pkgs" / "pytorch-python313-cuda13_0-sm120-avx512.nix").read_text()
+    text = (
+        good.replace("cuda13_0", "cuda13_1").replace("12.0", "10.3").replace("SM120", "SM103").replace("sm120", "sm103")
+    )
+    text = text.replace("cudaPackages_13;", "cudaPackages_13_1;").replace("RTX 5090", "B200")
+    (tmp_path / "pytorch-python313-cuda13_1-sm103-avx512.nix").write_text(text)
+    found = rules_of(catalog, tmp_path)["pytorch-python313-cuda13_1-sm103-avx512.nix"]
+    assert {"claim-cuda", "claim-product", "flags-unreached", "variant-unlisted"} <= found
+    assert not found & {"pin-wrong", "pname", "cuda-name", "arch-name", "alias-cuda", "file-unknown", "claim-gpu"}

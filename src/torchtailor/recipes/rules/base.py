@@ -61,6 +61,10 @@ class Context:
         found = {r.recipe_name.parsed.python for r in self.recipes if r.recipe_name and r.recipe_name.parsed.python}
         return tuple(sorted(found & set(self.release.pythons)))
 
+    def owns(self, recipe: Recipe) -> bool:
+        """Whether a recipe is for a CUDA version (or none) that the release has: only then its pin is known."""
+        return recipe.variant is None or recipe.variant.build in self.release.builds
+
     def upgrades(self) -> bool:
         """Whether the release's PyTorch is another than its pin's."""
         return str(self.release.version) != self.pin.torch

@@ -71,7 +71,7 @@ def jobs_memory(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     "Leave patches alone.",
 )
 def patches_dropped(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) and not recipe.upgrade:
+    if expected(recipe) and not recipe.upgrade and context.owns(recipe):
         for line in recipe.cleared_patches:
             yield line, f"nixpkgs' patches for PyTorch {context.pin.torch} are dropped"
 
@@ -147,7 +147,7 @@ def magma_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     "Add the overlay that gives torch the release's version and source.",
 )
 def overlay_torch(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) is None or recipe.nightly or not recipe.overrides_torch:
+    if expected(recipe) is None or recipe.nightly or not recipe.overrides_torch or not context.owns(recipe):
         return
     wanted = str(context.release.version)
     if recipe.upgrade and recipe.upgrade.text != wanted:

@@ -9,6 +9,7 @@ from pathlib import Path
 from torchtailor.errors import NoMatchError
 from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.recipe import RecipeName
+from torchtailor.recipes.render import spark_names
 from torchtailor.recipes.rules.base import Context, Severity, tree_rule
 from torchtailor.recipes.shell import Command, commands
 from torchtailor.recipes.syntax import Line
@@ -61,6 +62,8 @@ def _mentions(context: Context) -> Iterator[tuple[Path, int, str]]:
 
 
 def _exists(context: Context, name: str) -> bool:
+    if name in spark_names(context.pins):
+        return True
     found = RecipeName.parse(name)
     if found is None or found.suffix:
         return False

@@ -82,7 +82,7 @@ def file_unknown(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     if recipe.recipe_name is None:
         yield 1, "its name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
     elif recipe.variant is None:
-        yield 1, f"no GPU, CUDA or instruction set of release {context.release.name} has this name"
+        yield 1, "no known GPU, CUDA version or instruction set has this name"
 
 
 @recipe_rule(

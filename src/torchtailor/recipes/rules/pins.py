@@ -22,7 +22,7 @@ _PYTHON_ALIAS = re.compile(r"python3?(?:Packages)?")
     "Pin the release's revision; `torchtailor matrix` and the table in docs/recipes.md name it.",
 )
 def pin_wrong(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if not recipe.readable:
+    if not recipe.readable or not context.owns(recipe):
         return
     for pin in recipe.pins:
         if not context.pin.rev.startswith(pin.rev):
