@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +16,6 @@ import torchtailor
 from torchtailor.build.options import Options
 from torchtailor.build.swap import stage_beside
 from torchtailor.catalog import Capability, Catalog, TorchArch
-from torchtailor.errors import ImpossibleError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Fetched
 from torchtailor.tailor.outcome import Outcome
@@ -22,7 +23,7 @@ from torchtailor.tailor.policy import Policy
 from torchtailor.tailor.recompress import Recompress
 from torchtailor.tailor.settings import Settings, Watcher
 from torchtailor.tailor.targets import Targets
-from torchtailor.tailor.wheel import tailor_wheel
+from torchtailor.tailor.wheel import Order, tailor_wheel_each
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
@@ -42,32 +43,32 @@ class Cut:
 
 
 class Cutter:
-    """Cuts wheels for one GPU at a time, and remembers."""
+    """Cuts wheels for GPUs, and remembers."""
 
     def __init__(self, catalog: Catalog, cache_: Cache, options: Options, *, processes: int = 2) -> None:
         self._catalog, self._cache, self._options, self._processes = catalog, cache_, options, processes
 
-    def cut(self, stock: Fetched, gpu: Capability, watcher: Watcher | None = None) -> Cut:
-        """The wheel for this GPU, from the cache or made now; it is proven before it is there."""
-        folder = self._cache.made(self._key(stock.sha256, stock.file.filename, gpu))
-        if (known := _read(folder, stock)) is not None:
-            return known
-        with stage_beside(folder) as scratch:
-            outcome = tailor_wheel(stock.path, scratch, self._settings(gpu), watcher)
-            if outcome.useless_for_target:
-                raise ImpossibleError(
-                    f"{stock.file.filename} holds GPU code, and none of it runs on {gpu}.",
-                    "Choose another release, or build it with --via source.",
-                )
-            _write(scratch, outcome)
-            _put_in_place(scratch, folder)
-        made = _read(folder, stock)
-        assert made is not None
-        return Cut(made.path, made.sha256, made.size, made.changed, made.libraries, from_cache=False)
+    def cut(self, stock: Fetched, gpus: Sequence[Capability], watcher: Watcher | None = None) -> dict[Capability, Cut]:
+        """The wheel for each GPU, from the cache or made now, all in one pass; each is proven before it is there.
 
-    def known(self, sha256: str, filename: str, gpu: Capability) -> bool:
-        """Whether this cut was made before."""
-        return (self._cache.made(self._key(sha256, filename, gpu)) / _OUTCOME).is_file()
+        A GPU that none of the wheel's code runs on is left out.
+        """
+        folders = {gpu: self._cache.made(self._key(stock.sha256, stock.file.filename, gpu)) for gpu in gpus}
+        cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
+        missing = [gpu for gpu in folders if gpu not in cuts]
+        if not missing:
+            return cuts
+        with ExitStack() as stages:
+            scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
+            orders = [Order(scratch[gpu], self._settings(gpu)) for gpu in missing]
+            for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, watcher), strict=True):
+                if not outcome.useless_for_target:
+                    _write(scratch[gpu], outcome)
+                    _put_in_place(scratch[gpu], folders[gpu])
+                    made = _read(folders[gpu], stock)
+                    assert made is not None
+                    cuts[gpu] = replace(made, from_cache=False)
+        return cuts
 
     def _key(self, sha256: str, filename: str, gpu: Capability) -> str:
         options = self._options
@@ -94,7 +95,7 @@ class Cutter:
         return Settings(
             targets=Targets((arch,), options.keep_ptx, "variant"),
             policy=policy,
-            strip=options.strip,
+            strip=None if options.strip else False,
             nvidia=options.nvidia,
             recompress=Recompress(processes=self._processes) if options.recompress else None,
             processes=self._processes,

@@ -270,7 +270,7 @@ class Planner:
             if item.treatment is Treatment.CUT and plan.variant.gpu
         }
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
-        scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0)
+        scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
         cache_root, place = self._finder.cache.root, _existing(out)
         disk = download + made + scratch + _SPARE_DISK

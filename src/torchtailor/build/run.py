@@ -15,6 +15,7 @@ from torchtailor.build.rates import CUT_KEY, FETCH_KEY
 from torchtailor.build.variants_index import write_variants_index
 from torchtailor.build.wheelhouse import Placed, Wheelhouse, write_wheelhouse
 from torchtailor.catalog import Capability, Catalog, Way
+from torchtailor.errors import ImpossibleError
 from torchtailor.fetch import download
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.finder import Finder
@@ -69,6 +70,7 @@ def build(
             running[item.name] = ended[item.name].enter_context(attempt)
         work = _Work(plan, Cutter(catalog, finder.cache, plan.options), watch, running)
         fetched = work.fetch(Downloader(finder.client, finder.cache))
+        work.cut(fetched)
         houses = []
         for item in plan.plans:
             houses.append(work.make(item, fetched))
@@ -115,18 +117,33 @@ class _Work:
         self._watch.stage("Writing the index of wheel variants")
         return write_variants_index(self._made, self._plan.out)
 
+    def cut(self, fetched: dict[str, Fetched]) -> None:
+        """Cut every input for all GPUs that ask for it, in one pass over it."""
+        wanted: dict[str, tuple[Input, dict[Capability, None]]] = {}
+        for plan in self._plan.plans:
+            for item in plan.inputs:
+                if item.treatment is Treatment.CUT and plan.variant.gpu:
+                    wanted.setdefault(item.file.url, (item, {}))[1][plan.variant.gpu.capability] = None
+        began, size = time.monotonic(), 0
+        for url, (item, gpus) in wanted.items():
+            self._say("cut", f"Cutting {item.name} for {', '.join(map(str, gpus))}")
+            cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch)
+            self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
+            size += sum(item.size for cut in cuts.values() if not cut.from_cache)
+        if size > 10_000_000:
+            for running in self._running.values():
+                running.configuration[CUT_KEY] = round(size / (time.monotonic() - began))
+
     def _place(self, plan: VariantPlan, item: Input, stock: Fetched) -> Placed:
         if item.treatment is not Treatment.CUT or plan.variant.gpu is None:
             return Placed(item, stock, None)
         gpu = plan.variant.gpu.capability
-        if (stock.sha256, gpu) not in self._cuts:
-            self._say("cut", f"Cutting {item.name} for {gpu}", plan.name)
-            began = time.monotonic()
-            cut = self._cutter.cut(stock, gpu, self._watch)
-            if not cut.from_cache and item.size > 10_000_000:
-                self._running[plan.name].configuration[CUT_KEY] = round(item.size / (time.monotonic() - began))
-            self._cuts[stock.sha256, gpu] = cut
-        return Placed(item, stock, self._cuts[stock.sha256, gpu])
+        if (item.file.url, gpu) not in self._cuts:
+            raise ImpossibleError(
+                f"{item.file.filename} holds GPU code, and none of it runs on {gpu}.",
+                "Choose another release, or build it with --via source.",
+            )
+        return Placed(item, stock, self._cuts[item.file.url, gpu])
 
     def _say(self, stage: str, text: str, name: str | None = None) -> None:
         for key, running in self._running.items():

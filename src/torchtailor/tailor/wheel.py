@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_version
 from torchtailor.wheels.name import labelled_version
@@ -26,14 +28,26 @@ KIND = "wheel"
 
 
 @dataclass(frozen=True)
+class Order:
+    """A wheel to be made of a stock one: where (a folder, or the file's name) and how."""
+
+    output: Path
+    settings: Settings
+
+    @property
+    def folder(self) -> Path:
+        return self.output.parent if self.output.suffix == ".whl" else self.output
+
+
+@dataclass(frozen=True)
 class _MemberJob:
-    """One library of a wheel: unpacked to `folder`, cut there."""
+    """One library of a wheel: unpacked to `folder` once, cut there in each of the ways asked for."""
 
     wheel: Path
     member: Member
     hash: FileHash | None
     folder: Path
-    work: LibraryWork
+    works: tuple[LibraryWork, ...]
 
     @property
     def size(self) -> int:
@@ -43,9 +57,8 @@ class _MemberJob:
     def unpacked(self) -> Path:
         return self.folder / "stock" / Path(self.member.name).name
 
-    @property
-    def cut(self) -> Path:
-        return self.folder / "cut" / Path(self.member.name).name
+    def cut(self, way: int) -> Path:
+        return self.folder / f"cut{way}" / Path(self.member.name).name
 
 
 def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
@@ -53,56 +66,98 @@ def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher
 
     A wheel in which nothing is cut is copied as it is, so that a folder of wheels stays complete.
     """
+    return tailor_wheel_each(wheel, [Order(output, settings)], watcher)[0]
+
+
+def tailor_wheel_each(wheel: Path, orders: Sequence[Order], watcher: Watcher | None = None) -> tuple[Outcome, ...]:
+    """Cut one wheel in several ways; each gives the bytes it would give alone.
+
+    Reading, unpacking and checking is done once, and so is the packing of libraries that come out the same.
+    """
     watch = watcher or Unwatched()
-    folder = output.parent if output.suffix == ".whl" else output
-    strip = settings.strips(usually=True)
-    with WheelArchive(wheel) as archive, explained(folder):
+    first = orders[0]
+    with WheelArchive(wheel) as archive, explained(first.folder):
         distribution = WheelDistribution.of(archive)
-        version = _new_version(distribution, settings)
-        target = folder / str(distribution.name.with_version(version))
-        if output.suffix == ".whl" and output.name not in (target.name, wheel.name):
+        makings = [_Making.of(distribution, order) for order in orders]
+        for order in orders:
+            if not order.settings.dry_run:
+                order.folder.mkdir(parents=True, exist_ok=True)
+        with working_folder(existing(first.folder)) as scratch, ExitStack() as finished:
+            jobs = _jobs(distribution, scratch, [order.settings for order in orders])
+            watch.begin(wheel.name, sum(job.size for job in jobs))
+            outcomes = _cut_all(distribution, jobs, first.settings, watch)
+            stock_sha256 = sha256_file(wheel)
+            packed: _Packed = {}
+            results = []
+            for way, making in enumerate(makings):
+                own = {name: each[way] for name, each in outcomes.items()}
+                results.append(making.finish(way, jobs, own, stock_sha256, packed, finished))
+    return tuple(results)
+
+
+# Libraries that are in a finished wheel already, by their hash, their mode and how hard they were packed.
+_Packed = dict[tuple[str, int, Effort], tuple[WheelArchive, Member]]
+
+
+@dataclass(frozen=True)
+class _Making:
+    """One of the wheels that are made of a stock one."""
+
+    distribution: WheelDistribution
+    order: Order
+    version: str
+    target: Path
+
+    @classmethod
+    def of(cls, distribution: WheelDistribution, order: Order) -> _Making:
+        version = _new_version(distribution, order.settings)
+        target = order.folder / str(distribution.name.with_version(version))
+        output = order.output
+        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name):
             raise UsageError(
                 f"A wheel's name is fixed by what is in it: this one is {target.name}.",
                 f"Write -o {output.parent} instead.",
             )
-        if not settings.dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
-        with working_folder(existing(folder)) as scratch:
-            jobs = _jobs(distribution, scratch, settings, strip=strip)
-            watch.begin(wheel.name, sum(job.size for job in jobs))
-            outcomes = _cut_all(distribution, jobs, settings, watch)
-            outcomes = _worth_it(outcomes, settings)
-            changed = {job.member.name: job for job in jobs if outcomes[job.member.name].fate.changed}
-            libraries = tuple(outcomes[name] for name in sorted(outcomes))
-            stock_sha256 = sha256_file(wheel)
-            outcome = Outcome(
-                KIND, wheel, None, libraries, archive.size, archive.size, settings.dry_run, stock_sha256, stock_sha256
-            )
-            if settings.dry_run or outcome.useless_for_target:
-                return outcome
-            if not changed:
-                return _copied(outcome, folder)
-            if target.exists() and target.samefile(wheel):
-                raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
-            document = manifest(
-                settings.choices(usually_strip=True),
-                {"kind": KIND, "name": wheel.name, "sha256": stock_sha256, "size": archive.size},
-                {"name": target.name, "version": version},
-                map(library_json, libraries),
-            )
-            size = sum(outcomes[name].size_after for name in changed)
-            with new_wheel(target, effort=settings.effort(size), threads=settings.processes) as writer:
-                _write(writer, distribution, version, changed, outcomes, document)
-    return Outcome(
-        KIND,
-        wheel,
-        target,
-        libraries,
-        outcome.size_before,
-        target.stat().st_size,
-        sha256_before=stock_sha256,
-        sha256_after=sha256_file(target),
-    )
+        return cls(distribution, order, version, target)
+
+    def finish(
+        self,
+        way: int,
+        jobs: Sequence[_MemberJob],
+        outcomes: dict[str, LibraryOutcome],
+        stock_sha256: str,
+        packed: _Packed,
+        finished: ExitStack,
+    ) -> Outcome:
+        """Write the wheel, or copy the stock one where nothing was cut."""
+        settings, wheel, target = self.order.settings, self.distribution.path, self.target
+        outcomes = _worth_it(outcomes, settings)
+        changed = {job.member.name: job.cut(way) for job in jobs if outcomes[job.member.name].fate.changed}
+        libraries = tuple(outcomes[name] for name in sorted(outcomes))
+        size = self.distribution.archive.size
+        outcome = Outcome(KIND, wheel, None, libraries, size, size, settings.dry_run, stock_sha256, stock_sha256)
+        if settings.dry_run or outcome.useless_for_target:
+            return outcome
+        if not changed:
+            return _copied(outcome, self.order.folder)
+        if target.exists() and target.samefile(wheel):
+            raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
+        document = manifest(
+            settings.choices(usually_strip=True),
+            {"kind": KIND, "name": wheel.name, "sha256": stock_sha256, "size": size},
+            {"name": target.name, "version": self.version},
+            map(library_json, libraries),
+        )
+        effort = settings.effort(sum(outcomes[name].size_after for name in changed))
+        with new_wheel(target, effort=effort, threads=settings.processes) as writer:
+            _write(writer, self.distribution, self.version, changed, outcomes, document, packed, effort)
+        made = finished.enter_context(WheelArchive(target))
+        for name in changed:
+            result = outcomes[name].result
+            assert result is not None
+            member = made.members[self.distribution.renamed(name, self.version)]
+            packed.setdefault((result.sha256_out, member.mode, effort), (made, member))
+        return replace(outcome, output=target, size_after=target.stat().st_size, sha256_after=sha256_file(target))
 
 
 def _new_version(distribution: WheelDistribution, settings: Settings) -> str:
@@ -116,22 +171,31 @@ def _new_version(distribution: WheelDistribution, settings: Settings) -> str:
     )
 
 
-def _jobs(distribution: WheelDistribution, scratch: Path, settings: Settings, *, strip: bool) -> list[_MemberJob]:
+def _jobs(distribution: WheelDistribution, scratch: Path, ways: Sequence[Settings]) -> list[_MemberJob]:
     jobs: list[_MemberJob] = []
     for member in distribution.archive.files:
         if not is_library_name(member.name) or not distribution.archive.begins_with(member, ELF_MAGIC):
             continue
-        missing = not settings.nvidia and needs_consent(member.name, distribution.metadata)
+        consent = needs_consent(member.name, distribution.metadata)
+        works = tuple(
+            LibraryWork(
+                settings.policy,
+                settings.strips(usually=True),
+                settings.recompress,
+                consent and not settings.nvidia,
+                settings.dry_run,
+            )
+            for settings in ways
+        )
         row = distribution.record.get(member.name)
-        work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run)
         folder = scratch / str(len(jobs))
-        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, work))
+        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, works))
     return jobs
 
 
 def _cut_all(
     distribution: WheelDistribution, jobs: list[_MemberJob], settings: Settings, watch: Watcher
-) -> dict[str, LibraryOutcome]:
+) -> dict[str, tuple[LibraryOutcome, ...]]:
     """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
     names = {job.member.name for job in jobs}
     others = [member for member in distribution.archive.files if member.name not in names]
@@ -139,8 +203,8 @@ def _cut_all(
     outcomes = {}
     with ThreadPoolExecutor(1) as checker:
         checked = [checker.submit(distribution.check, member) for member in others]
-        for job, outcome in results:
-            outcomes[job.member.name] = outcome
+        for job, each in results:
+            outcomes[job.member.name] = each
             watch.advance(job.size)
         for check in checked:
             check.result()
@@ -157,11 +221,10 @@ def _worth_it(outcomes: dict[str, LibraryOutcome], settings: Settings) -> dict[s
     }
 
 
-def _cut(job: _MemberJob) -> LibraryOutcome:
-    """In a worker: unpack a library, see that it is what RECORD says, cut it, and keep only the result."""
+def _cut(job: _MemberJob) -> tuple[LibraryOutcome, ...]:
+    """In a worker: unpack a library, see that it is what RECORD says, cut it in each way, and keep only the results."""
     hasher = job.hash.new() if job.hash else None
     job.unpacked.parent.mkdir(parents=True)
-    job.cut.parent.mkdir()
     try:
         with open_member(job.wheel, job.member) as chunks, job.unpacked.open("wb") as file:
             for chunk in chunks:
@@ -172,9 +235,23 @@ def _cut(job: _MemberJob) -> LibraryOutcome:
             raise BadInputError(
                 f"{job.wheel.name}: {job.member.name} does not have the hash its RECORD says", "fetch the wheel again"
             )
-        return job.work.cut(job.member.name, job.unpacked, job.cut)
+        outcomes: list[LibraryOutcome] = []
+        for way, work in enumerate(job.works):
+            outcomes.append(_cut_one(job, way, work, outcomes))
+        return tuple(outcomes)
     finally:
         job.unpacked.unlink(missing_ok=True)
+
+
+def _cut_one(job: _MemberJob, way: int, work: LibraryWork, earlier: Sequence[LibraryOutcome]) -> LibraryOutcome:
+    """Cut a library in one way; without GPU code it comes out the same for every target."""
+    job.cut(way).parent.mkdir()
+    for other, outcome in enumerate(earlier):
+        if outcome.result and not outcome.has_gpu_code and replace(job.works[other], policy=work.policy) == work:
+            if outcome.fate.changed:
+                job.cut(way).hardlink_to(job.cut(other))
+            return outcome
+    return work.cut(job.member.name, job.unpacked, job.cut(way))
 
 
 def _copied(outcome: Outcome, folder: Path) -> Outcome:
@@ -200,9 +277,11 @@ def _write(
     writer: WheelWriter,
     distribution: WheelDistribution,
     version: str,
-    changed: Mapping[str, _MemberJob],
+    changed: Mapping[str, Path],
     outcomes: Mapping[str, LibraryOutcome],
     document: bytes,
+    packed: _Packed,
+    effort: Effort,
 ) -> None:
     """All members in their order, the changed ones packed anew; manifest and RECORD come last."""
     rows: list[RecordRow] = []
@@ -210,12 +289,15 @@ def _write(
     for member in distribution.payload():
         name = distribution.renamed(member.name, version)
         if member.name in changed:
-            job, result = changed[member.name], outcomes[member.name].result
+            cut, result = changed[member.name], outcomes[member.name].result
             assert result is not None
             mode = member.mode or stat.S_IFREG | 0o755
-            writer.add_file(name, job.cut, mode)
+            if known := packed.get((result.sha256_out, mode, effort)):
+                writer.copy(*known, name)
+            else:
+                writer.add_file(name, cut, mode)
             rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
-            job.cut.unlink()
+            cut.unlink()
         elif member.name == metadata_name:
             metadata = with_version(distribution.archive.read(metadata_name), version)
             writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)

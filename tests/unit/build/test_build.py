@@ -95,7 +95,7 @@ def test_only_code_for_the_target_is_left(workshop: Workshop) -> None:
     for wheel in (house.path / "wheels").glob("*+*.whl"):
         (report,) = inspect([wheel], processes=1)
         kept = {group.label for library in report.libraries for group in library.architectures}
-        assert kept <= {"sm_90", "sm_90a", "compute_90"}, (wheel.name, kept)
+        assert kept <= {"sm_90", "sm_90a", "compute_90", "lto_90"}, (wheel.name, kept)
 
 
 def test_the_second_run_downloads_and_cuts_nothing_and_gives_the_same_bytes(workshop: Workshop) -> None:
@@ -135,6 +135,15 @@ def test_several_variants_share_files(workshop: Workshop) -> None:
     fetched = [path for path in workshop.site.content if workshop.site.asked(path) and path.startswith("/files/")]
     whole = [r for r in workshop.site.requests if r.path in fetched and r.status == 200]
     assert len(whole) == 5
+
+
+def test_several_at_once_give_the_bytes_of_one_at_a_time(workshop: Workshop, tmp_path: Path) -> None:
+    names = ("sm80-avx2", "sm86-avx2", "sm89-avx2", "sm90-avx2", "sm120-avx2")
+    workshop.build(*names, options=Options(nvidia=True))
+    other = Workshop(workshop.site, workshop.catalog, tmp_path / "elsewhere")
+    for name in names:
+        other.build(name, options=Options(nvidia=True))
+    assert tree(other.out) == tree(workshop.out)
 
 
 def test_the_ledger_has_every_attempt(workshop: Workshop) -> None:
