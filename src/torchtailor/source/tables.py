@@ -1,0 +1,172 @@
+"""The tables of the source way (`catalog/data/source.toml`): read, validated, and asked."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+
+import msgspec
+
+from torchtailor.catalog import Capability, Dotted
+from torchtailor.catalog.schema import Strict
+from torchtailor.errors import NoMatchError
+from torchtailor.variants.variant import Variant
+
+
+class When(Strict, frozen=True):
+    """What must hold for a rule; what is left out always holds."""
+
+    arch: str | None = None
+    isas: tuple[str, ...] = ()
+    gpu: bool | None = None
+    gpu_below: str | None = None
+    tegra: bool | None = None
+    cuda_from: str | None = None
+    ccache: bool | None = None
+
+    def holds(self, variant: Variant, *, ccache: bool) -> bool:
+        gpu, cuda = variant.gpu, variant.build.cuda
+        below = Capability.parse(self.gpu_below) if self.gpu_below else None
+        return (
+            self.arch in (None, variant.arch)
+            and (not self.isas or variant.isa.name in self.isas)
+            and self.gpu in (None, gpu is not None)
+            and (below is None or (gpu is not None and gpu.capability < below))
+            and self.tegra in (None, bool(gpu and gpu.tegra))
+            and (self.cuda_from is None or (cuda is not None and cuda >= Dotted(self.cuda_from)))
+            and self.ccache in (None, ccache)
+        )
+
+
+class Rule(Strict, frozen=True):
+    """Switches that some variants need, and why."""
+
+    why: str
+    source: str
+    when: When = When()
+    switches: dict[str, str] = msgspec.field(default_factory=dict)
+    cache: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Profile(Strict, frozen=True):
+    """How much of PyTorch is built."""
+
+    name: str
+    label: str
+    switches: dict[str, str]
+
+
+class Blas(Strict, frozen=True):
+    """A library of linear algebra, how to see that it is there, and how to get it."""
+
+    name: str
+    arch: str
+    header: str
+    library: str
+    places: tuple[str, ...]
+    mend: str
+
+
+class Kind(Strict, frozen=True):
+    """A kind of file that is compiled, and what one costs."""
+
+    name: str
+    pattern: str
+    seconds: float
+    gigabytes: float
+    source: str
+    heavy: bool = False
+
+    @property
+    def memory(self) -> int:
+        return int(self.gigabytes * 1e9)
+
+
+class CostRow(Strict, frozen=True):
+    """What a whole PyTorch costs."""
+
+    host_files: int
+    host_core_hours: float
+    device_files: int
+    device_core_hours: float
+    link_core_hours: float
+    cut_core_hours: float
+    disk_gigabytes: float
+    memory_gigabytes: float
+    source: str
+
+
+class EnvironmentRow(Strict, frozen=True):
+    """The build environment's packages, and the names that pass from the user's shell."""
+
+    packages: tuple[str, ...]
+    cmake_min: str
+    passed: tuple[str, ...]
+
+
+class CudaWheels(Strict, frozen=True):
+    """NVIDIA's wheels that together are a CUDA toolkit."""
+
+    majors: tuple[int, ...]
+    packages: tuple[str, ...]
+
+
+class _File(Strict, frozen=True):
+    checked: str
+    sources: dict[str, str]
+    profile: tuple[Profile, ...]
+    rule: tuple[Rule, ...]
+    blas: tuple[Blas, ...]
+    kind: tuple[Kind, ...]
+    cost: CostRow
+    environment: EnvironmentRow
+    cuda_wheels: tuple[CudaWheels, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All tables of the source way."""
+
+    profiles: Mapping[str, Profile]
+    rules: tuple[Rule, ...]
+    blas: tuple[Blas, ...]
+    kinds: tuple[Kind, ...]
+    cost: CostRow
+    environment: EnvironmentRow
+    cuda_wheels: tuple[CudaWheels, ...]
+
+    @cached_property
+    def _patterns(self) -> tuple[tuple[re.Pattern[str], Kind], ...]:
+        return tuple((re.compile(kind.pattern), kind) for kind in self.kinds)
+
+    def profile(self, name: str) -> Profile:
+        if name not in self.profiles:
+            raise NoMatchError(f"No profile is called {name!r}.", f"Known are {', '.join(self.profiles)}.")
+        return self.profiles[name]
+
+    def kind(self, output: str) -> Kind | None:
+        """What kind of file an output of the build is; None for what is neither compiled nor linked."""
+        return next((kind for pattern, kind in self._patterns if pattern.search(output)), None)
+
+    def blas_for(self, arch: str) -> tuple[Blas, ...]:
+        return tuple(row for row in self.blas if row.arch == arch)
+
+
+@cache
+def load_tables() -> Tables:
+    """The package's tables."""
+    text = files("torchtailor.catalog").joinpath("data", "source.toml").read_text("utf-8")
+    read = msgspec.convert(tomllib.loads(text), _File)
+    return Tables(
+        profiles={row.name: row for row in read.profile},
+        rules=read.rule,
+        blas=read.blas,
+        kinds=read.kind,
+        cost=read.cost,
+        environment=read.environment,
+        cuda_wheels=read.cuda_wheels,
+    )
