@@ -100,7 +100,7 @@ def _verify(
 
     started = time.time()
     with ProgressBar(quiet=quiet) as bar:
-        total = sum(lib.size for one in (artifact, stock) if one for lib in one.libraries)
+        total = sum(library.size for library in artifact.libraries)
         bar.begin("Reading libraries", total)
         proof = verify_static(artifact, expected, catalog, stock=stock, progress=lambda _name, size: bar.advance(size))
     facts = {

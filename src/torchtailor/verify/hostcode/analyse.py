@@ -109,7 +109,12 @@ def _groups(image: CodeImage, needs: Needs, table: FeatureTable, placed: Mapping
     order = list(Reach)
     rows = sorted(members.items(), key=lambda row: (order.index(row[0][0]), -len(row[1])))
     return [
-        UseGroup(reach, words, len(functions), tuple(_use(image, f, placed[f], words) for f in functions[:_EXAMPLES]))
+        UseGroup(
+            reach,
+            words,
+            len(functions),
+            tuple(_use(image, f, placed[f], table.strongest(words)) for f in functions[:_EXAMPLES]),
+        )
         for (reach, words), functions in rows
     ]
 

@@ -183,8 +183,13 @@ def _signed32(raw: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Addresse
     return value.view(np.int32).astype(np.int64)
 
 
+def _padded(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """With room after the end, so that the last bytes of a section can be looked at like all others."""
+    return np.concatenate((raw, np.zeros(8, np.uint8)))
+
+
 def _x86_calls(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Addresses, Addresses]]:
-    body = raw[: max(len(raw) - 6, 0)]
+    raw, body = _padded(raw), raw
     near = np.flatnonzero((body == 0xE8) | (body == 0xE9))
     yield near + address, near + (address + 5) + _signed32(raw, near + 1)
     two = np.flatnonzero((body == 0x0F) & ((raw[1 : len(body) + 1] & 0xF0) == 0x80))
@@ -193,7 +198,8 @@ def _x86_calls(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Addre
 
 def _x86_targets(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Addresses, Addresses]]:
     yield from _x86_calls(raw, address)
-    relative = np.flatnonzero((raw[: max(len(raw) - 6, 0)] & 0xC7) == 0x05)  # ModRM of an operand relative to RIP
+    relative = np.flatnonzero((raw & 0xC7) == 0x05)  # ModRM of an operand relative to RIP
+    raw = _padded(raw)
     yield relative + address, relative + (address + 5) + _signed32(raw, relative + 1)
 
 

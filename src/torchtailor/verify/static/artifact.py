@@ -67,6 +67,25 @@ class Artifact:
         return sum(wheel.stat().st_size for wheel in self.wheels) or sum(lib.size for lib in self.libraries)
 
     @property
+    def torch_version(self) -> str:
+        """The PyTorch inside, without the local part of its version; empty where there is none."""
+        names = [wheel.name for wheel in self.wheels] or [found.name for found in self._dist_infos()]
+        for name in names:
+            distribution, _, rest = name.partition("-")
+            if distribution == "torch":
+                return rest.removesuffix(".dist-info").partition("-")[0].partition("+")[0]
+        return ""
+
+    def _dist_infos(self) -> Iterator[Path]:
+        for root in _roots(self.path):
+            yield from root.glob("torch-*.dist-info")
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is meant to hold all that it needs."""
+        return self.kind is TargetKind.ENVIRONMENT or bool(self.manifest)
+
+    @property
     def launchable(self) -> Path:
         """What a Python can be started on: the folder of wheels, not of their index."""
         return self.wheels[0].parent if self.kind is TargetKind.WHEELHOUSE else self.path
@@ -127,10 +146,16 @@ def _record(archive: WheelArchive) -> Record:
 
 
 def _installed_manifests(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if path.is_dir():
-        for root in (*site_packages(path), path, *path.glob("lib/python3*/site-packages")):
-            for found in root.glob(f"*.dist-info/{MANIFEST}"):
-                yield found.parent.name, _json(found.read_bytes(), str(found))
+    for root in _roots(path):
+        for found in root.glob(f"*.dist-info/{MANIFEST}"):
+            yield found.parent.name, _json(found.read_bytes(), str(found))
+
+
+def _roots(path: Path) -> tuple[Path, ...]:
+    """Where packages may be in a folder: its site-packages, or itself."""
+    if not path.is_dir():
+        return ()
+    return site_packages(path) or (path, *path.glob("lib/python3*/site-packages"))
 
 
 def _json(data: bytes, owner: str) -> Mapping[str, Any]:

@@ -36,7 +36,8 @@ def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) 
         lost = _missing(before, wanted, after, there)
         if not lost:
             return Coverage(name, len(wanted), 0, ())
-        gone = _kernels(before, lost) - _kernels(after, there)
+        usable = [image for image in there if policy is None or policy.usable((image,))]
+        gone = _kernels(before, lost) - _kernels(after, usable)
         return Coverage(name, len(wanted), len(lost), tuple(sorted(gone)))
 
 

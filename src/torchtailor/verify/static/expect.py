@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.catalog.cpus import Isa
@@ -23,6 +25,7 @@ class Expectation:
     isa: Isa | None = None
     arch: str = ""
     python: str = ""
+    torch: str = ""
 
     @property
     def allowed(self) -> frozenset[str]:
@@ -34,34 +37,47 @@ def expectation(
     artifact: Artifact, catalog: Catalog, *, variant: str = "", gpus: Sequence[Capability] = (), isa: str = ""
 ) -> Expectation:
     """The options win over the manifest."""
-    said_by = "--variant"
-    if not variant and (own := artifact.manifest.get("variant")):
-        variant, said_by = str(own), "manifest.json"
     if variant:
-        expected = _of_variant(_resolve(catalog, variant, said_by), said_by)
-        expected = Expectation(
-            expected.name, said_by, tuple(gpus) or expected.gpus, expected.isa, expected.arch, expected.python
-        )
+        expected = _of_variant(_resolve(catalog, variant, artifact.torch_version), "--variant")
+    elif own := str(artifact.manifest.get("variant", "")):
+        try:
+            expected = _of_variant(_resolve(catalog, own, ""), "manifest.json")
+        except NoMatchError:  # of another catalog: what it says of its target is enough
+            expected = _of_target(own, artifact.manifest.get("target", {}), catalog)
+    elif own_gpus := _manifest_gpus(artifact):
+        expected = Expectation(said_by="torchtailor.json", gpus=own_gpus)
     else:
-        own_gpus = tuple(gpus) or _manifest_gpus(artifact)
-        expected = Expectation(said_by="--gpu" if gpus else "torchtailor.json" if own_gpus else "", gpus=own_gpus)
+        expected = Expectation()
+    if gpus:
+        said_by = expected.said_by if expected.name else "--gpu"
+        expected = replace(expected, gpus=tuple(gpus), said_by=said_by)
     if isa:
         named = catalog.isa(isa)
-        return Expectation(expected.name, expected.said_by, expected.gpus, named, named.arch, expected.python)
+        expected = replace(expected, isa=named, arch=named.arch)
     return expected
 
 
-def _resolve(catalog: Catalog, name: str, said_by: str) -> Variant:
-    try:
-        return Matrix(catalog).resolve(name).variant
-    except NoMatchError as error:
-        hint = "Give the variant with --variant." if said_by != "--variant" else error.hint
-        raise NoMatchError(error.message, hint) from error
+def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
+    """The variant of a name; a short name means that of the PyTorch which is there, where it has one."""
+    matrix = Matrix(catalog)
+    releases = [release.name for release in catalog.releases.values() if torch and str(release.version) == torch]
+    for release in releases:
+        with suppress(NoMatchError):
+            return matrix.resolve(name, release=release).variant
+    return matrix.resolve(name).variant
 
 
 def _of_variant(variant: Variant, said_by: str) -> Expectation:
     gpus = (variant.gpu.capability,) if variant.gpu else ()
-    return Expectation(variant.unique_name, said_by, gpus, variant.isa, variant.arch, variant.python)
+    torch = str(variant.release.version)
+    return Expectation(variant.unique_name, said_by, gpus, variant.isa, variant.arch, variant.python, torch)
+
+
+def _of_target(name: str, target: Mapping[str, Any], catalog: Catalog) -> Expectation:
+    gpus = (Capability.parse(str(target["gpu"])),) if target.get("gpu") else ()
+    isa = catalog.isas.get(str(target.get("isa", "")))
+    arch = str(target.get("arch", isa.arch if isa else ""))
+    return Expectation(name, "manifest.json", gpus, isa, arch, str(target.get("python", "")))
 
 
 def _manifest_gpus(artifact: Artifact) -> tuple[Capability, ...]:

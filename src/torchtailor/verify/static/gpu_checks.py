@@ -80,7 +80,7 @@ def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalo
         if manifest is None or facts.gpu is None or _fate(manifest, facts.name) in _UNTOUCHED:
             continue
         policy = policy_of(manifest, facts.name, catalog)
-        looked_at += 1
+        looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
             for code, size in group.bytes_by_target.items():
                 if group.solid or code is None or _allowed(policy, code):

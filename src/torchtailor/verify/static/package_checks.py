@@ -44,6 +44,7 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
         yield _installed_record(artifact, installed, libraries)
         packages = {package.metadata.name: package.metadata for package in installed}
     yield from _tailored(artifact, libraries)
+    yield _version(packages, expected)
     yield _python(artifact, libraries, expected)
     yield _arch(artifact, libraries, expected)
     yield _requirements(artifact, packages, libraries, expected)
@@ -135,6 +136,17 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
         yield Check.of(Level.STATIC, name, True, reason)
 
 
+def _version(packages: Mapping[str, Metadata], expected: Expectation) -> Check:
+    """The PyTorch is the one of the variant."""
+    name, torch = "PyTorch version", packages.get("torch")
+    if torch is None or not expected.torch:
+        why = "there is no torch here" if torch is None else f"torch {torch.version}; no variant was named"
+        return Check.not_applicable(Level.STATIC, name, why)
+    same = Version(torch.version).base_version == Version(expected.torch).base_version
+    reason = f"torch {torch.version}" + ("" if same else f", and the variant is of {expected.torch}")
+    return Check.of(Level.STATIC, name, same, reason, found=torch.version, expected=expected.torch)
+
+
 def _python(artifact: Artifact, libraries: Sequence[LibraryFacts], expected: Expectation) -> Check:
     """The Python that extension modules were compiled for, the wheel's tag and the variant agree."""
     name = "Python ABI"
@@ -215,7 +227,7 @@ def _requirements(
             missing.append(f"{requirement} (for {owner}); {there.version} is here")
         else:
             found += 1
-    if missing and artifact.kind in (TargetKind.WHEEL, TargetKind.FOLDER, TargetKind.NIX):
+    if missing and not artifact.complete:
         reason = f"{len(missing)} packages must come from elsewhere: {', '.join(missing[:_SHOWN])}, ..."
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing:

@@ -13,7 +13,7 @@ from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.gpucode.source import open_source
 from torchtailor.verify.hostcode.analyse import HostCode
-from torchtailor.verify.static.artifact import Artifact, LibraryFile, unpacked
+from torchtailor.verify.static.artifact import Artifact, LibraryFile, Unpacked, unpacked
 from torchtailor.verify.static.elf_facts import ElfFacts, read_elf
 
 WhileOpen = Callable[[LibraryFile, Path], None]
@@ -56,7 +56,7 @@ def _read_all(
         progress(library.short_name, 0)
         try:
             with unpacked(library) as file:
-                facts = _read(library, file.path, file.sha256, allowed, host_code=host_code)
+                facts = read_library(library, file, allowed, host_code=host_code)
                 if while_open and not facts.problem:
                     while_open(library, file.path)
         except UnsupportedElfError as error:
@@ -67,7 +67,11 @@ def _read_all(
         yield facts
 
 
-def _read(library: LibraryFile, path: Path, sha256: str, allowed: frozenset[str], *, host_code: bool) -> LibraryFacts:
+def read_library(
+    library: LibraryFile, file: Unpacked, allowed: frozenset[str] = frozenset(), *, host_code: bool = True
+) -> LibraryFacts:
+    """All facts of one library."""
+    path = file.path
     with open_source(path) as source:
         elf = ElfFile(source)
         facts = read_elf(elf)
@@ -77,5 +81,5 @@ def _read(library: LibraryFile, path: Path, sha256: str, allowed: frozenset[str]
     if host_code and linked:
         from torchtailor.verify.hostcode.cache import host_code as read_host_code
 
-        host = read_host_code(path, allowed, sha256=sha256)
-    return LibraryFacts(library, sha256, facts, gpu, host)
+        host = read_host_code(path, allowed, sha256=file.sha256)
+    return LibraryFacts(library, file.sha256, facts, gpu, host)

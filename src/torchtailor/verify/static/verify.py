@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.catalog import Catalog, TorchArch
+from torchtailor.errors import BadInputError
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.tailor.makers import maker_of
 from torchtailor.tailor.policy import Policy
+from torchtailor.verify.hostcode.analyse import HostCode
+from torchtailor.verify.hostcode.cache import host_code
+from torchtailor.verify.hostcode.image import same_code, stripped
 from torchtailor.verify.result import Check
 from torchtailor.verify.static.artifact import Artifact, LibraryFile, unpacked
 from torchtailor.verify.static.coverage import Coverage, compare_code
@@ -21,7 +25,7 @@ from torchtailor.verify.static.figures import figures
 from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
-from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries
+from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries, read_library
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ def verify_static(
         while_open=comparison.compare if comparison else None,
         progress=progress,
     )
-    stock_libraries = _stock_reports(stock, progress) if stock else ()
+    if comparison:
+        libraries = tuple(comparison.named(facts) for facts in libraries)
+    stock_libraries = comparison.all_of_stock() if comparison else ()
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
         *fit_checks(libraries, expected.gpus, catalog, reports),
@@ -72,6 +78,8 @@ class _Comparison:
         self._expected = expected
         self._catalog = catalog
         self.coverages: list[Coverage] = []
+        self.stock_facts: dict[str, LibraryFacts] = {}
+        self.host_of_stock: dict[str, HostCode] = {}
 
     def compare(self, library: LibraryFile, path: Path) -> None:
         other = self._stock.get(library.name)
@@ -85,13 +93,28 @@ class _Comparison:
                 keep_all_minors=maker_of(library.name) is not None,
             )
         with unpacked(other) as file:
+            self.stock_facts[library.name] = read_library(other, file, host_code=False)
             found = compare_code(library.name, file.path, path, policy)
+            if stripped(path) and not stripped(file.path) and same_code(file.path, path):
+                self.host_of_stock[library.name] = host_code(file.path, self._expected.allowed, sha256=file.sha256)
         if found is not None:
             self.coverages.append(found)
 
+    def all_of_stock(self) -> tuple[LibraryFacts, ...]:
+        """Every library of stock; those that the artifact does not have are read now."""
+        for name, library in self._stock.items():
+            if name not in self.stock_facts:
+                try:
+                    with unpacked(library) as file:
+                        self.stock_facts[name] = read_library(library, file, host_code=False)
+                except BadInputError as error:
+                    self.stock_facts[name] = LibraryFacts(library, problem=error.message)
+        return tuple(self.stock_facts.values())
 
-def _stock_reports(stock: Artifact, progress: Progress | None) -> tuple[LibraryFacts, ...]:
-    return read_libraries(stock, host_code=False, progress=progress)
+    def named(self, facts: LibraryFacts) -> LibraryFacts:
+        """A stripped library with the names that its stock has for the very same instructions."""
+        host = self.host_of_stock.get(facts.name)
+        return replace(facts, host=host) if host else facts
 
 
 def _coverage(

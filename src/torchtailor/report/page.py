@@ -1,0 +1,220 @@
+"""Renders the page: everything is in it, styles, script, drawings and the JSON they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import msgspec
+
+from torchtailor.report import svg
+from torchtailor.report.figures import HOST, Bytes, Chart, chart
+from torchtailor.ui.format import human_bytes, human_seconds
+from torchtailor.verify.output import as_json, write_whole
+from torchtailor.verify.result import Check, Outcome, Report
+
+_WORDS = {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.NOT_APPLICABLE: "n/a"}
+_ABOUT = {
+    "static": "read from the files, without hardware",
+    "import": "in a fresh process",
+    "gpu": "computed on the GPU",
+}
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the page whole or not at all."""
+    write_whole(path, render(report).encode())
+
+
+def render(report: Report) -> str:
+    """The page as one string."""
+    document = as_json(report)
+    facts = document["facts"]
+    drawn = chart(facts)
+    title = f"{Path(report.target).name or report.target}: torchtailor verify"
+    return Template(_resource("page.html")).substitute(
+        title=escape(title),
+        style=_resource("style.css"),
+        script=_resource("script.js"),
+        verdict="pass" if report.passed else "fail",
+        verdict_text="Verified" if report.passed else "Not verified",
+        summary=escape(report.summary()),
+        target=escape(report.target),
+        expected=_expected(facts),
+        failures=_failures(report),
+        cards="".join(_cards(report, facts, drawn)),
+        sizes=_sizes(drawn),
+        made=_made(facts),
+        proof="".join(_proof(report)),
+        install=_install(facts),
+        made_by=escape(_made_by(facts)),
+        data=_embedded(document),
+    )
+
+
+def _resource(name: str) -> str:
+    return files("torchtailor.report").joinpath("assets", name).read_text("utf-8")
+
+
+def _embedded(document: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script element it is in."""
+    text = msgspec.json.encode(document, order="deterministic").decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _expected(facts: Mapping[str, Any]) -> str:
+    expected = facts.get("expected", {})
+    rows = [
+        ("Variant", expected.get("variant")),
+        ("GPU", ", ".join(expected.get("gpus", ()))),
+        ("CPU", expected.get("isa")),
+        ("Processor", expected.get("arch")),
+        ("Python", expected.get("python")),
+        ("Kind", facts.get("kind")),
+    ]
+    return "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in rows if value)
+
+
+def _failures(report: Report) -> str:
+    """What failed, before everything else."""
+    if not report.failures:
+        return ""
+    lines = "".join(f"<li><strong>{escape(c.name)}</strong>: {escape(c.reason)}</li>" for c in report.failures)
+    return f'<section class="failures" aria-label="What failed"><ul>{lines}</ul></section>'
+
+
+def _cards(report: Report, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
+    stock = facts.get("stock")
+    size = facts.get("size", 0)
+    if stock:
+        yield _change("Download" if facts.get("wheels") else "On disk", stock["size"], size, "download")
+    elif size:
+        yield _card("Size", human_bytes(size), "wheels" if facts.get("wheels") else "libraries", "download", size)
+    if drawn.before:
+        yield _change("Installed libraries", drawn.before.total, drawn.now.total, "installed")
+        yield _change("GPU code", drawn.before.gpu, drawn.now.gpu, "gpu")
+    elif drawn.now.gpu:
+        yield _card("GPU code", human_bytes(drawn.now.gpu), f"of {human_bytes(drawn.now.total)}", "gpu", drawn.now.gpu)
+    failed = report.count(Outcome.FAIL)
+    yield _card("Checks", f"{report.count(Outcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
+    yield _card("Time", human_seconds(facts.get("total_seconds", facts.get("seconds", 0))), "to verify", "time", 0)
+
+
+def _card(name: str, value: str, note: str, key: str, number: int) -> str:
+    return (
+        f'<div class="card" data-figure="{key}" data-value="{number}"><h3>{escape(name)}</h3>'
+        f"<p class=big>{escape(value)}</p><p class=note>{escape(note)}</p></div>"
+    )
+
+
+def _change(name: str, before: int, after: int, key: str) -> str:
+    saved = (before - after) / before if before else 0
+    note = f"was {human_bytes(before)}, {abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
+    return _card(name, human_bytes(after), note, key, after)
+
+
+def _sizes(drawn: Chart) -> str:
+    if not drawn.rows:
+        return "<p>There are no libraries.</p>"
+    legend = "".join(
+        f'<li><span class="swatch {svg.colour_class(drawn, label)}"></span>{escape(_label_name(label))}</li>'
+        for label in drawn.labels
+    )
+    return (
+        f'<ul class="legend">{legend}</ul><h3>All libraries</h3><div class="scroll">{svg.totals(drawn)}</div>'
+        f'<h3>Each library <small>at its own scale</small></h3><div class="scroll">{svg.bars(drawn)}</div>'
+        f"<details><summary>The same as a table</summary><div class=scroll>{_table(drawn)}</div></details>"
+    )
+
+
+def _label_name(label: str) -> str:
+    return "host code and data" if label == HOST else label
+
+
+def _table(drawn: Chart) -> str:
+    head = "".join(f"<th scope=col>{escape(label)}</th>" for label in drawn.labels)
+    rows = []
+    for row in drawn.rows:
+        for when, size in (("before", row.before), ("after" if row.before else "now", row.now)):
+            if size is not None:
+                rows.append(_table_row(row.name, when, size, drawn))
+    return (
+        f'<table class="numbers" id="sizes"><thead><tr><th scope=col>Library</th><th scope=col>When</th>{head}'
+        f"<th scope=col>Total</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _table_row(name: str, when: str, size: Bytes, drawn: Chart) -> str:
+    counts = [*(size.parts.get(label, 0) for label in drawn.labels), size.total]
+    cells = "".join(f'<td data-bytes="{count}">{human_bytes(count) if count else ""}</td>' for count in counts)
+    head = f"<th scope=row>{escape(name)}</th><td>{when}</td>"
+    return f'<tr data-library="{escape(name)}" data-when="{when}">{head}{cells}</tr>'
+
+
+def _made(facts: Mapping[str, Any]) -> str:
+    made = facts.get("made") or {}
+    if not made.get("wheels"):
+        wheels = "".join(
+            f"<li><code>{escape(wheel['name'])}</code> ({human_bytes(wheel['size'])})</li>"
+            for wheel in facts.get("wheels", ())
+        )
+        return f"<p>There is no manifest: this was not made by torchtailor.</p><ul>{wheels}</ul>"
+    rows = []
+    for wheel in made["wheels"]:
+        source, output = wheel.get("input", {}), wheel.get("output", {})
+        size = f"{human_bytes(source['size'])}" if source.get("size") else ""
+        after = f"{human_bytes(output['size'])}" if output.get("size") else ""
+        digest = str(source.get("sha256", ""))
+        rows.append(
+            f"<tr><td>{escape(str(wheel.get('name', '')))}</td><td>{escape(str(wheel.get('step', 'cut')))}</td>"
+            f"<td><code>{escape(str(source.get('filename', source.get('name', ''))))}</code></td>"
+            f"<td>{size}</td><td>{after}</td>"
+            f'<td><code title="{escape(digest)}">{escape(digest[:12])}</code></td></tr>'
+        )
+    gives = f"<p>{escape(str(made['gives']))}</p>" if made.get("gives") else ""
+    return (
+        f"{gives}<div class=scroll><table><thead><tr><th scope=col>Package</th><th scope=col>Step</th>"
+        f"<th scope=col>Made from</th><th scope=col>Before</th><th scope=col>After</th>"
+        f"<th scope=col>SHA-256</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _proof(report: Report) -> Iterator[str]:
+    for level in report.levels:
+        lines = "".join(_line(check) for check in report.at(level))
+        yield (
+            f"<h3>Level {level.number}: {level.value} <small>{_ABOUT[level.value]}</small></h3>"
+            f'<ol class="proof" data-level="{level.value}">{lines}</ol>'
+        )
+
+
+def _line(check: Check) -> str:
+    details = ""
+    if check.details:
+        text = msgspec.json.format(msgspec.json.encode(dict(check.details), enc_hook=str), indent=2).decode()
+        details = f"<details><summary>details</summary><pre>{escape(text)}</pre></details>"
+    word = _WORDS[check.outcome]
+    return (
+        f'<li class="{check.outcome.value}" data-outcome="{check.outcome.value}"><span class="outcome">{word}</span>'
+        f"<div><strong>{escape(check.name)}</strong><p>{escape(check.reason)}</p>{details}</div></li>"
+    )
+
+
+def _install(facts: Mapping[str, Any]) -> str:
+    commands = facts.get("install") or ()
+    if not commands:
+        return "<p>It is installed already, or is no wheel.</p>"
+    return "".join(
+        f'<div class="command"><pre><code>{escape(line)}</code></pre><button type="button">Copy</button></div>'
+        for line in commands
+    )
+
+
+def _made_by(facts: Mapping[str, Any]) -> str:
+    tool = facts.get("tool", {})
+    return f"{tool.get('name', 'torchtailor')} {tool.get('version', '')}, {facts.get('started', '')}".strip()

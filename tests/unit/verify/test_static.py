@@ -1,0 +1,340 @@
+"""Level 1 on whole artifacts: wheels, wheelhouses, folders, environments, good and bad."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gpucode.builders import Place, elf
+from tests.unit.tailor_front.helpers import install
+from tests.unit.verify.conftest import HOST
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.catalog import Capability, load_catalog
+from torchtailor.cli import main
+from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.verify.result import Check, Outcome
+from torchtailor.verify.static.artifact import TargetKind, open_artifact
+from torchtailor.verify.static.elf_checks import promised_glibc
+from torchtailor.verify.static.expect import expectation
+from torchtailor.verify.static.verify import StaticProof, verify_static
+
+CATALOG = load_catalog()
+H100 = Capability.parse("9.0")
+
+
+def prove(
+    target: Path, *, gpus: Sequence[str] = (), isa: str = "", variant: str = "", against: Path | None = None
+) -> StaticProof:
+    artifact = open_artifact(target)
+    capabilities = [Capability.parse(gpu) for gpu in gpus]
+    expected = expectation(artifact, CATALOG, variant=variant, gpus=capabilities, isa=isa)
+    stock = open_artifact(against) if against else None
+    return verify_static(artifact, expected, CATALOG, stock=stock)
+
+
+def line(proof: StaticProof, begins: str) -> Check:
+    found = [check for check in proof.checks if check.name.startswith(begins)]
+    assert found, [check.name for check in proof.checks]
+    return next((check for check in found if check.failed), found[0])
+
+
+def failures(proof: StaticProof) -> list[str]:
+    return [check.name for check in proof.checks if check.failed]
+
+
+def tailored(stock: Path, gpu: str, tmp_path: Path) -> Path:
+    out = tmp_path / f"cut-{gpu}"
+    assert main(["tailor", str(stock), "--gpu", gpu, "-o", str(out)]) == 0
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+class TestGpuCode:
+    def test_stock_holds_code_for_the_gpu(self, stock: Path) -> None:
+        proof = prove(stock, gpus=["9.0"])
+        assert failures(proof) == []
+        assert "native" in line(proof, "GPU code for sm90: libtorch_cuda.so").reason
+        assert line(proof, "GPU code: nothing foreign").outcome is Outcome.NOT_APPLICABLE
+
+    def test_a_cut_for_the_gpu_passes_against_stock(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "9.0", tmp_path), gpus=["9.0"], against=stock)
+        assert failures(proof) == []
+        assert "byte for byte" in line(proof, "coverage against stock").reason
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is Outcome.PASS
+
+    def test_a_cut_for_another_gpu_fails_with_the_right_words(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"], against=stock)
+        check = line(proof, "GPU code for sm90: libtorch_cuda.so")
+        assert check.failed
+        assert "holds sm_80" in check.reason
+        assert "none of it runs on 9.0" in check.reason
+        assert "no kernel image is available" in check.reason
+        assert "--gpu 9.0" in check.reason
+        lost = line(proof, "coverage: libtorch_cuda.so")
+        assert lost.failed
+        assert lost.details["kernels"]
+
+    def test_the_gpu_is_read_from_the_manifest(self, stock: Path, tmp_path: Path) -> None:
+        artifact = open_artifact(tailored(stock, "8.0", tmp_path))
+        expected = expectation(artifact, CATALOG)
+        assert [str(gpu) for gpu in expected.gpus] == ["8.0"]
+        assert expected.said_by == "torchtailor.json"
+
+    def test_foreign_code_in_what_says_it_was_cut(self, stock: Path, tmp_path: Path, fat: bytes) -> None:
+        """Somebody put the stock library back under the manifest of a cut."""
+        wheel = tailored(stock, "9.0", tmp_path)
+        forged = _with_member(wheel, "torch/lib/libtorch_cuda.so", fat, tmp_path)
+        proof = prove(forged)
+        assert "sm_80" in line(proof, "GPU code: nothing foreign").reason
+        assert {"GPU code: nothing foreign", "manifest"} <= set(failures(proof))
+
+    def test_a_library_that_went_missing(self, stock: Path, tmp_path: Path) -> None:
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        cpu = (HOST / "x86_64" / "dispatched.so").read_bytes()
+        wheel = build_wheel(
+            bare,
+            {"torch/lib/libtorch_cpu.so": cpu},
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+        )
+        proof = prove(wheel, gpus=["9.0"], against=stock)
+        assert line(proof, "coverage: libtorch_cuda.so").failed
+
+    def test_nothing_asked_nothing_judged(self, stock: Path) -> None:
+        check = line(prove(stock), "GPU code")
+        assert check.outcome is Outcome.NOT_APPLICABLE
+        assert "sm_90" in check.reason
+
+
+def _with_member(wheel: Path, name: str, data: bytes, tmp_path: Path) -> Path:
+    """The same wheel with other bytes in one member, and RECORD to match."""
+    from tests.unit.wheels.builder import record_of
+
+    folder = tmp_path / "forged"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    files[name] = data
+    (record,) = [member for member in files if member.endswith("/RECORD")]
+    del files[record]
+    files[record] = record_of(files, record.removesuffix("/RECORD")).encode()
+    out = folder / wheel.name
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, content in files.items():
+            archive.writestr(member, content)
+    return out
+
+
+class TestHostCode:
+    def test_stock_stays_within_its_isa(self, stock: Path) -> None:
+        proof = prove(stock, isa="avx2")
+        assert "x86-64 and no more" in line(proof, "host code: baseline").reason
+        assert line(proof, "host code within avx2").outcome is Outcome.PASS
+        assert failures(proof) == []
+
+    def test_names_of_a_stripped_library_come_from_stock(self, tmp_path: Path) -> None:
+        """Cut wheels are stripped; with stock at hand its names tell what is behind dispatch."""
+        folders = []
+        for name in ("helper", "stripped"):
+            folder = tmp_path / name
+            folder.mkdir()
+            source = HOST / "x86_64" / ("startup_wide.so" if name == "helper" else "startup_wide_stripped.so")
+            shutil.copy(source, folder / "libx.so")
+            folders.append(folder)
+        proof = prove(folders[1], isa="avx2", against=folders[0])
+        assert "_GLOBAL__sub_I_startup.cpp" in line(proof, "host code within avx2").reason
+
+    def test_an_isa_and_libraries_of_two_processors(self, stock: Path) -> None:
+        proof = prove(stock, isa="armv8_2")
+        assert line(proof, "host code within armv8_2").failed
+        assert line(proof, "processor").failed
+
+
+class TestFiles:
+    def test_a_byte_changed(self, stock: Path, tmp_path: Path) -> None:
+        with zipfile.ZipFile(stock) as archive:
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        wrong = record.replace("torch/__init__.py,sha256=", "torch/__init__.py,sha256=AAAA", 1)
+        wrong = "\n".join(
+            row[: row.index("sha256=") + 7] + "A" * 43 + row[row.rindex(",") :] if "__init__" in row else row
+            for row in record.splitlines()
+        )
+        folder = tmp_path / "wrong"
+        folder.mkdir()
+        with zipfile.ZipFile(stock) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if ".dist-info/" not in n}
+        wheel = build_wheel(
+            folder, files, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64", record=wrong + "\n"
+        )
+        assert line(prove(wheel), "RECORD and hashes").failed
+
+    def test_a_changed_library(self, stock: Path, tmp_path: Path) -> None:
+        with zipfile.ZipFile(stock) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if ".dist-info/" not in n}
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        files["torch/lib/libtorch_cpu.so"] = (HOST / "x86_64" / "startup_base.so").read_bytes()
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        wheel = build_wheel(
+            folder, files, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64", record=record
+        )
+        proof = prove(wheel)
+        assert line(proof, "RECORD and hashes").failed
+
+    def test_the_wrong_python(self, tmp_path: Path) -> None:
+        module = (HOST / "x86_64" / "startup_base.so").read_bytes()
+        wheel = build_wheel(
+            tmp_path,
+            {"torch/_C.cpython-312-x86_64-linux-gnu.so": module},
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+        )
+        check = line(prove(wheel), "Python ABI")
+        assert check.failed
+        assert "cp312" in check.reason
+        assert "cp313" in check.reason
+
+    def test_the_wrong_python_for_the_variant(self, stock: Path) -> None:
+        proof = prove(stock, variant="pytorch210-python312-cuda13_0-sm90-avx2")
+        assert "Python 3.12" in line(proof, "Python ABI").reason
+        assert line(proof, "Python ABI").failed
+
+    def test_a_short_name_means_the_torch_that_is_there(self, stock: Path) -> None:
+        proof = prove(stock, variant="sm90-avx2")
+        assert line(proof, "PyTorch version").outcome is Outcome.PASS
+
+    def test_another_torch_than_the_variant(self, stock: Path) -> None:
+        assert line(prove(stock, variant="pytorch215-python313-cuda13_2-sm90-avx2"), "PyTorch version").failed
+
+    def test_a_library_for_another_processor(self, tmp_path: Path) -> None:
+        other = (HOST / "aarch64" / "startup_base.so").read_bytes()
+        wheel = build_wheel(
+            tmp_path, {"torch/lib/libx.so": other}, name="torch", version="2.10.0", tag="cp313-cp313-linux_x86_64"
+        )
+        check = line(prove(wheel), "processor")
+        assert check.failed
+        assert "aarch64" in check.reason
+
+    def test_writable_and_executable(self, tmp_path: Path) -> None:
+        data = bytearray(elf(Place(".text", b"\xc3" * 16, flags=6)))
+        data[68] = 7  # the segment's flags
+        (tmp_path / "libbad.so").write_bytes(data)
+        check = line(prove(tmp_path), "ELF: libbad.so")
+        assert "both writable and executable" in check.reason
+
+    def test_a_damaged_library_in_a_folder(self, tmp_path: Path) -> None:
+        shutil.copy(HOST / "x86_64" / "startup_base.so", tmp_path / "good.so")
+        (tmp_path / "bad.so").write_bytes((HOST / "x86_64" / "startup_base.so").read_bytes()[:300])
+        proof = prove(tmp_path)
+        assert failures(proof) == ["ELF: bad.so"]
+
+    @pytest.mark.parametrize(
+        ("platform", "glibc"),
+        [
+            ("manylinux_2_28_x86_64", "2.28"),
+            ("manylinux2014_x86_64.manylinux_2_17_x86_64", "2.17"),
+            ("manylinux_2_27_x86_64.manylinux_2_28_x86_64", "2.27"),
+            ("manylinux1_x86_64", "2.5"),
+            ("linux_x86_64", None),
+            ("any", None),
+        ],
+    )
+    def test_what_a_tag_promises(self, platform: str, glibc: str | None) -> None:
+        promised = promised_glibc(platform)
+        assert (str(promised) if promised else None) == glibc
+
+
+class TestKinds:
+    def test_wheelhouse_with_a_manifest_must_be_complete(self, stock: Path, tmp_path: Path) -> None:
+        house = tmp_path / "house"
+        (house / "wheels").mkdir(parents=True)
+        files = {"torch/lib/libtorch_cpu.so": (HOST / "x86_64" / "dispatched.so").read_bytes()}
+        build_wheel(
+            house / "wheels",
+            files,
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+            metadata="Requires-Dist: filelock>=3\nRequires-Dist: numpy; extra == 'np'\n",
+        )
+        manifest = {
+            "variant": "pytorch210-python313-cuda13_0-sm90-avx2",
+            "wheels": [],
+            "requirements": ["torch==2.10.0"],
+        }
+        (house / "manifest.json").write_text(json.dumps(manifest))
+        artifact = open_artifact(house)
+        assert artifact.kind is TargetKind.WHEELHOUSE
+        proof = prove(house)
+        check = line(proof, "dependencies")
+        assert check.failed
+        assert "filelock" in check.reason
+        assert "numpy" not in check.reason
+        build_wheel(house / "wheels", {"filelock/__init__.py": b""}, name="filelock", version="3.1")
+        assert line(prove(house), "dependencies").outcome is Outcome.PASS
+
+    def test_a_variant_of_another_catalog(self, stock: Path, tmp_path: Path) -> None:
+        house = tmp_path / "house"
+        house.mkdir()
+        shutil.copy(stock, house)
+        target = {"gpu": "9.0", "isa": "avx2", "arch": "x86_64", "python": "3.13"}
+        (house / "manifest.json").write_text(json.dumps({"variant": "pytorch99-of-mine", "target": target}))
+        expected = expectation(open_artifact(house), CATALOG)
+        assert (expected.gpus, expected.isa and expected.isa.name, expected.python) == ((H100,), "avx2", "3.13")
+
+    def test_environment(self, stock: Path, tmp_path: Path) -> None:
+        env = tmp_path / "env"
+        site = env / "lib" / "python3.13" / "site-packages"
+        install(stock, site)
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        artifact = open_artifact(env)
+        assert artifact.kind is TargetKind.ENVIRONMENT
+        assert "torch/lib/libtorch_cuda.so" in {library.name for library in artifact.libraries}
+        assert artifact.torch_version == "2.10.0"
+        proof = prove(env, gpus=["9.0"], against=stock)
+        assert failures(proof) == []
+        (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
+        assert line(prove(env), "RECORD and hashes").failed
+
+    def test_nix_result(self, tmp_path: Path) -> None:
+        result = tmp_path / "result"
+        lib = result / "lib" / "python3.13" / "site-packages" / "torch" / "lib"
+        lib.mkdir(parents=True)
+        (result / "nix-support").mkdir()
+        shutil.copy(HOST / "x86_64" / "dispatched.so", lib / "libtorch_cpu.so")
+        artifact = open_artifact(result)
+        assert artifact.kind is TargetKind.NIX
+        assert [library.name for library in artifact.libraries] == ["torch/lib/libtorch_cpu.so"]
+
+    def test_library(self) -> None:
+        artifact = open_artifact(HOST / "x86_64" / "dispatched.so")
+        assert artifact.kind is TargetKind.LIBRARY
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(NoMatchError):
+            open_artifact(tmp_path / "none")
+        with pytest.raises(BadInputError, match="no libraries"):
+            open_artifact(tmp_path)
+
+    def test_no_zip(self, tmp_path: Path) -> None:
+        path = tmp_path / "torch-2.10.0-cp313-cp313-linux_x86_64.whl"
+        path.write_bytes(b"no zip at all")
+        with pytest.raises(BadInputError):
+            open_artifact(path)
+
+    def test_a_manifest_that_is_no_json(self, tmp_path: Path, stock: Path) -> None:
+        house = tmp_path / "house"
+        house.mkdir()
+        shutil.copy(stock, house)
+        (house / "manifest.json").write_text("{")
+        with pytest.raises(BadInputError, match="not JSON"):
+            open_artifact(house)
