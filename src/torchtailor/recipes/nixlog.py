@@ -93,15 +93,16 @@ class NixLog:
     def feed(self, line: str) -> bool:
         """Take in one line; whether the progress changed."""
         line = line.rstrip("\n")
-        if not line.startswith(PREFIX):
+        before = self._progress
+        if not line.startswith(PREFIX):  # what Flox prints, and Nix before its log begins
             self.messages.append(_COLOURS.sub("", line))
-            return False
+            self._line(0, line)
+            return self._progress != before
         try:
             event = msgspec.json.decode(line[len(PREFIX) :], type=_Event, strict=False)
         except msgspec.MsgspecError:
             self.messages.append(line)
             return False
-        before = self._progress
         self._take(event)
         return self._progress != before
 

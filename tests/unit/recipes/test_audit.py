@@ -82,7 +82,8 @@ def test_missing_recipes_are_named(catalog: Catalog, tmp_path: Path) -> None:
     gone = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cpu-armv9.nix"
     gone.unlink()
     (report,) = audit(catalog, tmp_path, use_nix=False)
-    assert [(item.rule, Path(item.file).name) for item in report.findings] == [("variant-missing", gone.name)]
+    found = {(item.rule, Path(item.file).name) for item in report.findings}
+    assert found == {("variant-missing", gone.name), ("table-stale", "README.md")}
 
 
 def test_several_pins_in_one_release(catalog: Catalog, tmp_path: Path) -> None:
@@ -200,3 +201,11 @@ def test_a_tree_of_a_cuda_that_no_release_has_is_audited_by_its_names(catalog: C
     found = rules_of(catalog, tmp_path)["pytorch-python313-cuda13_1-sm103-avx512.nix"]
     assert {"claim-cuda", "claim-product", "flags-unreached", "variant-unlisted"} <= found
     assert not found & {"pin-wrong", "pname", "cuda-name", "arch-name", "alias-cuda", "file-unknown", "claim-gpu"}
+
+
+def test_a_table_changed_by_hand_is_stale(catalog: Catalog, tmp_path: Path) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0")
+    readme = tmp_path / ".flox" / "README.md"
+    readme.write_text(readme.read_text() + "more\n")
+    (report,) = audit(catalog, tmp_path, use_nix=False)
+    assert [(item.rule, item.line) for item in report.findings] == [("table-stale", 3)]

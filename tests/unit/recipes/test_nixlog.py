@@ -116,6 +116,16 @@ def test_the_log_of_a_build_tells_what_nix_does_not() -> None:
     assert "ninja: build stopped" in explain(BUILDER, ["ninja: build stopped"]).message
 
 
+def test_plain_lines_are_progress_and_messages_too() -> None:
+    """Flox does not write Nix's structured log."""
+    log = NixLog()
+    assert not log.feed("building pytorch\n")
+    assert log.feed("[12/3456] Building CXX object a.o\n")
+    assert (log.progress.step, log.progress.steps) == (12, 3456)
+    assert log.errors.splitlines() == ["building pytorch", "[12/3456] Building CXX object a.o"]
+    assert log.tail[-1].startswith("[12/3456]")
+
+
 @given(st.text(), st.lists(st.text()))
 def test_anything_is_explained_somehow(text: str, tail: list[str]) -> None:
     failure = explain(text, tail)

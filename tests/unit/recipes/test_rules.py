@@ -218,6 +218,7 @@ TREE_RULES = {
     "pins-several",
     "variant-missing",
     "manifest-clash",
+    "table-stale",
     "document-recipe",
     "document-elsewhere",
     "script-exit",

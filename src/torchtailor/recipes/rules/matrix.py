@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.recipes.header import Origin
+from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rerender import rerender
 from torchtailor.recipes.rules.base import Context, Severity, recipe_rule, tree_rule
 from torchtailor.recipes.write import recipe_variants
+
+_ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
 
 
 @tree_rule(
@@ -100,6 +103,30 @@ def stale(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     pairs = enumerate(zip(recipe.text.splitlines(), text.splitlines(), strict=False), 1)
     differs = (at for at, (old, new) in pairs if old != new and "torchtailor-content" not in old)
     yield next(differs, 1), "the catalog says something else by now"
+
+
+@tree_rule(
+    "table-stale",
+    Severity.WARNING,
+    "a generated manifest or table of recipes that was changed by hand or does not list the recipes that are there",
+    "Run `torchtailor recipes write` for the whole tree.",
+)
+def table_stale(context: Context) -> Iterator[tuple[Path, int, str]]:
+    for name in ("README.md", "env/manifest.toml"):
+        path = context.tree.flox / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8", errors="replace")
+        if origin(text) is Origin.EDITED:
+            yield path, 3, "its text does not match the hash in its head: it was changed by hand"
+        elif origin(text) is Origin.GENERATED and name == "README.md":
+            listed = set(_ROW.findall(text))
+            there = {recipe.name for recipe in context.recipes if recipe.origin is Origin.GENERATED}
+            for missing in sorted(there - listed):
+                yield path, 1, f"{missing} is not in the table"
+            for gone in sorted(listed - context.names):
+                line = next((at for at, row in enumerate(text.splitlines(), 1) if f"`{gone}`" in row), 1)
+                yield path, line, f"{gone} is in the table and not in the tree"
 
 
 @tree_rule(
