@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,7 +112,8 @@ def check(
     from torchtailor.errors import ExitCode
     from torchtailor.recipes.audit import audit
 
-    reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
+    with _working("Reading and evaluating recipes"):
+        reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
     _say_report(reports, Format.JSON if json else format, strict=strict)
     if not all(report.passed(strict=strict) for report in reports):
         raise typer.Exit(ExitCode.CHECK_FAILED)
@@ -132,10 +134,11 @@ def migrate(
     from torchtailor.recipes.nix import has_nix
     from torchtailor.recipes.tree import find_trees
 
-    migrations = [
-        plan_migration(load_catalog(), tree, release=release, prune=prune, by_nix=has_nix())
-        for tree in find_trees(folder)
-    ]
+    with _working("Reading and evaluating recipes"):
+        migrations = [
+            plan_migration(load_catalog(), tree, release=release, prune=prune, by_nix=has_nix())
+            for tree in find_trees(folder)
+        ]
     if not dry_run:
         for migration in migrations:
             migration.apply()
@@ -158,7 +161,8 @@ def hash_(
     from torchtailor.recipes.tree import find_trees
 
     catalog = load_catalog()
-    results = [find_hashes(catalog, found, names or (), dry_run=dry_run) for found in find_trees(tree)]
+    with _working("Fetching what has no hash"):
+        results = [find_hashes(catalog, found, names or (), dry_run=dry_run) for found in find_trees(tree)]
     if json:
         ui.print_json([{"found": item.found, "written": [str(path) for path in item.written]} for item in results])
         return
@@ -191,6 +195,15 @@ def rules(
         sys.stdout.write(rules_table())
     else:
         ui.out().print(ui.table(columns, rows))
+
+
+def _working(text: str) -> AbstractContextManager[object]:
+    """Says what is being done, on a terminal."""
+    import sys
+
+    from torchtailor import ui
+
+    return ui.err().status(text) if sys.stderr.isatty() else nullcontext()
 
 
 def _say_written(plans: Sequence[WritePlan], *, dry_run: bool, json: bool) -> None:

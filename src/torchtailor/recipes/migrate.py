@@ -118,7 +118,7 @@ def plan_migration(
     names = {variant.name: variant for variant in wanted}
     kept = dict(context.pins.kept)
     for recipe in context.recipes:
-        if recipe.name in names and recipe.origin is Origin.FOREIGN and recipe.readable:
+        if recipe.name in names and recipe.origin is not Origin.GENERATED and recipe.readable:
             row = _worth_keeping(recipe, context, findings.get(tree.shown(recipe.path), []))
             if row != KeptRow():
                 kept[recipe.name] = row

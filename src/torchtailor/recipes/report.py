@@ -63,7 +63,7 @@ def text_lines(report: Report) -> Iterator[tuple[Severity | None, str]]:
         yield None, "How to mend:"
         for rule in rules:
             yield None, f"  {rule}: {RULES[rule].mend}"
-    how = "evaluated with Nix" if report.by_nix else "read with the grammar alone, since Nix is not installed"
+    how = "evaluated with Nix" if report.by_nix else "read with the grammar alone, without Nix"
     yield None, ""
     counts = f"{report.errors} errors, {report.warnings} warnings"
     yield None, f"{report.root}: release {report.release}, {report.recipes} recipes {how}: {counts}."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.recipes.conftest import HANDMADE
+from tests.unit.recipes.conftest import HANDMADE, write_tree
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
@@ -110,3 +110,20 @@ def test_scripts_can_read_it(handmade: Path, capsys: pytest.CaptureFixture[str])
     (tree,) = json.loads(capsys.readouterr().out)
     assert tree["total"] == 62
     assert {recipe["fate"] for recipe in tree["recipes"]} == {"rewritten", "created", "left"}
+
+
+def test_what_was_changed_by_hand_in_a_generated_recipe_is_kept_if_it_is_right(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0")
+    path = tmp_path / ".flox" / "pkgs" / f"{PREFIX}sm90-avx512.nix"
+    text = path.read_text().replace('"-mfma"\n', '"-mfma"\n    "-mtune=sapphirerapids"\n')
+    path.write_text(
+        text.replace('description = "PyTorch 2.10.0 for SM90', 'description = "Our PyTorch for the H100, SM90')
+    )
+    plan_migration(catalog, tree_at(tmp_path)).apply()
+    text = path.read_text()
+    assert '"-mtune=sapphirerapids"' in text
+    assert 'description = "Our PyTorch for the H100, SM90' in text
+    (report,) = audit(catalog, tmp_path, use_nix=False)
+    assert [finding.rule for finding in report.findings] == []
