@@ -178,19 +178,15 @@ class _Examination:
     def _device(self, device: GpuDevice, torch: InstalledTorch) -> Iterator[Problem]:
         assert device.compute is not None
         verdict = self._driver(device, torch)
-        if verdict is not None and not verdict.fit.runs:
-            yield Problem(Trouble.DRIVER, verdict.text, self._mends.driver(verdict))
-        elif (told := self._symptoms.get(Trouble.DRIVER)) is not None:
-            found = f" (it is made for CUDA {told.driver_cuda})" if told.driver_cuda else ""
-            cause = f"The driver{found} is too old for CUDA {torch.cuda}, with which torch {torch.version} was made."
-            yield Problem(Trouble.DRIVER, cause, self._mends.driver(verdict))
         codes = self._patient.codes
-        if not codes:
-            return
         best = _best(self._catalog, self._host, device.compute, codes)
+        if codes and best is None:
+            yield self._no_code(device, torch, codes, verdict)  # no driver mends that
+            return
+        yield from self._driver_problem(torch, verdict)
         if best is None:
-            yield self._no_code(device, torch, codes)
-        elif best.kind is CodeKind.PTX and verdict is not None and verdict.fit is DriverFit.MINOR:
+            return
+        if best.kind is CodeKind.PTX and verdict is not None and verdict.fit is DriverFit.MINOR:
             cause = (
                 f"For {_named(device)} this torch has nothing but PTX ({best}) made by CUDA {torch.cuda}, and "
                 f"driver {self._host.driver.version if self._host.driver else ''} is older than that CUDA: it cannot "
@@ -199,6 +195,14 @@ class _Examination:
             yield Problem(Trouble.PTX_REFUSED, cause, self._mends.driver(verdict))
         elif Trouble.NO_CODE in self._symptoms:
             yield from self._other_libraries(device, best)
+
+    def _driver_problem(self, torch: InstalledTorch, verdict: DriverVerdict | None) -> Iterator[Problem]:
+        if verdict is not None and not verdict.fit.runs:
+            yield Problem(Trouble.DRIVER, verdict.text, self._mends.driver(verdict))
+        elif (told := self._symptoms.get(Trouble.DRIVER)) is not None:
+            found = f" (it is made for CUDA {told.driver_cuda})" if told.driver_cuda else ""
+            cause = f"The driver{found} is too old for CUDA {torch.cuda}, with which torch {torch.version} was made."
+            yield Problem(Trouble.DRIVER, cause, self._mends.driver(verdict))
 
     def _driver(self, device: GpuDevice, torch: InstalledTorch) -> DriverVerdict | None:
         build = self._build(torch)
@@ -220,11 +224,15 @@ class _Examination:
                         return build
         return Build(line, None, True, {}, ())
 
-    def _no_code(self, device: GpuDevice, torch: InstalledTorch, codes: Sequence[CodeTarget]) -> Problem:
+    def _no_code(
+        self, device: GpuDevice, torch: InstalledTorch, codes: Sequence[CodeTarget], verdict: DriverVerdict | None
+    ) -> Problem:
         cause = (
             f"torch {torch.version} holds no code that {_named(device)} runs: it holds {', '.join(map(str, codes))}, "
             f"which runs on {suitable_gpus(codes, self._catalog)}."
         )
+        if verdict is not None and not verdict.fit.runs:
+            cause += f" {verdict.text}"
         if self._patient.cut_for:
             cause += f" It was cut by torchtailor for {', '.join(self._patient.cut_for)}."
             return Problem(Trouble.NO_CODE, cause, (self._mends.restore(), *self._mends.install(device)))
@@ -280,9 +288,9 @@ def _torch(patient: Patient) -> str:
 
 
 def _seen(trouble: Trouble, seen: Mapping[Trouble, str]) -> str:
-    """The message that a trouble explains; torch warns of missing code before CUDA fails for it."""
-    warned = seen.get(Trouble.NOT_LISTED, "") if trouble is Trouble.NO_CODE else ""
-    return seen.get(trouble) or warned
+    """The message that a trouble explains; missing code also stands behind torch's warning and an old driver's."""
+    others = (Trouble.NOT_LISTED, Trouble.DRIVER) if trouble is Trouble.NO_CODE else ()
+    return next((seen[one] for one in (trouble, *others) if one in seen), "")
 
 
 def _healthy(patient: Patient, catalog: Catalog, *, warned: bool) -> Iterator[str]:
