@@ -118,7 +118,14 @@ _PATTERNS = (
     _Pattern(
         Cause.UNSUPPORTED_SYSTEM,
         _pattern(r"a '(?P<what>[\w-]+)' with features \{[^}]*\} is required to build .*?but I am a '(?P<host>[\w-]+)'"),
-        "The build needs a {what} machine, and this is {host}.",
+        "The build is for {what}, and this machine is {host}.",
+        "Build it there, or give Nix a remote builder; `torchtailor recommend` says what fits this machine.",
+        ImpossibleError,
+    ),
+    _Pattern(  # the same, as newer versions say it
+        Cause.UNSUPPORTED_SYSTEM,
+        _pattern(r"Required system: '(?P<what>[\w-]+)'.*?Current system: '(?P<host>[\w-]+)'"),
+        "The build is for {what}, and this machine is {host}.",
         "Build it there, or give Nix a remote builder; `torchtailor recommend` says what fits this machine.",
         ImpossibleError,
     ),

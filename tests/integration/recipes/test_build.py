@@ -88,7 +88,7 @@ def nixpkgs_refusal(words: str) -> str:
 FAILURES: list[tuple[str, type[TorchtailorError], str, dict[str, str]]] = [
     ("echo write: No space left on device >&2; exit 1", EnvironmentProblem, "disk is full", {}),
     ("kill -9 $$", EnvironmentProblem, "out of memory", {}),
-    ("echo hello > $out", ImpossibleError, "needs a riscv64-linux machine", {"system": '"riscv64-linux"'}),
+    ("echo hello > $out", ImpossibleError, "build is for riscv64-linux", {"system": '"riscv64-linux"'}),
     ("echo the last word; exit 7", BuildFailedError, "its last line is: the last word", {}),
     ("", NoMatchError, "no nope", {"needs": "{ }.nope"}),
     ("", BuildFailedError, "cuda-1 is unfree", {"needs": nixpkgs_refusal("has an unfree license (‘CUDA EULA’)")}),

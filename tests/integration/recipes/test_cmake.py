@@ -48,7 +48,7 @@ def configure(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None or shutil.which("bash") is None, reason="needs cmake and bash")
+@pytest.mark.skipif(not all(map(shutil.which, ("bash", "cmake", "make"))), reason="needs bash, cmake and make")
 @pytest.mark.parametrize(("short", "on"), [("cpu-avx", False), ("cpu-avx2", True)])
 def test_avx_recipes_turn_off_what_needs_avx2(catalog: Catalog, tmp_path: Path, short: str, on: bool) -> None:
     version = subprocess.run(["cmake", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]

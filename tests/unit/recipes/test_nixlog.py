@@ -48,7 +48,7 @@ def test_progress_counts_builds_phases_and_steps() -> None:
         ("fod", Cause.HASH_MISMATCH, BuildFailedError, "The hash of src is sha256-Q0copBCnj1b8G1iZw1k0NuYasMcx6Qct"),
         ("fail", Cause.OUT_OF_DISK, EnvironmentProblem, "disk is full"),
         ("missing", Cause.MISSING_ATTRIBUTE, NoMatchError, "has no nope"),
-        ("sys", Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "needs a riscv64-linux machine"),
+        ("sys", Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "build is for riscv64-linux"),
         ("oom", Cause.OUT_OF_MEMORY, EnvironmentProblem, "out of memory"),
     ],
 )
@@ -72,6 +72,22 @@ PLATFORM = (
     "error: Package ‘pytorch210-python313-cpu-armv9-2.10.0’ in /nix/store/x/a.nix:1 is not available on the "
     'requested hostPlatform:\n  hostPlatform.system = "x86_64-linux"\n, refusing to evaluate.'
 )
+NEWER_BROKEN = (
+    "error: Refusing to evaluate package 'python3.13-torch-2.9.1' in /nix/store/x/default.nix:742 because it is "
+    "marked as broken"
+)
+NEWER_SYSTEM = (
+    "error: Cannot build '/nix/store/1plbsgfnwgjmpchnk9q0cya4lcsps0nn-torch.drv'.\n"
+    "       Reason: required system or feature not available\n"
+    "       Required system: 'aarch64-linux' with features {big-parallel}\n"
+    "       Current system: 'x86_64-linux' with features {benchmark, kvm}"
+)
+NEWER_HASH = (
+    "error: hash mismatch in fixed-output derivation '/nix/store/1plbsgfnwgjmpchnk9q0cya4lcsps0nn-source.drv':\n"
+    "        likely URL: https://github.com/pytorch/pytorch\n"
+    "         specified: sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n"
+    "            got:    sha256-Q0copBCnj1b8G1iZw1k0NuYasMcx6QctleltspAgXlM="
+)
 DOWNLOAD = "error: unable to download 'https://github.com/NixOS/nixpkgs/archive/a.tar.gz': Could not resolve host (6)"
 TARBALL = (
     "error: hash mismatch in file downloaded from 'https://x/a.tar.gz':\n         specified: sha256:000\n"
@@ -85,6 +101,14 @@ ARGUMENT = "error: function 'anonymous lambda' called with unexpected argument '
     ("text", "cause", "kind", "words"),
     [
         (UNFREE, Cause.UNFREE, BuildFailedError, "cuda_cudart-13.0.96"),
+        (NEWER_BROKEN, Cause.BROKEN, BuildFailedError, "python3.13-torch-2.9.1 is marked as broken"),
+        (
+            NEWER_SYSTEM,
+            Cause.UNSUPPORTED_SYSTEM,
+            ImpossibleError,
+            "build is for aarch64-linux, and this machine is x86_64",
+        ),
+        (NEWER_HASH, Cause.HASH_MISMATCH, BuildFailedError, "The hash of source is sha256-Q0copBCnj1b8G1iZw1k0"),
         (BROKEN, Cause.BROKEN, BuildFailedError, "python3.13-torch-2.9.1"),
         (PLATFORM, Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "pytorch210-python313-cpu-armv9-2.10.0"),
         ("error: attribute 'cudaPackages_13_7' missing\n", Cause.MISSING_ATTRIBUTE, NoMatchError, "13_7"),
