@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .site import Site
+from .sites import Site
 from .tolerance import Tolerance
 
 Run = Callable[[Site], Any]

@@ -18,7 +18,7 @@ import torch
 
 from .case import REGISTRY, Case, Machine, NotApplicable
 from .judge import Output, describe, flatten, relative_error
-from .site import Site
+from .sites import Site
 
 BROKEN_DEVICE = 75  # exit code: the device no longer answers in this process, go on in a fresh one
 SEED = 20_260

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from ..case import CPU_AND_GPU, GPU_ONLY, REGISTRY, NotApplicable, capability
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 HALVES = (torch.float16, torch.bfloat16)

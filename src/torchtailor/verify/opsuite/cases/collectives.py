@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..case import GPU_ONLY, REGISTRY, Need, holds
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

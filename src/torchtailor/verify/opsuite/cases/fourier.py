@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..case import GPU_ONLY, REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 # Powers of the small radices, mixed radices, primes that need a general algorithm (Bluestein), large ones.

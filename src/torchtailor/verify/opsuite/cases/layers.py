@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ..case import REGISTRY, attribute
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 HALVES = (torch.float16, torch.bfloat16)

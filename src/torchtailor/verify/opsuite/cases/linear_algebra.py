@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 BOTH = (torch.float32, torch.float64)

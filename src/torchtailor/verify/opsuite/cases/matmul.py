@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ..case import CPU_AND_GPU, GPU_ONLY, REGISTRY, attribute, capability
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 ALL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

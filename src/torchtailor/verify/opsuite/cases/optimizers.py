@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {

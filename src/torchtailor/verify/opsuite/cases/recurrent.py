@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 KINDS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}

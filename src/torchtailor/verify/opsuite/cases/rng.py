@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 COUNT = 100_000

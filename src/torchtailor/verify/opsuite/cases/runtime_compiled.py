@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ..case import GPU_ONLY, REGISTRY, attribute, capability, holds, package
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 

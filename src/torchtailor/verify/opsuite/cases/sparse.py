@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..case import GPU_ONLY, REGISTRY, attribute, capability
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 BOTH = (torch.float32, torch.float64)

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from ..case import REGISTRY
-from ..site import Site
+from ..sites import Site
 from ..tolerance import Tolerance
 
 
