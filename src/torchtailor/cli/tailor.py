@@ -14,6 +14,7 @@ from torchtailor.errors import UsageError
 
 if TYPE_CHECKING:
     from torchtailor.tailor.outcome import Outcome
+    from torchtailor.tailor.run import Failure
     from torchtailor.tailor.settings import Settings
 
 
@@ -59,7 +60,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/tailor.md has the schema).")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
-    from torchtailor.tailor.run import refuse_useless, tailor_in_place, tailor_paths
+    from torchtailor.tailor.run import Failure, check_all, tailor_in_place, tailor_paths
     from torchtailor.ui import ProgressBar, err, print_json
 
     in_place = env is not None or not paths
@@ -85,14 +86,19 @@ def command(
         err().print(f"Target {settings.targets}, from {settings.targets.source}.", markup=False)
     started = time.monotonic()
     with ProgressBar(quiet=json) as bar:
-        run = tailor_in_place(env, settings, bar) if in_place else tailor_paths(paths or (), output, settings, bar)
-        outcomes = list(run)
+        results: list[Outcome | Failure] = (
+            [*tailor_in_place(env, settings, bar)] if in_place else [*tailor_paths(paths or (), output, settings, bar)]
+        )
+    outcomes = [result for result in results if not isinstance(result, Failure)]
+    failures = [result for result in results if isinstance(result, Failure)]
     seconds = time.monotonic() - started
     if json:
-        print_json(_document(outcomes, settings, seconds))
-    else:
+        print_json(_document(outcomes, failures, settings, seconds))
+    elif outcomes:
         _print(outcomes, settings, seconds)
-    refuse_useless(outcomes, settings)
+    for failure in failures[1:]:
+        err().print(f"error: {failure.error.message}", markup=False)
+    check_all(outcomes, failures, settings)
 
 
 def _settings(
@@ -131,7 +137,9 @@ def _settings(
     )
 
 
-def _document(outcomes: Sequence[Outcome], settings: Settings, seconds: float) -> dict[str, Any]:
+def _document(
+    outcomes: Sequence[Outcome], failures: Sequence[Failure], settings: Settings, seconds: float
+) -> dict[str, Any]:
     from torchtailor.tailor.manifest import library_json
 
     return {
@@ -154,6 +162,10 @@ def _document(outcomes: Sequence[Outcome], settings: Settings, seconds: float) -
             }
             for outcome in outcomes
         ],
+        "failures": [
+            {"source": str(failure.source), "error": failure.error.message, "hint": failure.error.hint}
+            for failure in failures
+        ],
     }
 
 
@@ -168,9 +180,17 @@ def _print(outcomes: Sequence[Outcome], settings: Settings, seconds: float) -> N
             for library in sorted(changed, key=lambda library: library.size_before, reverse=True)
         ]
         out().print(table(["Library", "Before", "After", "Left", "GPU code kept"], rows))
-    for outcome in outcomes:
-        for line in _conclusion(outcome):
-            out().print(line, markup=False)
+    if len(outcomes) > 1:
+        inputs = [
+            [outcome.source.name, *_sizes(outcome.size_before, outcome.size_after), _result(outcome)]
+            for outcome in outcomes
+        ]
+        out().print(table(["Input", "Before", "After", "Left", "Result"], inputs))
+    else:
+        for outcome in outcomes:
+            before, after, left = _sizes(outcome.size_before, outcome.size_after)
+            sizes = f": {before} -> {after} ({left})" if outcome.changed and not outcome.dry_run else ""
+            out().print(f"{outcome.source} -> {_result(outcome)}{sizes}", markup=False)
     for outcome in outcomes:
         for library in outcome.libraries:
             if library.fate is Fate.SKIPPED:
@@ -183,28 +203,22 @@ def _print(outcomes: Sequence[Outcome], settings: Settings, seconds: float) -> N
             "(docs/licences.md says what that means).",
             markup=False,
         )
-    saved = sum(outcome.size_before - outcome.size_after for outcome in outcomes)
+    saved = sum(library.size_before - library.size_after for library in changed)
     verb = "Would save" if settings.dry_run else "Saved"
-    targets = f"for {settings.targets}"
-    out().print(f"{verb} {human_bytes(saved)} {targets} in {human_seconds(seconds)}.", markup=False)
+    out().print(
+        f"{verb} {human_bytes(saved)} of libraries for {settings.targets} in {human_seconds(seconds)}.", markup=False
+    )
 
 
-def _conclusion(outcome: Outcome) -> list[str]:
-    from torchtailor.ui import human_bytes
-
-    before, after, left = _sizes(outcome.size_before, outcome.size_after)
-    lines = list(outcome.notes)
-    if outcome.dry_run and outcome.kind == "wheel":
-        spared = sum(library.size_before - library.size_after for library in outcome.libraries)
-        return [f"{outcome.source.name}: {human_bytes(spared)} less when unpacked", *lines]
-    if outcome.changed:
-        where = f" -> {outcome.output}" if outcome.output and outcome.output != outcome.source else ""
-        lines.insert(0, f"{outcome.source}{where}: {before} -> {after} ({left})")
-    elif not outcome.notes:
-        lines.insert(0, f"{outcome.source}: nothing to cut")
-    else:
-        lines = [f"{outcome.source.name}: {line}" for line in lines]
-    return lines
+def _result(outcome: Outcome) -> str:
+    """What became of an input, in a few words."""
+    if outcome.useless_for_target:
+        return "nothing for the target"
+    if not outcome.changed:
+        return "nothing to cut" if outcome.output is None or outcome.kind == "environment" else "copied as it is"
+    if outcome.output is None:
+        return "would be cut"
+    return "cut in place" if outcome.output == outcome.source else str(outcome.output)
 
 
 def _sizes(before: int, after: int) -> tuple[str, str, str]:

@@ -110,14 +110,16 @@ def _damaged(removed: Path) -> BadInputError:
 
 def _pieces(before: FileSource, after: FileSource) -> Iterator[Piece]:
     stock, cut = ElfFile(before), ElfFile(after)
-    kept = {_digest(after, image.offset, image.end - image.offset): image.offset for image in scan_elf(cut).images}
+    images = list(scan_elf(cut).images)
+    kept = {_digest(after, image.offset, image.stored_size): image.offset for image in images}
+    sizes = {image.stored_size for image in images}  # most images are told apart by their size alone
     position = 0
     for image in sorted(scan_elf(stock).images, key=lambda image: image.offset):
         if image.offset < position:
             continue
         yield from _by_address(stock, cut, position, image.offset)
-        size = image.end - image.offset
-        yield Piece(kept.get(_digest(before, image.offset, size)), size)
+        size = image.stored_size
+        yield Piece(kept.get(_digest(before, image.offset, size)) if size in sizes else None, size)
         position = image.end
     yield from _by_address(stock, cut, position, stock.size)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.tailor.environment import find_sites, tailor_environment
 from torchtailor.tailor.folder import tailor_file, tailor_folder
 from torchtailor.tailor.outcome import Outcome
@@ -34,13 +34,27 @@ class Task:
     output: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An input of which there is no output, and why."""
+
+    source: Path
+    error: TorchtailorError
+
+
 def tailor_paths(
     paths: Sequence[Path], output: Path | None, settings: Settings, watcher: Watcher | None = None
-) -> Iterator[Outcome]:
-    """Tailor wheels, folders and libraries, one after the other."""
+) -> Iterator[Outcome | Failure]:
+    """Tailor wheels, folders and libraries, one after the other; where one fails the others are still done, unless it
+    was for something that stops them too, such as a full disk."""
     functions = {Kind.WHEEL: tailor_wheel, Kind.FOLDER: tailor_folder, Kind.LIBRARY: tailor_file}
     for task in plan_tasks(paths, output):
-        yield functions[task.kind](task.source, task.output, settings, watcher)
+        try:
+            yield functions[task.kind](task.source, task.output, settings, watcher)
+        except EnvironmentProblem:
+            raise
+        except TorchtailorError as error:
+            yield Failure(task.source, error)
 
 
 def tailor_in_place(environment: Path | None, settings: Settings, watcher: Watcher | None = None) -> Iterator[Outcome]:
@@ -49,14 +63,16 @@ def tailor_in_place(environment: Path | None, settings: Settings, watcher: Watch
         yield tailor_environment(site, settings, watcher)
 
 
-def refuse_useless(outcomes: Sequence[Outcome], settings: Settings) -> None:
-    """It is an error where the GPU code of an input runs on none of the targets."""
-    useless = [outcome for outcome in outcomes if outcome.useless_for_target]
-    if useless:
-        raise ImpossibleError(
-            f"{useless[0].source.name} has no GPU code that runs on {settings.targets}; no output was written for it.",
-            "`torchtailor inspect` lists what it has; another build of the package may have more.",
-        )
+def check_all(outcomes: Sequence[Outcome], failures: Sequence[Failure], settings: Settings) -> None:
+    """Raise what went wrong first; it is an error too where the GPU code of an input runs on none of the targets."""
+    for failure in failures:
+        raise failure.error
+    for outcome in outcomes:
+        if outcome.useless_for_target:
+            raise ImpossibleError(
+                f"{outcome.source.name} has no GPU code that runs on {settings.targets}; no output was written for it.",
+                "`torchtailor inspect` lists what it has; another build of the package may have more.",
+            )
 
 
 def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[Task]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import struct
@@ -62,8 +61,7 @@ class WheelArchive:
         try:
             self.size = os.fstat(self._file.fileno()).st_size
             members = tuple(_members(path))
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            placed = _check_layout(path, self._map, members)
+            placed = _check_layout(path, self._file.fileno(), members)
             self.members = {member.name: placed[member.name] for member in members}
         except BaseException:
             self._file.close()
@@ -73,7 +71,6 @@ class WheelArchive:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._map.close()
         self._file.close()
 
     @property
@@ -90,27 +87,27 @@ class WheelArchive:
 
     def chunks(self, member: Member) -> Iterator[bytes]:
         """The unpacked bytes of a member, checked against the size and checksum of the zip's table."""
-        return unpack(self._map, member, self.path.name)
+        return unpack(self.fileno, member, self.path.name)
 
     def begins_with(self, member: Member, magic: bytes) -> bool:
         if member.size < len(magic):
             return False
-        return next(_raw_chunks(self._map, member, self.path.name), b"").startswith(magic)
+        return next(_raw_chunks(self.fileno, member, self.path.name), b"").startswith(magic)
 
 
 @contextmanager
 def open_member(wheel: Path, member: Member) -> Iterator[Iterator[bytes]]:
     """The unpacked bytes of a member, without reading the wheel's table again."""
-    with wheel.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield unpack(data, member, wheel.name)
+    with wheel.open("rb") as file:
+        yield unpack(file.fileno(), member, wheel.name)
 
 
-def unpack(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
+def unpack(fd: int, member: Member, owner: str) -> Iterator[bytes]:
     """The unpacked bytes of a member in pieces of a megabyte at most, checked when the last one was taken."""
     from isal import isal_zlib
 
     crc = unpacked = 0
-    for chunk in _raw_chunks(data, member, owner):
+    for chunk in _raw_chunks(fd, member, owner):
         unpacked += len(chunk)
         if unpacked > member.size:
             raise BadInputError(f"{owner}: {member.name} unpacks to more than the zip's table says", _DO_NOT_USE)
@@ -122,22 +119,22 @@ def unpack(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
         raise BadInputError(f"{owner}: {member.name} does not have the checksum it should have", _AGAIN)
 
 
-def _raw_chunks(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
-    return _inflate(data, member, owner) if member.deflated else _stored(data, member)
+def _raw_chunks(fd: int, member: Member, owner: str) -> Iterator[bytes]:
+    return _inflate(fd, member, owner) if member.deflated else _stored(fd, member)
 
 
-def _stored(data: mmap.mmap, member: Member) -> Iterator[bytes]:
+def _stored(fd: int, member: Member) -> Iterator[bytes]:
     start, end = member.data_offset, member.data_offset + member.packed_size
     for offset in range(start, end, _INPUT_STEP):
-        yield data[offset : min(offset + _INPUT_STEP, end)]
+        yield os.pread(fd, min(_INPUT_STEP, end - offset), offset)
 
 
-def _inflate(data: mmap.mmap, member: Member, owner: str) -> Iterator[bytes]:
+def _inflate(fd: int, member: Member, owner: str) -> Iterator[bytes]:
     from isal import igzip_lib, isal_zlib
 
     inflater = isal_zlib.decompressobj(-15)
     try:
-        for packed in _stored(data, member):
+        for packed in _stored(fd, member):
             # A step of packed bytes can unpack to a thousand times its size, so take it in bounded pieces.
             chunk: bytes = inflater.decompress(packed, _OUTPUT_STEP)
             while chunk:
@@ -218,24 +215,25 @@ def _check_total(path: Path, total: int) -> None:
         raise BadInputError(f"{path.name} unpacks from {packed} to {total} bytes", "that is a zip bomb")
 
 
-def _check_layout(path: Path, data: mmap.mmap, members: tuple[Member, ...]) -> dict[str, Member]:
+def _check_layout(path: Path, fd: int, members: tuple[Member, ...]) -> dict[str, Member]:
     """The members with the places of their bytes; local headers must agree with the table, and members not overlap."""
     placed: dict[str, Member] = {}
+    size = os.fstat(fd).st_size
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
             raise BadInputError(f"{path.name}: {member.name} overlaps the file before it", _DO_NOT_USE)
-        header = data[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
+        header = os.pread(fd, _LOCAL_HEADER.size, member.header_offset)
         if len(header) < _LOCAL_HEADER.size or header[:4] != _LOCAL_MAGIC:
             raise BadInputError(f"{path.name}: {member.name} is not where the zip's table says", _AGAIN)
         *_, name_size, extra_size = _LOCAL_HEADER.unpack(header)
         name_offset = member.header_offset + _LOCAL_HEADER.size
-        own_name = data[name_offset : name_offset + name_size]
+        own_name = os.pread(fd, name_size, name_offset)
         if own_name not in (member.name.encode(), member.name.encode("cp437", "replace")):
             raise BadInputError(f"{path.name}: {member.name} has another name in its own header", _DO_NOT_USE)
         start = name_offset + name_size + extra_size
         end = start + member.packed_size
-        if end > len(data):
+        if end > size:
             raise BadInputError(f"{path.name}: {member.name} ends after the file's end", _AGAIN)
         placed[member.name] = replace(member, data_offset=start)
     return placed

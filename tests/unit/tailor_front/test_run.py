@@ -31,7 +31,7 @@ def test_table_and_totals(capsys: pytest.CaptureFixture[str], tmp_path: Path, li
     code, out, _ = run(capsys, "tailor", library, "--gpu", "H100", "-o", tmp_path / "out.so")
     assert code == ExitCode.OK
     assert "libx.so" in out and "sm_90a" in out and "52 %" in out
-    assert "Saved 24.5 kB for 9.0" in out
+    assert "Saved 24.5 kB of libraries for 9.0" in out
 
 
 def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
@@ -145,3 +145,17 @@ def test_a_wheel_goes_to_the_current_folder(
     monkeypatch.chdir(tmp_path / "here")
     assert run(capsys, "tailor", wheel, "--gpu", "9.0")[0] == ExitCode.OK
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["demo-1.0+sm90-py3-none-any.whl"]
+
+
+def test_one_bad_input_does_not_stop_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) -> None:
+    good = build_wheel(tmp_path, {"good/x.so": fat}, name="good")
+    bad = build_wheel(tmp_path, {"bad/x.so": fat}, name="bad", record="nonsense\n")
+    worse = tmp_path / "worse-1.0-py3-none-any.whl"
+    worse.write_bytes(b"PK")
+    code, out, err = run(capsys, "tailor", bad, worse, good, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.BAD_INPUT
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["good-1.0+sm90-py3-none-any.whl"]
+    assert "RECORD" in err and "worse-1.0" in err and "good/x.so" in out
+    code, out, _ = run(capsys, "tailor", bad, good, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
+    assert code == ExitCode.BAD_INPUT
+    assert [failure["source"] for failure in json.loads(out)["failures"]] == [str(bad)]
