@@ -25,10 +25,11 @@ OUT = Path(os.environ["OUT"])
 WORK = Path(os.environ["WORK"])
 PACKAGES = ("torch", "torchgen", "functorch", "nvidia", "triton")
 METADATA = ("torch-*.dist-info", "nvidia_*.dist-info", "triton-*.dist-info")
+# The quick ones first.
 CUTS = {
     "tailored": ["--gpu", "9.0", "--strip"],
-    "recompressed": ["--gpu", "9.0", "--strip", "--recompress"],
     "wrong": ["--gpu", "8.0"],
+    "recompressed": ["--gpu", "9.0", "--strip", "--recompress"],
 }
 RIGHT = ("tailored", "recompressed")
 SUITES = ("stock-a", "stock-b", *RIGHT)

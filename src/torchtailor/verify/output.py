@@ -65,9 +65,7 @@ def as_junit(report: Report) -> bytes:
     root = ElementTree.Element("testsuites", _counts(report.checks), name=_text(report.target))
     for level in report.levels:
         checks = report.at(level)
-        suite = ElementTree.SubElement(
-            root, "testsuite", _counts(checks), name=f"{level.number} {level.value}"
-        )
+        suite = ElementTree.SubElement(root, "testsuite", _counts(checks), name=f"{level.number} {level.value}")
         for check in checks:
             case = ElementTree.SubElement(
                 suite,

@@ -109,6 +109,8 @@ class Case:
     reference: Run | None = None
     # Parts of messages with which torch says that it does not have this at all (never that it failed).
     refusals: tuple[str, ...] = ()
+    # Whether kernels are chosen by timing them: the next process may choose others, and other bits are no fault then.
+    timed_choice: bool = False
 
     def why_not(self, machine: Machine) -> str | None:
         """Why this case does not apply to a machine; None where it does."""

@@ -120,7 +120,7 @@ def _run_worker(options: argparse.Namespace, journal: Path, done: Path, errors: 
     command += ["--journal", str(journal), "--done", str(done)]
     # Code compiled by an earlier run must not stand in for code that this one cannot compile.
     caches = {name: str(journal.parent / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    environment = {**os.environ, **caches, "USE_PYTORCH_KERNEL_CACHE": "0"}
+    environment = {**os.environ, **caches, "USE_PYTORCH_KERNEL_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment) as worker,

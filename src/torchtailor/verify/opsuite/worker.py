@@ -85,7 +85,7 @@ def evaluate(case: Case, machine: Machine) -> dict[str, Any]:
         **result,
         "outcome": "pass" if close else "fail",
         "reason": "" if close else f"differs from the reference by {error:.2g}, at most {limit:.2g} is right",
-        "deterministic": repeated,
+        "deterministic": repeated and not case.timed_choice,
         "error": error if error != float("inf") else "inf",
         "limit": limit,
         "seconds": [round(first_seconds, 6), round(again_seconds, 6)],

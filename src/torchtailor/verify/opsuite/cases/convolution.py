@@ -101,7 +101,7 @@ def _ieee(site: Site) -> Any:
         return _convolve(site, 2, padding=1)
 
 
-@REGISTRY.case("cudnn", "conv2d-benchmark", tolerance=Tolerance.TF32, devices=GPU_ONLY)
+@REGISTRY.case("cudnn", "conv2d-benchmark", tolerance=Tolerance.TF32, devices=GPU_ONLY, timed_choice=True)
 def _benchmark(site: Site) -> Any:
     """cuDNN tries every algorithm it has: each of them must still be there."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):

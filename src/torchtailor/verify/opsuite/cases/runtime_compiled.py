@@ -121,7 +121,7 @@ def _compile_pointwise(site: Site) -> Any:
     return _compiled(pointwise, site.normal(64, 100), site.normal(64, 100), reference=site.reference)
 
 
-@REGISTRY.case("triton", "compile-softmax", torch.bfloat16, **TRITON)
+@REGISTRY.case("triton", "compile-softmax", torch.bfloat16, timed_choice=True, **TRITON)
 def _compile_reduction(site: Site) -> Any:
     def normalized(data: Any, weight: Any) -> Any:
         return F.softmax(F.layer_norm(data, (96,), weight), -1), data.sum(0)
@@ -129,7 +129,7 @@ def _compile_reduction(site: Site) -> Any:
     return _compiled(normalized, site.normal(32, 96), site.normal(96), reference=site.reference)
 
 
-@REGISTRY.case("triton", "compile-training", tolerance=Tolerance.LOOSE, **TRITON)
+@REGISTRY.case("triton", "compile-training", tolerance=Tolerance.LOOSE, timed_choice=True, **TRITON)
 def _compile_training(site: Site) -> Any:
     weight, data = site.normal(32, 48, grad=True), site.normal(20, 48)
 
