@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and ARMv8.2, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:49b55aa15accb1db7a09b17a75814a7e410d8ef95868a62fc4c5548407191c8c
+# torchtailor-content: sha256:2c597beaade0b417fd66b51821df9968085cb142b2bfc8aa198a088f75797ee3
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -62,7 +62,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-armv8_2-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and ARMv9, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:82fe92150d6c478c39fe763adc1d91c0efd18dfc16e10c807e540b56cee2ecf6
+# torchtailor-content: sha256:089f97c90bfa496429f20977240847bb0e1313a54679dd5b9c8587b728385ea9
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -62,7 +62,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-armv9-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:ea4278adeedb41877f509af11c16a10b83d7236acfd8b7c369b20a038fb0b71a
+# torchtailor-content: sha256:f133b64906b18454b2917ed5cada120d74dcc8614d132841d89541c9538dce66
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -66,7 +66,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-avx-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX2, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:2013e7e0f36ba408a26821e47a7d13e6a7546565919b5a1d878d69d656040253
+# torchtailor-content: sha256:f63a20fe36733537ac5621ff3b4030dcba90aac64587b7343ab5bb6c0c691ce4
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -64,7 +64,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-avx2-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:11e9608928ee311a0ba0fcae85056dc8535c9e2fdeb8eb1100713824ed00218d
+# torchtailor-content: sha256:cf38c625fa4c17092ad9f035f09840f75e4f67fbd6903d66cb4f674c9af6304f
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -66,7 +66,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-avx512-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

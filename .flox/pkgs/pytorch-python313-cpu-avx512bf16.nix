@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512 BF16, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:daf281304d9bc98980ab0b107489216ac3769a4308e7b125570d1da8bea5d9f6
+# torchtailor-content: sha256:e4b692c25f2ecd62586bd49c8f96d3c7edea589106de490f0057ec44dbaa744d
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -67,7 +67,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-avx512bf16-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for CPUs alone and AVX-512 VNNI, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:702a2c8f71840dc899c68dceea1505a57c9113550d615e17486f980bd8f356b3
+# torchtailor-content: sha256:a67ff3707c1b75db93cc5cdd2623275a102f17172cb0ea7ca2dd35913fa015f6
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -67,7 +67,7 @@ in
     # buildPythonPackage has made the name already, so it is made again
     name = "pytorch210-python313-cpu-avx512vnni-${oldAttrs.version}";
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX2, CUDA 13.0, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:a695c18954cd05e70db85dbd6b7b9b0208f10913da93142fcb0deb4934b91938
+# torchtailor-content: sha256:1d6d9c8597d2130758ad974c0e005e4804f63374b2b01e9369cc809f680d0b2e
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -33,17 +33,26 @@ let
           # Overlay 1: CUDA 13.0 for every package
           (final: prev: { cudaPackages = final.cudaPackages_13_0; })
 
-          # Overlay 2: MAGMA without clockRate, which CUDA 13 took out of cudaDeviceProp
+          # Overlay 2: MAGMA for this GPU alone, and without clockRate, which CUDA 13 took out of cudaDeviceProp
           (final: prev: {
-            magma = prev.magma.overrideAttrs (oldAttrs: {
-              patches = (oldAttrs.patches or [ ]) ++ [
-                (final.fetchpatch {
-                  name = "cuda-13.0-clockrate-fix.patch";
-                  url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
-                  hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
-                })
-              ];
-            });
+            magma =
+              (prev.magma.override {
+                cudaPackages = final.cudaPackages // {
+                  flags = final.cudaPackages.flags // {
+                    cudaCapabilities = [ gpuArchSM ];
+                    cmakeCudaArchitecturesString = "80-real";
+                  };
+                };
+              }).overrideAttrs
+                (oldAttrs: {
+                  patches = (oldAttrs.patches or [ ]) ++ [
+                    (final.fetchpatch {
+                      name = "cuda-13.0-clockrate-fix.patch";
+                      url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
+                      hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
+                    })
+                  ];
+                });
           })
 
           # Overlay 3: PyTorch 2.10.0; nixpkgs has 2.9.1 at this pin
@@ -98,7 +107,7 @@ in
       EOF
     '';
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM80 (Ampere: A100, A30) and AVX-512, CUDA 13.0, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:70125593dd49eff904b853e4a6945d0d0dc6d27c8726a068239517d80315154d
+# torchtailor-content: sha256:2854c22542af4b5ea02f36130a4507b8a66d151cfd207a04e46b5879195f5f11
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -35,17 +35,26 @@ let
           # Overlay 1: CUDA 13.0 for every package
           (final: prev: { cudaPackages = final.cudaPackages_13_0; })
 
-          # Overlay 2: MAGMA without clockRate, which CUDA 13 took out of cudaDeviceProp
+          # Overlay 2: MAGMA for this GPU alone, and without clockRate, which CUDA 13 took out of cudaDeviceProp
           (final: prev: {
-            magma = prev.magma.overrideAttrs (oldAttrs: {
-              patches = (oldAttrs.patches or [ ]) ++ [
-                (final.fetchpatch {
-                  name = "cuda-13.0-clockrate-fix.patch";
-                  url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
-                  hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
-                })
-              ];
-            });
+            magma =
+              (prev.magma.override {
+                cudaPackages = final.cudaPackages // {
+                  flags = final.cudaPackages.flags // {
+                    cudaCapabilities = [ gpuArchSM ];
+                    cmakeCudaArchitecturesString = "80-real";
+                  };
+                };
+              }).overrideAttrs
+                (oldAttrs: {
+                  patches = (oldAttrs.patches or [ ]) ++ [
+                    (final.fetchpatch {
+                      name = "cuda-13.0-clockrate-fix.patch";
+                      url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
+                      hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
+                    })
+                  ];
+                });
           })
 
           # Overlay 3: PyTorch 2.10.0; nixpkgs has 2.9.1 at this pin
@@ -100,7 +109,7 @@ in
       EOF
     '';
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

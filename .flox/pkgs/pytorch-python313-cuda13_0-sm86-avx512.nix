@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX-512, CUDA 13.0, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:505a8966de40174ad28c2c36579a074830c73bdc384234ba92aa1f37520cd645
+# torchtailor-content: sha256:b6bab24a17069a7de07eae0b5fcb44fa7e17c80f3c54da2fd182225db4ed1f75
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -35,17 +35,26 @@ let
           # Overlay 1: CUDA 13.0 for every package
           (final: prev: { cudaPackages = final.cudaPackages_13_0; })
 
-          # Overlay 2: MAGMA without clockRate, which CUDA 13 took out of cudaDeviceProp
+          # Overlay 2: MAGMA for this GPU alone, and without clockRate, which CUDA 13 took out of cudaDeviceProp
           (final: prev: {
-            magma = prev.magma.overrideAttrs (oldAttrs: {
-              patches = (oldAttrs.patches or [ ]) ++ [
-                (final.fetchpatch {
-                  name = "cuda-13.0-clockrate-fix.patch";
-                  url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
-                  hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
-                })
-              ];
-            });
+            magma =
+              (prev.magma.override {
+                cudaPackages = final.cudaPackages // {
+                  flags = final.cudaPackages.flags // {
+                    cudaCapabilities = [ gpuArchSM ];
+                    cmakeCudaArchitecturesString = "86-real";
+                  };
+                };
+              }).overrideAttrs
+                (oldAttrs: {
+                  patches = (oldAttrs.patches or [ ]) ++ [
+                    (final.fetchpatch {
+                      name = "cuda-13.0-clockrate-fix.patch";
+                      url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
+                      hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
+                    })
+                  ];
+                });
           })
 
           # Overlay 3: PyTorch 2.10.0; nixpkgs has 2.9.1 at this pin
@@ -100,7 +109,7 @@ in
       EOF
     '';
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM86 (Ampere: A40, RTX A6000, RTX 3090 Ti) and AVX-512 VNNI, CUDA 13.0, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:51250f455d13d66aaaec409a42376564cbe5600ece9008391e11fdf261377548
+# torchtailor-content: sha256:6f557910ba5332a12c3d745453166c031d95d4c3e0d61d891805bc5c6506f3af
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -36,17 +36,26 @@ let
           # Overlay 1: CUDA 13.0 for every package
           (final: prev: { cudaPackages = final.cudaPackages_13_0; })
 
-          # Overlay 2: MAGMA without clockRate, which CUDA 13 took out of cudaDeviceProp
+          # Overlay 2: MAGMA for this GPU alone, and without clockRate, which CUDA 13 took out of cudaDeviceProp
           (final: prev: {
-            magma = prev.magma.overrideAttrs (oldAttrs: {
-              patches = (oldAttrs.patches or [ ]) ++ [
-                (final.fetchpatch {
-                  name = "cuda-13.0-clockrate-fix.patch";
-                  url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
-                  hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
-                })
-              ];
-            });
+            magma =
+              (prev.magma.override {
+                cudaPackages = final.cudaPackages // {
+                  flags = final.cudaPackages.flags // {
+                    cudaCapabilities = [ gpuArchSM ];
+                    cmakeCudaArchitecturesString = "86-real";
+                  };
+                };
+              }).overrideAttrs
+                (oldAttrs: {
+                  patches = (oldAttrs.patches or [ ]) ++ [
+                    (final.fetchpatch {
+                      name = "cuda-13.0-clockrate-fix.patch";
+                      url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
+                      hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
+                    })
+                  ];
+                });
           })
 
           # Overlay 3: PyTorch 2.10.0; nixpkgs has 2.9.1 at this pin
@@ -101,7 +110,7 @@ in
       EOF
     '';
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

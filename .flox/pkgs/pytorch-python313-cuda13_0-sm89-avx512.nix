@@ -1,6 +1,6 @@
 # PyTorch 2.10.0 for SM89 (Ada Lovelace: L40S, RTX 6000 Ada, RTX 4090) and AVX-512, CUDA 13.0, Python 3.13.
 # Written by torchtailor: change the catalog and write again, not this file.
-# torchtailor-content: sha256:336dd841f9a6f68a56163d8d96a7451c2e4a25e69420baf971603e5758bcd4b8
+# torchtailor-content: sha256:3e0b3d19184a1aa69a0bb6fb65b9b8764763d93b398b3ec60482d96e13ac40c8
 {
   pkgs ? { stdenv.hostPlatform.system = builtins.currentSystem; },
 }:
@@ -35,17 +35,26 @@ let
           # Overlay 1: CUDA 13.0 for every package
           (final: prev: { cudaPackages = final.cudaPackages_13_0; })
 
-          # Overlay 2: MAGMA without clockRate, which CUDA 13 took out of cudaDeviceProp
+          # Overlay 2: MAGMA for this GPU alone, and without clockRate, which CUDA 13 took out of cudaDeviceProp
           (final: prev: {
-            magma = prev.magma.overrideAttrs (oldAttrs: {
-              patches = (oldAttrs.patches or [ ]) ++ [
-                (final.fetchpatch {
-                  name = "cuda-13.0-clockrate-fix.patch";
-                  url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
-                  hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
-                })
-              ];
-            });
+            magma =
+              (prev.magma.override {
+                cudaPackages = final.cudaPackages // {
+                  flags = final.cudaPackages.flags // {
+                    cudaCapabilities = [ gpuArchSM ];
+                    cmakeCudaArchitecturesString = "89-real";
+                  };
+                };
+              }).overrideAttrs
+                (oldAttrs: {
+                  patches = (oldAttrs.patches or [ ]) ++ [
+                    (final.fetchpatch {
+                      name = "cuda-13.0-clockrate-fix.patch";
+                      url = "https://github.com/icl-utk-edu/magma/commit/235aefb7b064954fce09d035c69907ba8a87cbcd.patch";
+                      hash = "sha256-i9InbxD5HtfonB/GyF9nQhFmok3jZ73RxGcIciGBGvU=";
+                    })
+                  ];
+                });
           })
 
           # Overlay 3: PyTorch 2.10.0; nixpkgs has 2.9.1 at this pin
@@ -100,7 +109,7 @@ in
       EOF
     '';
 
-    # The build goes through setup.py: cmakeFlags would reach nothing, the environment does.
+    # The build goes through setup.py: the environment reaches CMake, flags of the derivation do not.
     preConfigure = (oldAttrs.preConfigure or "") + ''
       export CFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CFLAGS:-}"
       export CXXFLAGS="${builtins.concatStringsSep " " cpuFlags} ''${CXXFLAGS:-}"

@@ -180,7 +180,7 @@ class Blueprint:
         """The template's variables."""
         upgrade, magma = self.upgrade, self.magma
         numbers: dict[str, int] = {}
-        for name, there in (("cuda", self.variant.gpu), ("magma", magma), ("torch", upgrade)):
+        for name, there in (("cuda", self.variant.gpu), ("magma", self.variant.gpu), ("torch", upgrade)):
             if there:
                 numbers[name] = len(numbers) + 1
         return {

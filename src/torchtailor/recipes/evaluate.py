@@ -44,6 +44,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     blas: str | None
     overlays: int
     magma_patches: tuple[str, ...]
+    magma_targets: tuple[str, ...]
     pin: str
     pin_hash: str | None
     patches: int

@@ -18,6 +18,7 @@ from torchtailor.variants.variant import Variant
 
 _NAME = re.compile(r"(pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+)(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
+_CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
 _IN_OVERLAYS = ("prev.", "pprev.", "super.", "final.", "pfinal.", "self.")
 _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
@@ -99,10 +100,10 @@ class Recipe:
     @cached_property
     def attributes(self) -> tuple[Binding, ...]:
         """What the outermost `overrideAttrs` (or builder) sets."""
-        calls = self.source.calls
-        found = [argument for name, _, argument in calls if name == ".overrideAttrs"]
-        found += [
-            argument for name, _, argument in calls if name.endswith(_BUILDERS) and not name.startswith(_IN_OVERLAYS)
+        found = [
+            argument
+            for name, _, argument in self.source.calls
+            if name.endswith(_BUILDERS) and not name.startswith(_IN_OVERLAYS) and ".magma" not in name
         ]
         return self.source.inside(found[0]) if found else ()
 
@@ -178,6 +179,11 @@ class Recipe:
                 where = next((b.line for b in self.source.inside(argument) if b.name == "url"), line)
                 found.append(PinUse(match[1], str(fields.get("sha256") or ""), where))
         return tuple(found)
+
+    @cached_property
+    def sets_cuda(self) -> bool:
+        """Whether something sets cudaPackages to a CUDA version's package set."""
+        return any(_CUDA_SET.search(self.source.code(binding.node)) for binding in self.source.named("cudaPackages"))
 
     @cached_property
     def upgrade(self) -> Line | None:

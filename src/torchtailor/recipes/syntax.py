@@ -163,6 +163,10 @@ class Source:
                     direct.append(binding)
         return tuple(direct)
 
+    def code(self, node: Any) -> str:
+        """An expression's text without its comments."""
+        return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
+
     def value(self, node: Any, depth: int = 0) -> Value:
         """A literal, or what a name in `let` stands for; None when that needs evaluation."""
         node = unwrap(node)
@@ -268,11 +272,13 @@ def _attrpath(node: Any) -> tuple[str, ...]:
 
 
 def _dotted(node: Any) -> str:
-    """`nixpkgs.python3Packages.torch.override`; of a call, the name after it: `.overrideAttrs`."""
+    """`pkgs.torch.override`; of what a call gave, `pkgs.torch.override().overrideAttrs`."""
     node = unwrap(node)
     if node is None:
         return ""
     if node.type == "select_expression":
         base = _dotted(node.child_by_field_name("expression"))
         return ".".join((base, *_attrpath(node.child_by_field_name("attrpath"))))
+    if node.type == "apply_expression":
+        return _dotted(node.child_by_field_name("function")) + "()"
     return _text(node) if node.type == "variable_expression" else ""

@@ -62,7 +62,9 @@ def test_every_recipe_evaluates_to_what_the_catalog_says(
         assert recipe.cmake_flags == tuple(flag for flag in recipe.cmake_flags if "CUDAToolkit_VERSION" in flag)
         major = variant.build.cuda.major if variant.build.cuda else 0
         assert bool(recipe.magma_patches) == (major == 13)
-        assert recipe.overlays == (3 if major == 13 else 1 if variant.gpu or release == "cuda-13_0" else 0)
+        assert recipe.overlays == 2 * bool(variant.gpu) + (release == "cuda-13_0")
+        if variant.gpu:  # MAGMA is linked in: it must not bring the code of other GPUs
+            assert recipe.magma_targets == (str(variant.gpu.capability),)
 
 
 def test_what_reaches_the_build(catalog: Catalog, tmp_path: Path) -> None:

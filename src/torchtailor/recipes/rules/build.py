@@ -99,7 +99,7 @@ def toolkit_stub(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
 )
 def overlay_cuda(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     variant = expected(recipe)
-    if variant and variant.gpu and recipe.overrides_torch and not recipe.source.named("cudaPackages"):
+    if variant and variant.gpu and recipe.overrides_torch and not recipe.sets_cuda:
         yield 1, f"nothing sets cudaPackages to CUDA {variant.build.cuda}"
 
 

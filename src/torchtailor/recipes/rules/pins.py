@@ -111,7 +111,7 @@ def alias_cuda(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
         owner = selection.text.partition(".")[0]
         if _CUDA_ALIAS.fullmatch(word) and word != "cudaPackages":
             yield selection.number, f"{word} follows nixpkgs; {promised} was promised"
-        elif word == "cudaPackages" and owner in ("final", "prev", "cudaPackages"):
+        elif word == "cudaPackages" and owner in ("final", "prev", "cudaPackages") and not recipe.sets_cuda:
             yield selection.number, f"{word} is nixpkgs' default CUDA; {promised} was promised"
 
 

@@ -80,6 +80,7 @@ let
       blas = if standin == null then null else drv.blasProvider.pname or null;
       overlays = standin.overlays or 0;
       magma_patches = standin.magmaPatches or [ ];
+      magma_targets = standin.magmaTargets or [ ];
       pin = standin.pin.rev or "";
       pin_hash = standin.pin.sha256 or null;
       patches = builtins.length (drv.patches or [ ]);

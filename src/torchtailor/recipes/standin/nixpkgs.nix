@@ -204,6 +204,13 @@ let
             )
             // {
               cudaMajorMinorVersion = version;
+              flags = {
+                cudaCapabilities = [
+                  "8.0"
+                  "9.0"
+                ];
+                cmakeCudaArchitecturesString = "80-real;90";
+              };
               cudaMajorVersion = builtins.head (builtins.match "([0-9]+)[.].*" version);
             };
           self = base // extra self base;
@@ -297,6 +304,7 @@ let
           inherit pin config;
           overlays = builtins.length overlays;
           magmaPatches = map (patch: patch.patchName or "") (effectiveMagma.patches or [ ]);
+          magmaTargets = effectiveMagma.cudaCapabilities;
         };
       };
       meta = {
@@ -380,6 +388,7 @@ let
         }:
         package "magma" "2.9.0" {
           patches = [ ];
+          inherit (cudaPackages.flags) cudaCapabilities cmakeCudaArchitecturesString;
           passthru = { inherit cudaPackages; };
         }
       ) { };
