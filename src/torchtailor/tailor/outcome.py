@@ -48,6 +48,8 @@ class LibraryOutcome:
     @classmethod
     def of(cls, path: str, result: LibraryResult, *, consent_missing: bool = False) -> LibraryOutcome:
         fate = _FATES[result.status]
+        if fate is Fate.CUT and not result.dropped and not result.recompressed:
+            fate = Fate.STRIPPED  # it has GPU code, and all of it stays
         if consent_missing and fate.changed:
             fate = Fate.LEFT_TO_CONSENT
         return cls(path, fate, result.size_before, result)

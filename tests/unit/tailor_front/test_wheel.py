@@ -195,3 +195,12 @@ def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> Non
 
 def _libraries() -> list[Path]:
     return sorted(Path(sysconfig.get_path("platlib")).glob("*/*.so"))
+
+
+def test_gpu_code_that_all_stays_is_no_cut(tmp_path: Path, fat: bytes) -> None:
+    """A wheel already cut for the target has nothing more to cut: it is copied, not labelled anew."""
+    first = tailor_wheel(build_wheel(tmp_path, {"demo/libx.so": fat}), tmp_path / "one", settings(strip=False))
+    assert first.output
+    second = tailor_wheel(first.output, tmp_path / "two", settings())
+    assert second.output == tmp_path / "two" / first.output.name
+    assert second.output.read_bytes() == first.output.read_bytes()
