@@ -151,6 +151,9 @@ def split(load: Segment, holes: Iterable[Span], page: int, *, first: bool) -> It
     The first segment keeps its alignment, from which the loader takes the alignment of the whole library, and so
     does the start of an executable one, whose large pages depend on it. Others need no more than a page.
     """
+    if load.file_size == 0:  # zeroed memory and nothing else
+        yield Piece(load, load.address, 0, load.memory_size, load.alignment)
+        return
     file_end = load.address + load.file_size
     inside = [hole for hole in holes if load.address <= hole.start and hole.end <= file_end]
     rest = subtract([Span(load.address, file_end)], inside)

@@ -14,16 +14,18 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import DynamicTag
 from torchtailor.gpucode.fatbin import ArchKey, Image
-from torchtailor.gpucode.scan import LibraryCode, scan_elf
+from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.tailor.files import FileSource, open_file
 from torchtailor.tailor.makers import maker_of
 from torchtailor.tailor.plan import Keep, Plan, choose_images, make_plan
@@ -34,7 +36,7 @@ from torchtailor.tailor.result import CodeTally, LibraryResult, Recompressed, St
 from torchtailor.tailor.shrink import Surgery, check_layout, prepare, write
 from torchtailor.tailor.strip import removable_sections
 
-__all__ = ["LibraryResult", "Recompress", "Status", "tailor_library"]
+__all__ = ["LibraryResult", "Recompress", "Status", "reading_once", "tailor_library"]
 
 
 def tailor_library(
@@ -56,8 +58,8 @@ def tailor_library(
     full or read-only.
     """
     try:
-        with open_file(src) as source:
-            return _Tailoring(src, source, policy, strip=strip, recompress=recompress).run(dst, durable=durable)
+        with _opened(src) as stock:
+            return _Tailoring(src, stock, policy, strip=strip, recompress=recompress).run(dst, durable=durable)
     except TorchtailorError as error:
         if str(src) not in error.message:
             raise type(error)(f"{src}: {error.message}", error.hint) from error
@@ -68,15 +70,53 @@ def tailor_library(
         ) from error
 
 
+@dataclass(frozen=True)
+class _Stock:
+    """An open library and what was read of it."""
+
+    library: Library
+
+    @cached_property
+    def sha256(self) -> str:
+        return _sha256(self.library.source)
+
+
+_kept = threading.local()
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """In this block a library that is cut several times, for several targets, is read once and stays open."""
+    with ExitStack() as files:
+        _kept.files, _kept.known = files, {}
+        try:
+            yield
+        finally:
+            del _kept.files, _kept.known
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Stock]:
+    files: ExitStack | None = getattr(_kept, "files", None)
+    if files is None:
+        with open_file(path) as source:
+            yield _Stock(Library.read(source))
+        return
+    status = path.stat()
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if key not in _kept.known:
+        _kept.known[key] = _Stock(Library.read(files.enter_context(open_file(path))))
+    yield _kept.known[key]
+
+
 class _Tailoring:
     """One library on its way through plan, surgery and proof."""
 
     def __init__(
-        self, path: Path, source: FileSource, policy: Policy, *, strip: bool, recompress: Recompress | None
+        self, path: Path, stock: _Stock, policy: Policy, *, strip: bool, recompress: Recompress | None
     ) -> None:
-        self.source = source
-        self.elf = ElfFile(source)
-        self.code: LibraryCode = scan_elf(self.elf)
+        self.stock = stock
+        self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         if maker_of(path, _soname(self.elf)):
             policy = replace(policy, keep_all_minors=True)
         self.policy = policy
@@ -110,9 +150,8 @@ class _Tailoring:
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             output = FileSource(fd)
-            stock = Library(self.source, self.elf, self.code)
-            prove(stock, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
-            result = replace(result, sha256_in=_sha256(self.source), sha256_out=_sha256(output))
+            prove(self.stock.library, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
+            result = replace(result, sha256_in=self.stock.sha256, sha256_out=_sha256(output))
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
             if durable:
                 os.fsync(fd)

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import unpack_from
+from weakref import WeakKeyDictionary
 
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import Machine, Relocation, SectionType
@@ -70,8 +71,20 @@ def got_address(elf: ElfFile) -> int | None:
     return elf.dynamic_value(_PLTGOT) if elf.machine is Machine.X86_64 else None
 
 
+_movable: WeakKeyDictionary[ElfFile, dict[int, Pointers]] = WeakKeyDictionary()
+
+
 def movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
-    """The containers that can be moved, by address, with the pointers that have to follow."""
+    """The containers that can be moved, by address, with the pointers that have to follow.
+
+    It reads all host code, so what was found is kept for as long as the file is open: the next target asks again.
+    """
+    if elf not in _movable:
+        _movable[elf] = _find_movable(elf, code)
+    return _movable[elf]
+
+
+def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
     spans = Spans.of(code.containers)
     if not spans.starts:
         return {}

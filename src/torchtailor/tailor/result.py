@@ -12,7 +12,7 @@ class Status(Enum):
 
     TAILORED = "tailored"  # GPU code was cut (and symbol tables, where asked for)
     STRIPPED = "stripped"  # there was no GPU code to cut; symbol tables went
-    UNCHANGED = "unchanged"  # nothing could be made smaller: the input is already what was asked for
+    UNCHANGED = "unchanged"  # nothing of it could be made smaller: all is needed, or cannot leave its place
     NO_GPU_CODE = "no-gpu-code"  # and nothing to strip
     NOTHING_FOR_TARGET = "nothing-for-target"  # its GPU code runs on none of the targets: left as it is
 

@@ -137,7 +137,7 @@ def _splits(elf: ElfFile, holes: list[Span]) -> int:
     pieces = 0
     for load in elf.loads:
         whole = Span(load.address, load.address + load.file_size)
-        pieces += max(1, len(subtract([whole], holes)))
+        pieces += max(1, len(subtract([whole], holes)))  # one without bytes in the file stays one
     return pieces - len(elf.loads)
 
 

@@ -35,6 +35,7 @@ class Recipe:
     phdr_slack: bytes = b""  # filling behind the program headers
     phdr_segment: bool = False
     symtab: bool = True
+    zeroed_segment: bool = False  # a loaded segment without a byte in the file
     host_bytes: int = 700
     seed: int = 1
 
@@ -160,6 +161,7 @@ class Linker:
         got = _Section(".got.plt", bytearray(24), flags=3)
         dynamic = _Section(".dynamic", bytearray(16 * 16), type=6, flags=3, link=".dynstr", entsize=16)
         bss = _Section(".bss", bytearray(), type=8, flags=3, align=32, nobits=5000)
+        zeroed = _Section(".lbss", bytearray(), type=8, flags=3, align=32, nobits=9000)
         # a RELR table of plain addresses; otherwise RELA, with one relocation that names a symbol
         if r.relr:
             relr.data = bytearray(8 * len(self.pointers))
@@ -172,6 +174,7 @@ class Linker:
             (R, r.alignment, readonly),
             (R | W, r.alignment, [dynamic, data, segment, got, bss]),
             *([(R | W, r.alignment, [ldata])] if ldata else []),
+            *([(R | W, r.alignment, [zeroed])] if r.zeroed_segment else []),
         ]
         count = len(loads) + 4 + r.phdr_segment
         headers = 64 + count * PHDR.size + len(r.phdr_slack)

@@ -56,5 +56,6 @@ def random_recipe(seed: int) -> Recipe:
         phdr_slack=dice.choice((b"", b"", b"Z" * 600, bytes(600), b"stay" * 150)),
         phdr_segment=dice.random() < 0.2,
         symtab=dice.random() < 0.7,
+        zeroed_segment=dice.random() < 0.3,
         seed=seed,
     )

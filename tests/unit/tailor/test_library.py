@@ -47,7 +47,7 @@ def test_what_is_reported(tmp_path: Path) -> None:
     assert set(result.kept) == {"sm_90"}
     assert set(result.dropped) == {"sm_80", "sm_90", "sm_100", "sm_120"}  # sm_90: from before the device link
     assert result.dropped["sm_90"].images == 1
-    containers = 4 + 1 + 1 + 3 + 15 + 1
+    containers = 4 + 1 + 1 + 3 + 22 + 1
     assert result.kept["sm_90"].stored + 16 * containers == result.gpu_after
 
 

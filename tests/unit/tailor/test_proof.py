@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from pathlib import Path
@@ -32,12 +33,25 @@ class Bench:
         self.stock = folder / "stock.so"
         self.stock.write_bytes(stock)
         self.changed = folder / "changed.so"
+        self.flipped = folder / "flipped.so"
         self.matters = self._matters()
 
     def check(self, image: bytes, targets: str = "9.0", *, stripped: bool = True, recompressed: bool = False) -> None:
         self.changed.write_bytes(image)
         with open_file(self.stock) as stock, open_file(self.changed) as output:
             prove(Library.read(stock), output, policy(targets), stripped=stripped, recompressed=recompressed)
+
+    def check_flipped(self, at: int, bit: int) -> None:
+        """Check the output with one bit changed; only that byte is written, there and back."""
+        if not self.flipped.exists():
+            self.flipped.write_bytes(self.output)
+        with self.flipped.open("r+b", buffering=0) as file, open_file(self.stock) as stock:
+            os.pwrite(file.fileno(), bytes([self.output[at] ^ 1 << bit]), at)
+            try:
+                with open_file(self.flipped) as output:
+                    prove(Library.read(stock), output, policy("9.0"), stripped=True, recompressed=False)
+            finally:
+                os.pwrite(file.fileno(), self.output[at : at + 1], at)
 
     def _matters(self) -> list[range]:
         """Offsets in the output of: all containers, all loaded bytes that are not GPU code, all headers."""
@@ -79,11 +93,8 @@ def test_the_output_itself_passes(bench: Bench) -> None:
 @given(where=st.floats(0, 1, exclude_max=True), span=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_found(bench: Bench, where: float, span: int, bit: int) -> None:
     chosen = bench.matters[span % len(bench.matters)]
-    at = chosen[int(where * len(chosen))]
-    image = bytearray(bench.output)
-    image[at] ^= 1 << bit
     with pytest.raises(CheckFailedError):
-        bench.check(bytes(image))
+        bench.check_flipped(chosen[int(where * len(chosen))], bit)
 
 
 def test_every_byte_of_every_header_matters(bench: Bench) -> None:
@@ -91,10 +102,8 @@ def test_every_byte_of_every_header_matters(bench: Bench) -> None:
     table = int.from_bytes(bench.output[32:40], "little")
     count = int.from_bytes(bench.output[56:58], "little")
     for at in [*range(64), *range(table, table + PHDR.size * count)]:
-        image = bytearray(bench.output)
-        image[at] ^= 1 << dice.randrange(8)
         with pytest.raises(CheckFailedError):
-            bench.check(bytes(image))
+            bench.check_flipped(at, dice.randrange(8))
 
 
 def test_a_wrapper_that_leads_to_another_container(bench: Bench) -> None:

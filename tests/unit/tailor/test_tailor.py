@@ -52,7 +52,7 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip:
 
 def rich(machine: int = 62, **options: object) -> Recipe:
     """A library with something of everything and room for holes."""
-    size = 30_000 if machine == 62 else 90_000
+    size = 17_000 if machine == 62 else 90_000
     alignment = 0x1000 if machine == 62 else 0x10000
 
     def all_of(*sms: int) -> tuple[Entry, ...]:
@@ -63,7 +63,7 @@ def rich(machine: int = 62, **options: object) -> Recipe:
         linked=[all_of(80, 90)],
         relocatable=[all_of(80, 90)],
         recorded=[b"\1" * 504, all_of(100), all_of(120), b"\2" * 800, all_of(80, 90)],
-        immediate=[all_of(80, 90, 120) for _ in range(15)] if machine == 62 else [],
+        immediate=[all_of(80, 90, 120) for _ in range(22)] if machine == 62 else [],
         hidden=[all_of(90, 80)],
         machine=machine,
         alignment=alignment,
