@@ -12,6 +12,7 @@ from pathlib import Path
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
+from torchtailor.tailor.library import reading_once
 from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
@@ -236,8 +237,9 @@ def _cut(job: _MemberJob) -> tuple[LibraryOutcome, ...]:
                 f"{job.wheel.name}: {job.member.name} does not have the hash its RECORD says", "fetch the wheel again"
             )
         outcomes: list[LibraryOutcome] = []
-        for way, work in enumerate(job.works):
-            outcomes.append(_cut_one(job, way, work, outcomes))
+        with reading_once():
+            for way, work in enumerate(job.works):
+                outcomes.append(_cut_one(job, way, work, outcomes))
         return tuple(outcomes)
     finally:
         job.unpacked.unlink(missing_ok=True)
