@@ -126,7 +126,7 @@ def _sizes(drawn: Chart) -> str:
     )
     return (
         f'<ul class="legend">{legend}</ul><h3>All libraries</h3><div class="scroll">{svg.totals(drawn)}</div>'
-        f'<h3>Each library <small>at its own scale</small></h3><div class="scroll">{svg.bars(drawn)}</div>'
+        f'<h3>Each library <small>all on one scale</small></h3><div class="scroll">{svg.bars(drawn)}</div>'
         f"<details><summary>The same as a table</summary><div class=scroll>{_table(drawn)}</div></details>"
     )
 
@@ -201,7 +201,7 @@ def _line(check: Check) -> str:
     word = _WORDS[check.outcome]
     return (
         f'<li class="{check.outcome.value}" data-outcome="{check.outcome.value}"><span class="outcome">{word}</span>'
-        f"<div><strong>{escape(check.name)}</strong><p>{escape(check.reason)}</p>{details}</div></li>"
+        f"<div><strong>{escape(check.name)}</strong> <p>{escape(check.reason)}</p>{details}</div></li>"
     )
 
 
