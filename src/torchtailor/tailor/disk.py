@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from torchtailor.errors import EnvironmentProblem
 
+_WORKING = ".torchtailor-"
+_LOCK = "lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -45,12 +48,27 @@ def existing(folder: Path) -> Path:
 
 @contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
-    """A folder for intermediate files on the disk of the output; gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=".torchtailor-", dir=parent))
+    """A folder for intermediate files on the disk of the output; gone afterwards, or, if we are killed, when the next
+    run comes by."""
+    _remove_stale(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_WORKING, dir=parent))
     try:
-        yield folder
+        with (folder / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove working folders whose process is dead: their lock is free."""
+    for folder in parent.glob(f"{_WORKING}*"):
+        try:
+            with (folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # at work, just being made, or not ours
+            continue
 
 
 def write_atomically(path: Path, data: bytes, *, staging: Path | None = None, mode: int = 0o644) -> None:
