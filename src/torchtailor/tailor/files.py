@@ -12,7 +12,6 @@ from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.gpucode.source import Source, check_range
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
-_ZEROS = bytes(CHUNK)
 _SMALL = 1 << 10
 _WINDOW = 16 << 10
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
@@ -121,10 +120,3 @@ def write_at(fd: int, at: int, data: bytes) -> int:
         done = os.pwrite(fd, view, at)
         view, at = view[done:], at + done
     return len(data)
-
-
-def zero_range(fd: int, at: int, size: int) -> None:
-    """Write zeros."""
-    while size > 0:
-        size -= (done := write_at(fd, at, _ZEROS[: min(size, CHUNK)]))
-        at += done

@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -145,13 +146,13 @@ class _Tailoring:
         result = self._result(surgery, keep, recompressed, warnings)
         if not result.status.written or dst is None:
             return result
-        with _beside(dst) as (fd, temporary):
-            os.ftruncate(fd, surgery.size)
+        with _beside(dst) as (fd, temporary), ThreadPoolExecutor(1) as other:
+            sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
-            result = replace(result, sha256_in=self.stock.sha256, sha256_out=_sha256(output))
+            result = replace(result, sha256_out=_sha256(output), sha256_in=sha256_in.result())
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
             if durable:
                 os.fsync(fd)

@@ -45,8 +45,9 @@ class Cut:
         return self.pointers.gap if self.pointers else 0
 
     @property
-    def changed(self) -> bool:
-        return self.size != self.found.container.stored_size or self.address != self.found.address
+    def whole(self) -> bool:
+        """Whether nothing was cut from it, so that it is copied as it is."""
+        return self.size == self.found.container.stored_size and all(image.replacement is None for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)

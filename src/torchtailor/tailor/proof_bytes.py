@@ -43,14 +43,13 @@ def check_loaded_bytes(before: Library, after: Library, pairs: Sequence[Pair], c
 
 def _territory(elf: ElfFile, pairs: Sequence[Pair]) -> list[Span]:
     """Where the input has containers, and the padding between two: only there may the output differ."""
-    spans = [
-        Span(p.before.address, p.before.address + p.before.container.stored_size)
-        for p in pairs
-        if p.before.address is not None
-    ]
+    loaded = [(p.before.address, p.before.container) for p in pairs if p.before.address is not None]
+    loaded.sort(key=lambda found: found[0])
+    spans = [Span(address, address + container.stored_size) for address, container in loaded]
     padding = []
-    for one, other in pairwise(sorted(spans)):
-        if 0 < other.start - one.end < _MAX_PADDING and _is_zero(elf, one.end, other.start):
+    for (one, other), (_, container) in zip(pairwise(spans), loaded, strict=False):
+        size = other.start - one.end
+        if 0 < size < _MAX_PADDING and not any(elf.read(container.end, size)):
             padding.append(Span(one.end, other.start))
     whole = [
         Span(section.address, section.memory_end)

@@ -109,6 +109,8 @@ def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Poli
         if not policy.allows(image):
             raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
     images = pair.before.images
+    if len(kept) == len(images):
+        return
     lost = policy.usable(images) - policy.usable(kept)
     if lost:
         names = ", ".join(map(str, sorted(lost)))

@@ -7,6 +7,7 @@ follows behind in its old order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import HEADER, FileType, Relocation, SegmentType
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
-from torchtailor.tailor.files import FileSource, copy_range, write_at, zero_range
+from torchtailor.tailor.files import FileSource, copy_range, write_at
 from torchtailor.tailor.headers import (
     TABLE_MARK,
     HeaderTable,
@@ -33,6 +34,7 @@ ADDEND_FIELD = 16  # in a RELA record
 
 _MIN_ALIGNMENT = 0x1000
 _MAX_ALIGNMENT = 1 << 30
+_MAX_PADDING = 64  # zeros between two containers
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def _splits(elf: ElfFile, holes: list[Span]) -> int:
 
 
 def write(surgery: Surgery, source: FileSource, fd: int) -> None:
-    """Write the output."""
+    """Write the output to an empty file; what is not written is zero."""
+    os.ftruncate(fd, surgery.size)
     cuts = sorted((cut for cut in surgery.plan.cuts if cut.address is not None), key=lambda cut: cut.address or 0)
     for piece in surgery.pieces:
         inside = [cut for cut in cuts if piece.address <= (cut.address or 0) < piece.end]
@@ -156,7 +159,7 @@ def write(surgery: Surgery, source: FileSource, fd: int) -> None:
 
 
 def _write_piece(surgery: Surgery, piece: Piece, cuts: list[Cut], source: FileSource, fd: int) -> None:
-    """Write one piece: host bytes as they were, containers from what is kept of them, zeros where it is free."""
+    """Write one piece: host bytes as they were, containers from what is kept of them."""
     copies = _Copies(source, fd)
     shift = piece.offset - piece.address
     free = [span for span in surgery.plan.free if span.start < piece.end and span.end > piece.address]
@@ -167,15 +170,11 @@ def _write_piece(surgery: Surgery, piece: Piece, cuts: list[Cut], source: FileSo
     for cut in cuts:
         _write_container(cut, (cut.address or 0) + shift, copies, fd)
     copies.flush()
-    for span in free:
-        start, end = max(span.start, piece.address), min(span.end, piece.end)
-        zero_range(fd, start + shift, end - start)
 
 
 def _write_container(cut: Cut, at: int, copies: _Copies, fd: int) -> None:
-    write_at(fd, at + cut.size, bytes(cut.gap))
-    if not cut.changed and all(image.replacement is None for image in cut.images):
-        copies.add(cut.found.container.offset, at, cut.size)
+    if cut.whole:
+        copies.add(cut.found.container.offset, at, cut.size, padded=True)
         return
     body = cut.size - CONTAINER_HEADER.size
     write_at(fd, at, CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, body))
@@ -189,19 +188,24 @@ def _write_container(cut: Cut, at: int, copies: _Copies, fd: int) -> None:
 
 
 class _Copies:
-    """Copies that follow each other in both files are done as one."""
+    """Copies that follow each other in both files are done as one, with the padding between whole containers."""
 
     def __init__(self, source: FileSource, fd: int) -> None:
         self._source, self._fd = source, fd
-        self._pending = (0, 0, 0)
+        self._pending, self._padded = (0, 0, 0), False
 
-    def add(self, old: int, new: int, size: int) -> None:
+    def add(self, old: int, new: int, size: int, *, padded: bool = False) -> None:
         before, at, length = self._pending
-        if length and before + length == old and at + length == new:
-            self._pending = (before, at, length + size)
+        between = old - before - length
+        near = between == 0 or (padded and self._padded and self._is_padding(before + length, between))
+        if length and near and new - at - length == between:
+            self._pending = (before, at, length + between + size)
             return
         self.flush()
-        self._pending = (old, new, size)
+        self._pending, self._padded = (old, new, size), padded
+
+    def _is_padding(self, at: int, size: int) -> bool:
+        return 0 < size < _MAX_PADDING and not any(self._source.read(at, size))
 
     def flush(self) -> None:
         old, new, size = self._pending
