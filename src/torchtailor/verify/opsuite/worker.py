@@ -158,6 +158,6 @@ def environment(device: str) -> dict[str, Any]:
             facts["gpu"] = properties.name
             facts["capability"] = f"{properties.major}.{properties.minor}"
             facts["arch_list"] = torch.cuda.get_arch_list()
-            facts["driver_cuda"] = torch._C._cuda_getDriverVersion()
+        with contextlib.suppress(Exception):
             facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return facts
