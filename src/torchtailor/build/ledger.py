@@ -24,7 +24,7 @@ from torchtailor.catalog.releases import Way
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
 STATE_VARIABLE = "TORCHTAILOR_STATE"
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _WAIT_FOR_LOCK = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -47,6 +47,15 @@ CREATE TABLE IF NOT EXISTS attempt (
     output_bytes INTEGER
 )
 """
+# What each version of the schema added to the one before it.
+_MIGRATIONS = {
+    1: (_SCHEMA,),
+    2: (
+        "ALTER TABLE attempt ADD COLUMN log TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE attempt ADD COLUMN percent REAL",
+        "ALTER TABLE attempt ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+    ),
+}
 
 
 class Result(Enum):
@@ -78,6 +87,9 @@ class Attempt:
     stage: str
     input_bytes: int | None
     output_bytes: int | None
+    log: str = ""
+    percent: float | None = None  # how far it was when it stopped
+    failure: str = ""  # the name `torchtailor diagnose` has for what went wrong
 
 
 @dataclass(slots=True)
@@ -90,6 +102,9 @@ class Running:
     fix: str = ""
     input_bytes: int | None = None
     output_bytes: int | None = None
+    log: str = ""
+    percent: float | None = None
+    failure: str = ""
 
 
 def state_dir() -> Path:
@@ -171,11 +186,25 @@ class Ledger:
         assert cursor.lastrowid is not None
         return Running(cursor.lastrowid, dict(configuration))
 
+    def note(self, running: Running) -> None:
+        """Write down what an attempt under way knows by now, for the case that it is killed."""
+        with self._connect() as connection:
+            connection.execute(
+                "UPDATE attempt SET stage = ?, configuration = ?, log = ?, percent = ? WHERE id = ?",
+                (
+                    running.stage,
+                    json.dumps(running.configuration, default=str, sort_keys=True),
+                    running.log,
+                    running.percent,
+                    running.number,
+                ),
+            )
+
     def _end(self, running: Running, seconds: float, result: Result, *, error_class: str = "", error: str = "") -> None:
         with self._connect() as connection:
             connection.execute(
                 "UPDATE attempt SET duration = ?, result = ?, error_class = ?, error = ?, fix = ?, stage = ?,"
-                " configuration = ?, input_bytes = ?, output_bytes = ? WHERE id = ?",
+                " configuration = ?, input_bytes = ?, output_bytes = ?, log = ?, percent = ?, failure = ? WHERE id = ?",
                 (
                     seconds,
                     result.value,
@@ -186,6 +215,9 @@ class Ledger:
                     json.dumps(running.configuration, default=str, sort_keys=True),
                     running.input_bytes,
                     running.output_bytes,
+                    running.log,
+                    running.percent,
+                    running.failure,
                     running.number,
                 ),
             )
@@ -215,7 +247,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"The ledger {path} was written by a newer torchtailor.", f"Upgrade, or set {STATE_VARIABLE}."
         )
     if version < _SCHEMA_VERSION:
-        connection.execute(_SCHEMA)
+        connection.execute("BEGIN IMMEDIATE")  # two processes may meet here; the second finds it done
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for step in range(version + 1, _SCHEMA_VERSION + 1):
+            for statement in _MIGRATIONS[step]:
+                connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
 
@@ -239,6 +275,9 @@ def _attempt(row: sqlite3.Row) -> Attempt:
         stage=row["stage"],
         input_bytes=row["input_bytes"],
         output_bytes=row["output_bytes"],
+        log=row["log"],
+        percent=row["percent"],
+        failure=row["failure"],
     )
 
 
@@ -262,22 +301,24 @@ def _boot_id() -> str:
         return ""
 
 
-def as_markdown(attempts: Sequence[Attempt]) -> str:
-    """The attempts as a Markdown table: attempt, configuration, result, error, duration, fix."""
+def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> str:
+    """The attempts as a Markdown table: attempt, configuration, result, error, duration, fix.
+
+    Each of `switches` has a column of its own; what else was set stands in the column of the configuration.
+    """
     from torchtailor.ui.format import human_seconds
 
-    lines = [
-        "| Attempt | Variant | Way | Configuration | Result | Error | Duration | Fix |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["Attempt", "Variant", "Way", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for attempt in attempts:
         duration = human_seconds(attempt.duration) if attempt.duration is not None else ""
         cells = (
             str(attempt.number),
             attempt.variant,
             attempt.way.value,
+            *(str(attempt.configuration.get(name, "")) for name in switches),
             describe(attempt.configuration),
-            attempt.result.value + (f" ({attempt.stage})" if attempt.stage and attempt.error_class else ""),
+            attempt.result.value + stopped_at(attempt),
             ": ".join(part for part in (attempt.error_class, attempt.error) if part),
             duration,
             attempt.fix,
@@ -286,11 +327,19 @@ def as_markdown(attempts: Sequence[Attempt]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stopped_at(attempt: Attempt) -> str:
+    """` at 92 % (compile)`: where an attempt that did not end well was."""
+    if attempt.result in (Result.DONE, Result.RUNNING):
+        return ""
+    percent = f" at {attempt.percent:.0f} %" if attempt.percent is not None else ""
+    return percent + (f" ({attempt.stage})" if attempt.stage else "")
+
+
 def describe(configuration: Mapping[str, object]) -> str:
-    """`nvidia=on, torch=2.8.0`: what was set, in a line."""
+    """`nvidia=on, torch=2.8.0`: what was set, in a line; a compiler's many switches (USE_X) are not for a line."""
     words = []
     for key, value in configuration.items():
-        if value in (None, "", [], {}):
+        if value in (None, "", [], {}) or key.isupper():
             continue
         said = {True: "on", False: "off"}[value] if isinstance(value, bool) else _plain(value)
         words.append(f"{key}={said}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.catalog.releases import Way
+from torchtailor.cli import build_source as by_source
 from torchtailor.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     quiet: Quiet = False,
     plain: Plain = False,
+    source: by_source.Source = None,
+    profile: by_source.Profile = "full",
+    overrides: by_source.Set = None,
+    jobs: by_source.Jobs = "auto",
+    resume: by_source.Resume = True,
+    toolchain: by_source.Toolchain = "system",
+    auto_mend: by_source.AutoMend = 0,
+    gpus: by_source.Gpus = None,
+    skip_check: by_source.SkipCheck = None,
+    work: by_source.Work = None,
+    verify: by_source.Verify = True,
 ) -> None:
     """Make an installable set of wheels for a variant.
 
@@ -71,8 +83,39 @@ def command(
     from torchtailor.catalog import load_catalog
 
     catalog = load_catalog()
-    if via is not Way.WHEEL:
-        _other_way(via, catalog, variants or [], release=release, python=python, out=out, dry_run=dry_run, json=json)
+    source_options = by_source.SourceOptions(
+        source=source,
+        profile=profile,
+        overrides=tuple(overrides or ()),
+        jobs=jobs,
+        resume=resume,
+        toolchain=toolchain,
+        auto_mend=auto_mend,
+        gpus=gpus,
+        skip_checks=tuple(skip_check or ()),
+        work=work,
+        verify=verify,
+    )
+    if via is Way.SOURCE:
+        by_source.build_via_source(
+            catalog,
+            variants or [],
+            source_options,
+            everything=everything,
+            release=release,
+            python=python,
+            out=out,
+            dry_run=dry_run,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    if source_options != by_source.SourceOptions():
+        raise UsageError("These options are for builds from source only.", "Add --via source.")
+    if via is Way.NIX:
+        from torchtailor.cli.build_nix import build_via_nix
+
+        build_via_nix(catalog, variants or [], release=release, python=python, out=out, dry_run=dry_run, json=json)
         return
     options = read_options(
         catalog,
@@ -228,24 +271,3 @@ def show_built(built: Built) -> None:
         torch = f"torch=={built.wheelhouses[0].torch_version.partition('+')[0]}"
         say.print(f"{built.variants}: wheel variants, chosen by the GPU", markup=False)
         say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
-
-
-def _other_way(
-    via: Way,
-    catalog: Catalog,
-    words: list[str],
-    *,
-    release: str | None,
-    python: str | None,
-    out: Path,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    if via is Way.SOURCE:
-        raise UsageError(
-            "Builds from source are not in this version of torchtailor.",
-            "Use --via wheel, or --via nix with `torchtailor recipes`.",
-        )
-    from torchtailor.cli.build_nix import build_via_nix
-
-    build_via_nix(catalog, words, release=release, python=python, out=out, dry_run=dry_run, json=json)

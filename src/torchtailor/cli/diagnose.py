@@ -8,28 +8,41 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import BadInputError, ExitCode
+from torchtailor.errors import BadInputError, ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from torchtailor.diagnose import Diagnosis
 
 
 def command(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="A build log; `-` reads standard input.")],
+    log: Annotated[Path | None, typer.Argument(metavar="[LOG]", help="A build log; `-` reads standard input.")] = None,
+    last: Annotated[bool, typer.Option("--last", help="The log of the last attempt from source.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Name the cause of a failed build, and the mend, from its log."""
     from torchtailor.diagnose import diagnose
     from torchtailor.ui import print_json
 
+    if (log is None) == (not last):
+        raise UsageError("Which log? Give LOG or --last.", "`torchtailor history` lists the attempts.")
     with ExitStack() as stack:
-        found = diagnose(_open(log, stack))
+        found = diagnose(_open(log or _last_log(), stack))
     if json:
         print_json(found)
     else:
         _print(found)
     if not found.clean and not found.known:
         raise typer.Exit(ExitCode.NO_MATCH)
+
+
+def _last_log() -> Path:
+    """The log of the newest attempt that left one."""
+    from torchtailor.build.ledger import Ledger
+
+    logs = [Path(attempt.log) for attempt in Ledger().attempts() if attempt.log]
+    if not logs:
+        raise NoMatchError("No attempt has left a log yet.", "Give the path of a build log.")
+    return logs[-1]
 
 
 def _open(log: Path, stack: ExitStack) -> IO[bytes]:

@@ -20,27 +20,43 @@ def command(
     import sys
 
     from torchtailor import ui
-    from torchtailor.build.ledger import Ledger, as_markdown, describe
+    from torchtailor.build.ledger import Ledger, as_markdown, describe, stopped_at
+    from torchtailor.source.history import switch_columns
 
     attempts = Ledger().attempts(variant=variant, limit=limit)
     if json:
         ui.print_json(attempts)
         return
     if markdown:
-        sys.stdout.write(as_markdown(attempts))
+        sys.stdout.write(as_markdown(attempts, switch_columns(attempts)))
         return
     if not attempts:
         ui.out().print("No attempts yet; `torchtailor build` makes the first.")
         return
-    columns = ("#", "started", "variant", "way", "configuration", "result", "in", "out", "took", "error", "fix")
+    switches = switch_columns(attempts)
+    columns = (
+        "#",
+        "started",
+        "variant",
+        "way",
+        *switches,
+        "configuration",
+        "result",
+        "in",
+        "out",
+        "took",
+        "error",
+        "fix",
+    )
     rows = [
         (
             attempt.number,
             attempt.started.astimezone().strftime("%Y-%m-%d %H:%M"),
             attempt.variant,
             attempt.way.value,
+            *(attempt.configuration.get(name, "") for name in switches),
             describe(attempt.configuration),
-            attempt.result.value,
+            attempt.result.value + stopped_at(attempt),
             ui.human_bytes(attempt.input_bytes) if attempt.input_bytes is not None else "",
             ui.human_bytes(attempt.output_bytes) if attempt.output_bytes is not None else "",
             ui.human_seconds(attempt.duration) if attempt.duration is not None else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -17,8 +17,8 @@ class AutoMend:
     """A mend that is safe to try without asking."""
 
     jobs: float | None = None
-    switches: Mapping[str, str] = msgspec.field(default_factory=dict)
-    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -1,0 +1,306 @@
+"""A build from source, from the request to the wheelhouse: preflight, attempts, mends, proof, output."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchtailor.build.ledger import Ledger
+from torchtailor.build.wheelhouse import Wheelhouse
+from torchtailor.catalog import Capability, Catalog, Way
+from torchtailor.errors import ImpossibleError
+from torchtailor.host.probe import LiveProbe, Probe
+from torchtailor.source.attempt import Attempt, BuildStoppedError, Made, Workshop
+from torchtailor.source.buildenv import find_python, make_environment, process_environment
+from torchtailor.source.ccache import Hits, ccache_environment
+from torchtailor.source.configuration import Configuration, configure
+from torchtailor.source.cudawheels import CudaPrefix, make_cuda
+from torchtailor.source.folders import Folders, key_of, locked
+from torchtailor.source.jobs import Jobs
+from torchtailor.source.preflight import Inspector, Preflight
+from torchtailor.source.process import Log
+from torchtailor.source.progress import Silent, Watcher, learned_speed
+from torchtailor.source.tables import Tables, load_tables
+from torchtailor.source.tree import Origin, Source, Tree, fetch
+from torchtailor.variants.variant import Variant
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for."""
+
+    variant: Variant
+    source: str | None = None
+    profile: str = "full"
+    overrides: tuple[str, ...] = ()
+    gpus: tuple[Capability, ...] = ()  # more than the variant's own: a fat library
+    jobs: int | None = None
+    resume: bool = True
+    auto_mend: int = 0
+    cuda_from_wheels: bool = False
+    skip_checks: tuple[str, ...] = ()
+    verify: bool = True
+    with_dependencies: bool = True
+    out: Path = Path("dist")
+    work: Path | None = None
+    targets: tuple[str, ...] = ("install",)
+
+
+@dataclass(frozen=True)
+class SourceResult:
+    """What a build from source gave."""
+
+    variant: str
+    wheel: Path | None
+    houses: tuple[Wheelhouse, ...]
+    attempts: int
+    seconds: float
+    log: Path
+    peak_memory: int
+    hits: Hits | None
+    build: Path
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "variant": self.variant,
+            "wheel": str(self.wheel) if self.wheel else None,
+            "wheelhouses": [house.to_json() for house in self.houses],
+            "attempts": self.attempts,
+            "seconds": round(self.seconds, 1),
+            "log": str(self.log),
+            "peak_memory": self.peak_memory,
+            "ccache": str(self.hits) if self.hits else None,
+            "build": str(self.build),
+        }
+
+
+class SourceBuilder:
+    """Builds one request; `plan` shows what would be done without doing it."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        request: Request,
+        *,
+        probe: Probe | None = None,
+        ledger: Ledger | None = None,
+        watcher: Watcher | None = None,
+        tables: Tables | None = None,
+    ) -> None:
+        self.catalog, self.request = catalog, request
+        self.probe = probe or LiveProbe()
+        self.ledger = ledger or Ledger()
+        self.watcher = watcher or Silent()
+        self.tables = tables or load_tables()
+        self.folders = Folders.default(request.work)
+        self.source = Source.parse(request.source, request.variant)
+        self.python = find_python(request.variant.python)
+        self.ccache = self.probe.which("ccache")
+
+    def configuration(self, blas: str | None = None) -> Configuration:
+        request = self.request
+        return configure(
+            self.tables,
+            request.variant,
+            profile=request.profile,
+            overrides=request.overrides,
+            gpus=request.gpus,
+            ccache=bool(self.ccache),
+            blas=blas,
+        )
+
+    def preflight(self, cuda: CudaPrefix | None = None) -> Preflight:
+        """Look at this machine; with `--toolchain wheels` CUDA is not looked for before it was fetched."""
+        request = self.request
+        existing = next(path for path in (self.folders.work, *self.folders.work.parents) if path.exists())
+        seen = Inspector(self.catalog, self.tables, self.probe, request.variant).look(
+            self.configuration(),
+            python=self.python,
+            work=self.folders.work,
+            disk_free=shutil.disk_usage(existing).free,
+            cuda_home=cuda.home if cuda else None,
+            git=self.source.origin is Origin.GIT,
+        )
+        if request.cuda_from_wheels and cuda is None:
+            later = ("cuda", "architecture", "cudnn", "nccl")
+            return replace(seen, checks=tuple(check for check in seen.checks if check.name not in later))
+        return seen
+
+    def build(self) -> SourceResult:
+        """Do it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
+        began = time.monotonic()
+        request = self.request
+        self._check_skips()
+        self.preflight().demand(self._skipped())
+        self.folders.make()
+        assert self.python is not None
+        self.watcher.stage("Making the build environment")
+        tools = make_environment(self.folders, self.tables, self.python)
+        prefix = None
+        if request.cuda_from_wheels and request.variant.build.cuda:
+            self.watcher.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
+            cuda_version = request.variant.build.toolkit or request.variant.build.cuda
+            prefix = make_cuda(self.folders, self.tables, tools, cuda_version)
+        seen = self.preflight(prefix)
+        seen.demand(self._skipped())
+        self.watcher.stage("Fetching the source")
+        tree = fetch(self.source, self.folders)
+        configuration = self.configuration(seen.blas)
+        folder = self.folders.build(self._name(tree, configuration))
+        version = local_version(tree.version, request.variant, request.gpus)
+
+        def environment(chosen: Configuration) -> Mapping[str, str]:
+            return process_environment(
+                self.tables,
+                tools,
+                chosen,
+                version=version,
+                include=folder / "torchtailor.cmake",
+                compiler=seen.compiler,
+                cuda=seen.cuda,
+                cuda_paths=prefix.paths if prefix else None,
+                ccache=ccache_environment(self.ccache, self.folders, folder) if self.ccache else None,
+            )
+
+        shop = Workshop(
+            folder=folder,
+            tree=tree,
+            tables=self.tables,
+            capacity=seen.capacity,
+            python=tools.python,
+            ninja=tools.ninja,
+            environment=environment,
+            ccache=bool(self.ccache),
+            asked_jobs=request.jobs,
+            speed=learned_speed(self.ledger.attempts(limit=200)),
+            targets=request.targets,
+        )
+        with locked(folder / "lock", request.variant.unique_name):
+            if not request.resume:
+                shop.start_over()
+            made, attempts, log = self._attempts(shop, configuration)
+            houses = self._houses(made, tree)
+        return SourceResult(
+            variant=request.variant.unique_name,
+            wheel=made.wheel,
+            houses=houses,
+            attempts=attempts,
+            seconds=time.monotonic() - began,
+            log=log,
+            peak_memory=made.peak_memory,
+            hits=made.hits,
+            build=folder,
+        )
+
+    def _attempts(self, shop: Workshop, configuration: Configuration) -> tuple[Made, int, Path]:
+        """Try; fewer jobs after a kill for memory, safe mends as often as allowed, until it is done or beyond that."""
+        jobs: Jobs | None = None
+        mends = self.request.auto_mend
+        count = 0
+        name = self.request.variant.unique_name
+        while True:
+            count += 1
+            row = {"torch": shop.tree.version, **configuration.to_json()}
+            options = {
+                "source": str(self.source),
+                "profile": self.request.profile,
+                "set": list(self.request.overrides),
+                "targets": list(shop.targets),
+            }
+            attempt: Attempt | None = None
+            try:
+                with self.ledger.attempt(name, Way.SOURCE, options=options, configuration=row) as running:
+                    path = self.folders.logs / f"{running.number:05d}-{name}.log"
+                    running.log = str(path)
+                    with Log(path) as log:
+                        attempt = Attempt(shop, configuration, jobs, running, self.ledger, log, self.watcher)
+                        return attempt.carry_out(), count, path
+            except BuildStoppedError as stopped:
+                assert attempt is not None
+                fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
+                if fewer:
+                    jobs = fewer
+                    self.watcher.stage(f"Killed for memory; going on with {jobs.total} jobs")
+                    continue
+                mended = _mend(stopped, configuration, attempt.jobs) if mends else None
+                if mended is None:
+                    raise
+                mends -= 1
+                configuration, jobs, told = mended
+                self.watcher.stage(f"{stopped.message} Mended: {told}; trying again")
+
+    def _houses(self, made: Made, tree: Tree) -> tuple[Wheelhouse, ...]:
+        if made.wheel is None:
+            return ()
+        from torchtailor.source.output import Output
+
+        self.watcher.stage("Proving the wheel and writing the wheelhouse")
+        return Output(self.catalog, self.request, self.source, tree, self.configuration()).write(made.wheel)
+
+    def _name(self, tree: Tree, configuration: Configuration) -> str:
+        """One folder for what must be one build: the same source, profile, switches of the user and GPUs."""
+        request = self.request
+        parts = (tree.identity, request.profile, *sorted(request.overrides), configuration.arch_list)
+        return f"{request.variant.unique_name}-{key_of(*parts, str(request.cuda_from_wheels))}"
+
+    def _skipped(self) -> tuple[str, ...]:
+        """Those of the checks to pass over that are made for this variant at all."""
+        names = {check.name for check in self.preflight().checks}
+        return tuple(name for name in self.request.skip_checks if name in names)
+
+    def _check_skips(self) -> None:
+        known = {
+            "machine",
+            "compiler",
+            "python",
+            "git",
+            "cuda",
+            "architecture",
+            "cudnn",
+            "nccl",
+            "blas",
+            "memory",
+            "disk",
+        }
+        if unknown := set(self.request.skip_checks) - known:
+            from torchtailor.errors import UsageError
+
+            raise UsageError(f"No check is called {min(unknown)!r}.", f"The checks are {', '.join(sorted(known))}.")
+
+
+def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] = ()) -> str:
+    """`2.10.0` for sm90-avx512 with CUDA 13.0 -> `2.10.0+cu130.sm90.avx512`; a fat one has no GPU in its name."""
+    public, _, local = version.partition("+")
+    words = [local, variant.build.label]
+    if variant.gpu and not gpus:
+        words.append(variant.gpu.sm)
+    words += variant.isa.name.split("_")
+    return f"{public}+{'.'.join(word for word in words if word)}"
+
+
+def _mend(
+    stopped: BuildStoppedError, configuration: Configuration, jobs: Jobs | None
+) -> tuple[Configuration, Jobs | None, str] | None:
+    """The failure's own safe mend, unless it is in place already."""
+    auto = stopped.diagnosis.finding.auto if stopped.diagnosis.finding else None
+    if auto is None:
+        return None
+    mended = configuration.mended(auto.switches, auto.environment)
+    fewer = jobs.fewer(auto.jobs) if auto.jobs and jobs else None
+    if mended.digest == configuration.digest and fewer is None:
+        return None
+    told = [f"{name}={value}" for name, value in {**auto.switches, **auto.environment}.items()]
+    told += [f"{fewer.total} jobs"] if fewer else []
+    return mended, fewer or jobs, ", ".join(told)
+
+
+def refuse_other_machine(variant: Variant, arch: str) -> None:
+    """Cross compilation is not offered: the tests of CMake run what they compile."""
+    if variant.arch != arch:
+        raise ImpossibleError(
+            f"{variant.unique_name} is for {variant.arch}, and this machine is {arch}.",
+            f"Build it on a machine with {variant.arch}.",
+        )

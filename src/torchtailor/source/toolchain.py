@@ -1,0 +1,118 @@
+"""The compilers of a build: a host compiler that the toolkit takes, and a CUDA toolkit where one is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.catalog import Catalog, Dotted
+from torchtailor.host.probe import Probe
+from torchtailor.variants.variant import Variant
+
+_TIMEOUT = 10.0
+_PLACES = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
+_NEWEST, _OLDEST = 20, 9
+
+
+@dataclass(frozen=True, slots=True)
+class HostCompiler:
+    """A pair of C and C++ compilers of one version."""
+
+    cc: str
+    cxx: str
+    family: str  # gcc or clang
+    version: Dotted
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.version} ({self.cxx})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """A CUDA toolkit on disk."""
+
+    home: str
+    version: Dotted
+    codes: tuple[str, ...]  # what nvcc says it compiles for: sm_90, ...; empty where it does not say
+
+    @property
+    def nvcc(self) -> str:
+        return f"{self.home}/bin/nvcc"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which host compilers may be used."""
+
+    gcc: tuple[int, int]
+    clang: tuple[int, int]
+
+    def allow(self, compiler: HostCompiler) -> bool:
+        low, high = self.gcc if compiler.family == "gcc" else self.clang
+        return low <= compiler.version.major <= high
+
+    def __str__(self) -> str:
+        def told(name: str, low: int, high: int) -> str:
+            return f"{name} {low} or newer" if high >= _NEWEST * 5 else f"{name} {low} to {high}"
+
+        return f"{told('gcc', *self.gcc)}, or {told('clang', *self.clang)}"
+
+
+def limits(catalog: Catalog, variant: Variant) -> Limits:
+    """What PyTorch, the ISA and the toolkit allow together."""
+    unlimited = _NEWEST * 5
+    toolkit = catalog.toolkit(variant.build.cuda) if variant.build.cuda else None
+    return Limits(
+        gcc=(max(variant.release.gcc_min, variant.isa.gcc_min), toolkit.gcc_max if toolkit else unlimited),
+        clang=(max(14, variant.isa.clang_min), toolkit.clang_max if toolkit else unlimited),
+    )
+
+
+def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
+    """All compilers that are here: $CXX first, then the default ones, then those with a number."""
+    names = [("cc", "c++"), ("gcc", "g++")]
+    names += [(f"gcc-{number}", f"g++-{number}") for number in range(_NEWEST, _OLDEST - 1, -1)]
+    names += [("clang", "clang++")]
+    names += [(f"clang-{number}", f"clang++-{number}") for number in range(_NEWEST + 5, _OLDEST, -1)]
+    if (own := probe.env("CXX")) and " " not in own:
+        names.insert(0, (probe.env("CC") or own, own))
+    seen: set[tuple[str, Dotted]] = set()
+    for cc, cxx in names:
+        c_path, cxx_path = probe.which(cc), probe.which(cxx)
+        if not c_path or not cxx_path:
+            continue
+        ran = probe.run((cxx_path, "--version"), _TIMEOUT)
+        first = ran.output.splitlines()[0] if ran.done and ran.output.strip() else ""
+        version = re.search(r"(\d+(?:\.\d+)+)", re.sub(r"\([^)]*\)", "", first))
+        if not version:
+            continue
+        family = "clang" if "clang" in first else "gcc"
+        found = HostCompiler(c_path, cxx_path, family, Dotted(version[1]))
+        if (family, found.version) not in seen:
+            seen.add((family, found.version))
+            yield found
+
+
+def find_cuda(probe: Probe, variant: Variant, *, home: Path | None = None) -> Cuda | None:
+    """The toolkit of the variant's CUDA line; another one where only that is here, so that it can be named."""
+    line = ".".join(str(part) for part in variant.build.cuda.parts[:2]) if variant.build.cuda else ""
+    homes = [str(home)] if home else [probe.env("CUDA_HOME"), probe.env("CUDA_PATH")]
+    if not home:
+        homes += [f"/usr/local/cuda-{line}", *_PLACES]
+        if nvcc := probe.which("nvcc"):
+            homes.append(str(Path(nvcc).resolve().parent.parent))
+    found = [cuda for place in dict.fromkeys(filter(None, homes)) if (cuda := _cuda_at(probe, str(place)))]
+    return next((cuda for cuda in found if cuda.version == Dotted(line)), found[0] if found else None)
+
+
+def _cuda_at(probe: Probe, home: str) -> Cuda | None:
+    if "nvcc" not in probe.list(f"{home}/bin"):
+        return None
+    ran = probe.run((f"{home}/bin/nvcc", "--version"), _TIMEOUT)
+    version = re.search(r"release (\d+\.\d+)", ran.output) if ran.done else None
+    if not version:
+        return None
+    listed = probe.run((f"{home}/bin/nvcc", "--list-gpu-code"), _TIMEOUT)
+    return Cuda(home, Dotted(version[1]), tuple(re.findall(r"sm_\d+", listed.output)) if listed.done else ())

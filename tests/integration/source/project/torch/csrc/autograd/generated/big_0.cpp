@@ -1,0 +1,1 @@
+extern "C" int avx512() { return AVX512; }

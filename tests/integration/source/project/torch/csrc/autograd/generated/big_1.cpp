@@ -1,0 +1,1 @@
+extern "C" int sve256() { return SVE256; }
