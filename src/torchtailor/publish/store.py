@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.cache import link_or_copy, write_atomic
 from torchtailor.fetch.settings import local_path, redact
+from torchtailor.publish.index import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"
 
@@ -127,6 +128,13 @@ class RemoteStore:
             self._make_parent(path)
             extra = {"ContentType": content_type} if self._s3 else {}
             self._system.pipe_file(self._at(path), content, **extra)
+            if self._s3 and path.endswith(HTML_NAME):
+                self._put_folder_page(content, path.removesuffix(HTML_NAME), content_type)
+
+    def _put_folder_page(self, content: bytes, folder: str, content_type: str) -> None:
+        """The same page under the folder's own name: S3 has no index documents unless a web server is before it."""
+        bucket, _, key = self._at(folder).partition("/")
+        self._system.call_s3("put_object", Bucket=bucket, Key=key, Body=content, ContentType=content_type)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

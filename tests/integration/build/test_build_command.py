@@ -56,7 +56,6 @@ def test_quiet_and_plain(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("build", "sm90-avx512", "--via", "source"), ExitCode.USAGE, "source"),
         (("build", "nonsense"), ExitCode.NO_MATCH, "is not a variant's name"),
         (("build", "sm90-avx512", "--release", "2.15", "--offline"), ExitCode.NO_MATCH, "--offline"),
         (("build", "sm90-avx512", "--glibc", "new"), ExitCode.USAGE, "--glibc"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.build.conftest import Shell
+from tests.integration.build.test_build_command import pip_report
 
 boto3 = pytest.importorskip("boto3")
 server = pytest.importorskip("moto.server")
@@ -57,9 +59,12 @@ def test_publish_to_s3_and_install_from_it(shell: Shell, s3: str) -> None:
         "files"
     ]
     wheel = client.get_object(Bucket="wheels", Key="torch/" + file["url"].removeprefix("../../").replace("%2B", "+"))
-    import hashlib
-
     assert hashlib.sha256(wheel["Body"].read()).hexdigest() == file["hashes"]["sha256"]
+
+    # pip reads it straight from the bucket: our torch and NCCL, and the stock wheels of NVIDIA's.
+    found = pip_report(shell, "--index-url", f"{s3}/wheels/torch/cu128-sm90/", "torch")
+    assert found["torch"].startswith(f"{s3}/wheels/torch/files/") and "sm90" in found["torch"]
+    assert found["nvidia-cublas-cu12"].startswith(shell.site.url)
 
 
 def test_a_missing_bucket_is_a_clear_error(shell: Shell, s3: str) -> None:
