@@ -15,6 +15,7 @@ from packaging.utils import parse_wheel_filename
 from tests.unit.tailor_front.helpers import settings
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.tailor.library import Recompress
 from torchtailor.tailor.outcome import Fate
 from torchtailor.tailor.wheel import tailor_wheel
 from torchtailor.wheels.archive import WheelArchive
@@ -204,3 +205,18 @@ def test_gpu_code_that_all_stays_is_no_cut(tmp_path: Path, fat: bytes) -> None:
     second = tailor_wheel(first.output, tmp_path / "two", settings())
     assert second.output == tmp_path / "two" / first.output.name
     assert second.output.read_bytes() == first.output.read_bytes()
+
+
+def test_recompression_is_done_and_written_down(tmp_path: Path, fat: bytes) -> None:
+    wheel = build_wheel(tmp_path, {"demo/libx.so": fat})
+    plain = tailor_wheel(wheel, tmp_path / "one", settings("8.0,9.0,10.0"))
+    how = Recompress(level=3, driver="550.54.14", cache=tmp_path / "cache")
+    packed = tailor_wheel(wheel, tmp_path / "two", settings("8.0,9.0,10.0", recompress=how))
+    assert packed.output and packed.libraries[0].size_after < plain.libraries[0].size_after
+    check_wheel(packed.output)
+    with zipfile.ZipFile(packed.output) as archive:
+        document = json.loads(archive.read("demo-1.0+sm80.sm90.sm100.dist-info/torchtailor.json"))
+    assert document["policy"]["recompress"] == {"driver": "550.54.14", "level": 3}
+    assert document["libraries"][0]["recompressed"]["images"] > 0
+    again = tailor_wheel(wheel, tmp_path / "three", settings("8.0,9.0,10.0", recompress=how))
+    assert again.output and again.output.read_bytes() == packed.output.read_bytes()
