@@ -105,3 +105,18 @@ def test_many_holes_load(tmp_path: Path, tools: Toolchain, program: Path) -> Non
     assert result.status is Status.TAILORED
     assert run(program, tools, tailored).startswith("0 ")
     assert tailored.stat().st_size < (0.5 if tools.page == 0x1000 else 0.8) * stock.stat().st_size
+
+
+@pytest.mark.parametrize("steps", [(), ("strip",)], ids=["tailored", "stripped afterwards"])
+def test_programs_link_against_it(tmp_path: Path, tools: Toolchain, steps: tuple[str, ...]) -> None:
+    """C++ extensions are linked against libtorch_cuda: the linker has to understand it."""
+    stock = build(tmp_path, tools)
+    tailored = tmp_path / "tailored" / stock.name
+    tailor_library(stock, tailored, policy("9.0"))
+    for _ in steps:
+        quietly(tools.strip, tailored)
+    source = tmp_path / "use.c"
+    source.write_text("int check(void);\nint main(void) { return check(); }\n")
+    program = tmp_path / "use"
+    quietly(tools.compiler, "-o", program, source, tailored, f"-Wl,-rpath,{tailored.parent}")
+    subprocess.run([*tools.runner, program], check=True)
