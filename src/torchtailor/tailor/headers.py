@@ -58,7 +58,9 @@ def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> Tab
     if address is not None and (count <= len(elf.segments) or size <= _room_behind(elf, offset, size)):
         return TableHome(address, size, False, tuple(holes))
     room = (count + 1 + SPARE_HEADERS) * PROGRAM_HEADER.size
-    for index, hole in enumerate(holes):
+    program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
+    # the kernel tells a program where its headers are, and until Linux 5.18 it told wrong if they had moved
+    for index, hole in enumerate(() if program else holes):
         start = align_up(hole.start, 8) + page  # a page of its own; the offset in the file follows on
         end = start + room + len(TABLE_MARK)
         if align_up(end, page) < hole.end // page * page:

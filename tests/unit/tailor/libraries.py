@@ -35,6 +35,7 @@ class Recipe:
     phdr_slack: bytes = b""  # filling behind the program headers
     phdr_segment: bool = False
     symtab: bool = True
+    program: bool = False  # asks for a loader, as programs do
     zeroed_segment: bool = False  # a loaded segment without a byte in the file
     host_bytes: int = 700
     seed: int = 1
@@ -176,7 +177,7 @@ class Linker:
             *([(R | W, r.alignment, [ldata])] if ldata else []),
             *([(R | W, r.alignment, [zeroed])] if r.zeroed_segment else []),
         ]
-        count = len(loads) + 4 + r.phdr_segment
+        count = len(loads) + 4 + r.phdr_segment + r.program
         headers = 64 + count * PHDR.size + len(r.phdr_slack)
         offset, address, table = headers, headers, []
         for index, (flags, align, sections) in enumerate(loads):
@@ -196,6 +197,8 @@ class Linker:
         rows.append((NOTE, 4, note.offset, note.address, note.address, note.size, note.size, 4))
         rows.append((STACK, 6, 0, 0, 0, 0, 0, 16))
         rows.append((RELRO, 4, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 1))
+        if r.program:
+            rows.append((3, 4, dynstr.offset, dynstr.address, dynstr.address, dynstr.size, dynstr.size, 1))
         if r.phdr_segment:
             rows.insert(0, (PHDR_TYPE, 4, 64, 64, 64, count * PHDR.size, count * PHDR.size, 8))
         return self._write(rows, [s for _, _, group in loads for s in group], offset)

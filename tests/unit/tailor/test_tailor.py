@@ -116,6 +116,13 @@ def test_table_grows_into_filling(tmp_path: Path, slack: bytes) -> None:
     assert int.from_bytes(output[32:40], "little") == 64
 
 
+@pytest.mark.parametrize("slack", [b"", b"Z" * 900])
+def test_the_table_of_a_program_never_moves(tmp_path: Path, slack: bytes) -> None:
+    _, stock, output, _ = tailor(tmp_path, rich(program=True, phdr_slack=slack, phdr_segment=True))
+    assert int.from_bytes(output[32:40], "little") == 64
+    assert (len(output) < len(stock) / 2) is bool(slack)  # where it cannot grow there are no holes
+
+
 def test_unstripped_keeps_every_section(tmp_path: Path) -> None:
     _, _, output, result = tailor(tmp_path, rich(), strip=False)
     assert result.stripped == ()
