@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -10,8 +11,7 @@ from pathlib import Path
 
 from torchtailor.build.ledger import Ledger
 from torchtailor.build.wheelhouse import Wheelhouse
-from torchtailor.catalog import Capability, Catalog, Way
-from torchtailor.errors import ImpossibleError
+from torchtailor.catalog import Capability, Catalog, Dotted, Way
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.source.attempt import Attempt, BuildStoppedError, Made, Workshop
 from torchtailor.source.buildenv import find_python, make_environment, process_environment
@@ -148,6 +148,7 @@ class SourceBuilder:
         seen.demand(self._skipped())
         self.watcher.stage("Fetching the source")
         tree = fetch(self.source, self.folders)
+        self.request = request = replace(request, variant=of_tree(request.variant, tree.version))
         configuration = self.configuration(seen.blas)
         folder = self.folders.build(self._name(tree, configuration))
         version = local_version(tree.version, request.variant, request.gpus)
@@ -281,6 +282,17 @@ def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] =
     return f"{public}+{'.'.join(word for word in words if word)}"
 
 
+def of_tree(variant: Variant, version: str) -> Variant:
+    """The variant with the name of the PyTorch that the tree really is: a nightly or an older source is none of the
+    catalog's releases."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    assert found is not None
+    own = Dotted(found[0])
+    if own == variant.release.version:
+        return variant
+    return replace(variant, release=replace(variant.release, name=f"source of {version}", version=own))
+
+
 def _mend(
     stopped: BuildStoppedError, configuration: Configuration, jobs: Jobs | None
 ) -> tuple[Configuration, Jobs | None, str] | None:
@@ -295,12 +307,3 @@ def _mend(
     told = [f"{name}={value}" for name, value in {**auto.switches, **auto.environment}.items()]
     told += [f"{fewer.total} jobs"] if fewer else []
     return mended, fewer or jobs, ", ".join(told)
-
-
-def refuse_other_machine(variant: Variant, arch: str) -> None:
-    """Cross compilation is not offered: the tests of CMake run what they compile."""
-    if variant.arch != arch:
-        raise ImpossibleError(
-            f"{variant.unique_name} is for {variant.arch}, and this machine is {arch}.",
-            f"Build it on a machine with {variant.arch}.",
-        )
