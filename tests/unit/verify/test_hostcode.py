@@ -60,6 +60,9 @@ class TestReach:
         assert reach is Reach.STARTUP
         assert because.startswith("called at load time by 0x")
 
+    def test_static_initialiser_beside_what_it_calls(self, arch: str) -> None:
+        assert only(analyse(library(arch, "startup_near")))[0] is Reach.STARTUP
+
     def test_static_initialiser_of_the_baseline(self, arch: str) -> None:
         assert analyse(library(arch, "startup_base")).groups == ()
 

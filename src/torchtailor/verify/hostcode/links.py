@@ -194,6 +194,9 @@ def _x86_calls(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Addre
     yield near + address, near + (address + 5) + _signed32(raw, near + 1)
     two = np.flatnonzero((body == 0x0F) & ((raw[1 : len(body) + 1] & 0xF0) == 0x80))
     yield two + address, two + (address + 6) + _signed32(raw, two + 2)
+    # short jumps: a function that ends in a call of its neighbour
+    short = np.flatnonzero((body == 0xEB) | ((body & 0xF0) == 0x70))
+    yield short + address, short + (address + 2) + raw[short + 1].view(np.int8).astype(np.int64)
 
 
 def _x86_targets(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Addresses, Addresses]]:

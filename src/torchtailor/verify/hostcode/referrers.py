@@ -114,16 +114,14 @@ class Referrers:
                     self._callers[function].add(caller)
 
     def _confirm_callers(self, ways: dict[Range, set[int]]) -> None:
-        """Drop plain callers that a full decoding does not show: bytes that only looked like a reference."""
+        """Drop callers that a full decoding does not show: bytes that only looked like a reference."""
         lead: dict[int, list[Range]] = {}
         for place, functions in ways.items():
             for function in functions:
                 lead.setdefault(function, []).append(place)
         decoded: dict[int, set[int]] = {}
         for function, callers in self._callers.items():
-            for caller in list(callers - self._wanted):
-                if self._knowledge.family(caller):
-                    continue
+            for caller in list(callers):
                 if caller not in decoded:
                     decoded[caller] = self._links.called_by(caller)
                 if not any(start <= t < end for t in decoded[caller] for start, end in lead[function]):
