@@ -74,6 +74,7 @@ def command(
     skip_check: by_source.SkipCheck = None,
     work: by_source.Work = None,
     verify: by_source.Verify = True,
+    target: by_source.Target = None,
 ) -> None:
     """Make an installable set of wheels for a variant.
 
@@ -95,6 +96,7 @@ def command(
         skip_checks=tuple(skip_check or ()),
         work=work,
         verify=verify,
+        targets=tuple(target or ()),
     )
     if via is Way.SOURCE:
         by_source.build_via_source(

@@ -45,6 +45,10 @@ SkipCheck = Annotated[
 ]
 Work = Annotated[Path | None, typer.Option(help="Where to compile (20 GB).", rich_help_panel=_PANEL)]
 Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_PANEL)]
+Target = Annotated[
+    list[str] | None,
+    typer.Option("--target", help="Only this CMake target, such as c10; no wheel.", rich_help_panel=_PANEL),
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class SourceOptions:
     skip_checks: tuple[str, ...] = ()
     work: Path | None = None
     verify: bool = True
+    targets: tuple[str, ...] = ()
 
     @property
     def job_count(self) -> int | None:
@@ -148,6 +153,7 @@ def _request(variant: Any, gpus: Any, options: SourceOptions, out: Path) -> Requ
         verify=options.verify,
         out=out,
         work=options.work,
+        targets=options.targets or ("install",),
     )
 
 
@@ -204,6 +210,8 @@ def _show_result(result: SourceResult) -> None:
         f"{shared}{tries}; log {result.log}",
         markup=False,
     )
+    if result.wheel is None:
+        say.print(f"  built in {result.build / 'src' / 'build'}", markup=False)
     for house in result.houses:
         say.print(f"{house.path}: {house.wheels} wheels, {ui.human_bytes(house.output_bytes)}", markup=False)
         say.print(f"  {house.pip_line}", markup=False)

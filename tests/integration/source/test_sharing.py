@@ -1,0 +1,93 @@
+"""What builds share: host objects through ccache, device objects across ISAs, and a CUDA toolkit made of wheels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.source.conftest import Build
+from torchtailor.build.choose import running_python
+from torchtailor.build.ledger import Ledger
+from torchtailor.catalog import Dotted
+from torchtailor.errors import NetworkError
+from torchtailor.gpucode.scan import scan_file
+from torchtailor.source.buildenv import find_python, make_environment
+from torchtailor.source.ccache import ccache_environment, prepare, read_hits
+from torchtailor.source.cudawheels import make_cuda
+from torchtailor.source.folders import Folders
+from torchtailor.source.tables import load_tables
+
+pytestmark = pytest.mark.xdist_group("source")
+
+KERNEL = """
+template <typename T> __global__ void scale_NUMBER(T* x, T by, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] *= by;
+}
+template __global__ void scale_NUMBER<float>(float*, float, int);
+template __global__ void scale_NUMBER<double>(double*, double, int);
+"""
+
+
+def test_another_build_with_the_same_flags_compiles_nothing(
+    build: Build, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders, one cache: the second build finds every object, though its paths are different."""
+    if not shutil.which("ccache"):
+        pytest.skip("no ccache here")
+    first = build(profile="minimal", overrides=("USE_THING=1",))
+    second = build(profile="minimal", overrides=("USE_THING=2",))
+    assert first.build != second.build
+    assert first.hits is not None
+    assert second.hits is not None
+    assert first.hits.misses >= 6
+    assert (second.hits.hits, second.hits.misses) == (first.hits.misses, 0)
+    assert ledger.attempts()[-1].configuration["ccache_hits"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_nvcc_of_wheels_compiles_for_two_gpus(tmp_path: Path) -> None:
+    """The toolkit is made of wheels alone; cubins are those that were asked for; another ISA reuses them all."""
+    folders = Folders(Path(os.environ.get("TORCHTAILOR_TEST_WORK") or tmp_path), tmp_path)
+    tables = load_tables()
+    python = find_python(running_python())
+    assert python is not None
+    line = "13.0"
+    parts = ("nvcc", "crt", "runtime", "cccl")
+    packages = [*(f"nvidia-cuda-{part}=={line}.*" for part in parts), f"nvidia-nvvm=={line}.*"]
+    try:
+        environment = make_environment(folders, tables, python)
+        prefix = make_cuda(folders, tables, environment, Dotted(line), packages)
+    except NetworkError as error:
+        pytest.skip(error.message)
+    nvcc = prefix.home / "bin" / "nvcc"
+    ccache = shutil.which("ccache")
+    for gpu in ("80", "90"):
+        for isa in ("one", "two"):  # two builds in folders of their own, that differ in host flags only
+            folder = tmp_path / f"{gpu}-{isa}"
+            (folder / "src").mkdir(parents=True)
+            shared = ccache_environment(ccache, folders, folder) if ccache else {}
+            if ccache:
+                prepare(shared)
+            for number in range(10):
+                source = folder / "src" / f"k{number}.cu"
+                source.write_text(KERNEL.replace("NUMBER", str(number)))
+                output = source.with_suffix(".cu.o")
+                command = [*([ccache] if ccache else []), str(nvcc), f"-gencode=arch=compute_{gpu},code=sm_{gpu}", "-c"]
+                subprocess.run(
+                    [*command, str(source), "-o", str(output)],
+                    env={"PATH": "/usr/bin:/bin", **shared},
+                    cwd=folder / "src",
+                    check=True,
+                )
+                found = {str(image.target) for image in scan_file(output).images}
+                assert found == {f"sm_{gpu}"}
+            if ccache:
+                hits = read_hits(shared)
+                assert hits is not None
+                assert (hits.hits, hits.misses) == ((0, 10) if isa == "one" else (10, 0))
