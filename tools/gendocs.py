@@ -177,7 +177,7 @@ def decision(catalog: Catalog) -> str:
         wheel = coverage(catalog, chosen, Way.WHEEL)
         how = wheel.text if wheel.available else "From source: " + coverage(catalog, chosen, Way.SOURCE).text
         assert chosen.build.cuda
-        driver = catalog.toolkit(chosen.build.cuda).driver_minor
+        driver, _ = catalog.toolkit(chosen.build.cuda).drivers_for(gpu)
         rows.append(
             [
                 gpu.describe(4),

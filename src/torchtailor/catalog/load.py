@@ -84,12 +84,8 @@ class Catalog:
 
     def release(self, name: str) -> Release:
         """A release by its name (`cuda-13_0`, `2.15`) or PyTorch version (`2.10.0`, `2.10`)."""
-        if name in self.releases:
-            return self.releases[name]
-        for release in self.releases.values():
-            version = str(release.version)
-            if name in (version, version.rsplit(".", 1)[0], release.tag):
-                return release
+        if (release := _find_release(self.releases, name)) is not None:
+            return release
         raise NoMatchError(
             f"No release is called {name!r}.",
             f"Known are {', '.join(self.releases)}; PyTorch versions such as 2.10.0 work too.",
@@ -115,7 +111,7 @@ class Catalog:
 def load_catalog(directory: Path | None = None) -> Catalog:
     """The package's catalog with the `torchtailor.toml` of a directory (the current one) added to it."""
     user_file = (directory or Path.cwd()) / USER_FILE
-    user = _read_user_file(user_file) if user_file.is_file() else schema.UserFile()
+    user = _read_user_file(user_file) if user_file.exists() else schema.UserFile()
     gpu_file = _read("gpus.toml", schema.GpusFile)
     cpu_file = _read("cpus.toml", schema.CpusFile)
     cuda_file = _read("cuda.toml", schema.CudaFile)
@@ -133,7 +129,8 @@ def load_catalog(directory: Path | None = None) -> Catalog:
         cores = [Microarchitecture(row.name, row.arch, frozenset(row.flags)) for row in cpu_file.microarchitecture]
         releases = _index(map(_release, (*torch_file.release, *user.release)), lambda release: release.name)
         for row in user.row:
-            releases[row.release] = _extend(releases, row)
+            extended = _extend(releases, row)
+            releases[extended.name] = extended
         catalog = Catalog(
             gpus=dict(sorted(gpus.items())),
             families=families,
@@ -151,7 +148,7 @@ def load_catalog(directory: Path | None = None) -> Catalog:
             checked=max(gpu_file.checked, cpu_file.checked, cuda_file.checked, torch_file.checked),
             wheel_index=user.wheel_index or torch_file.wheel_index,
             tailor=user.tailor,
-            user_file=user_file if user_file.is_file() else None,
+            user_file=user_file if user_file.exists() else None,
         )
         _check_references(catalog)
     return catalog
@@ -206,6 +203,8 @@ def _archspec_flags(target: object) -> set[str]:
 
 
 def _gpu(row: schema.GpuRow) -> Gpu:
+    for version in filter(None, (row.first_cuda, row.last_cuda, row.first_driver)):
+        Dotted(version)
     unified = row.unified and UnifiedTegra(
         row.unified.cuda, frozenset(map(Capability.parse, row.unified.capabilities)), row.unified.condition
     )
@@ -235,6 +234,8 @@ def _gpu(row: schema.GpuRow) -> Gpu:
 
 
 def _isa(row: schema.IsaRow) -> Isa:
+    if not re.fullmatch(r"[a-z0-9_]+", row.name):
+        raise ValueError(f"the ISA name {row.name!r} may hold only small letters, digits and _, as variants' names do")
     return Isa(
         name=row.name,
         arch=row.arch,
@@ -274,6 +275,8 @@ def _toolkit(row: schema.CudaRow) -> CudaToolkit:
 
 
 def _release(row: schema.ReleaseRow) -> Release:
+    if not row.pythons:
+        raise ValueError(f"release {row.name!r} names no Python")
     return Release(
         name=row.name,
         version=Dotted(row.version),
@@ -304,10 +307,19 @@ def _build(row: schema.BuildRow) -> Build:
     )
 
 
+def _find_release(releases: Mapping[str, Release], name: str) -> Release | None:
+    if name in releases:
+        return releases[name]
+    for release in releases.values():
+        version = str(release.version)
+        if name in (version, version.rsplit(".", 1)[0], release.tag):
+            return release
+    return None
+
+
 def _extend(releases: Mapping[str, Release], row: schema.ExtraRow) -> Release:
-    if row.release not in releases:
+    if (release := _find_release(releases, row.release)) is None:
         raise ValueError(f"[[row]] names the release {row.release!r}, which does not exist")
-    release = releases[row.release]
     label = "cpu" if not row.gpus else row.cuda and Build(Dotted(row.cuda), None, True, {}, ()).label
     candidates = [b for b in release.builds if b.label == label] if label else list(release.cuda_builds[-1:])
     if not candidates:
@@ -322,7 +334,10 @@ def _check_references(catalog: Catalog) -> None:
     tags: dict[str, str] = {}
     for release in catalog.releases.values():
         if (other := tags.setdefault(release.tag, release.name)) != release.name:
-            raise ValueError(f"releases {other!r} and {release.name!r} are both PyTorch {release.version}")
+            raise ValueError(
+                f"the variants of releases {other!r} and {release.name!r} would share their names, {release.tag}-...: "
+                f"name yours {other!r} to replace that one"
+            )
         for build in release.builds:
             if build.cuda and build.cuda not in catalog.toolkits:
                 raise ValueError(f"release {release.name!r} names CUDA {build.cuda}, which is not in the catalog")

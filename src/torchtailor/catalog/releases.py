@@ -77,6 +77,11 @@ class Release:
         return "pytorch" + "".join(str(part) for part in self.version.parts[:2])
 
     @property
+    def default_python(self) -> str:
+        """The default Python, or the newest of a release that is not offered for it."""
+        return DEFAULT_PYTHON if DEFAULT_PYTHON in self.pythons else self.pythons[-1]
+
+    @property
     def cpu_build(self) -> Build | None:
         return next((build for build in self.builds if build.cuda is None), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import total_ordering
 
-from torchtailor.catalog.gpus import Capability, CodeTarget, Suffix
+from torchtailor.catalog.gpus import Capability, CodeTarget, Gpu, Suffix
 
 
 @total_ordering
@@ -94,6 +94,11 @@ class CudaToolkit:
     def driver_floor(self, update: str | None = None) -> Dotted:
         """The driver that runs everything made by this toolkit (or by one of its updates)."""
         return self.driver_updates.get(update or "", self.driver_full)
+
+    def drivers_for(self, gpu: Gpu | None, update: str | None = None) -> tuple[Dotted, Dotted]:
+        """The oldest driver that runs its code on a GPU at all, and the oldest that does so without limits."""
+        first = Dotted(gpu.first_driver) if gpu and gpu.first_driver else self.driver_minor
+        return max(self.driver_minor, first), max(self.driver_floor(update), first)
 
     def fit_driver(self, driver: Dotted, *, update: str | None = None) -> DriverFit:
         if driver >= self.driver_floor(update):

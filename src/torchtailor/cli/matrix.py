@@ -9,7 +9,8 @@ import typer
 from torchtailor.errors import NoMatchError, UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.variants import Variant
+    from torchtailor.catalog import Catalog
+    from torchtailor.variants import Matrix, Variant
 
 
 def command(
@@ -36,19 +37,19 @@ def command(
         raise UsageError("--json, --csv and --markdown exclude each other.", "Give one of them.")
     catalog = load_catalog()
     matrix = Matrix(catalog)
+    if python not in (None, "all"):
+        _check_python(matrix, str(python))
     if why is not None:
         from torchtailor.variants.why import explain
 
-        explanation = explain(matrix, why)
-        if json:
-            print_json(explanation)
-        else:
-            out().print(explanation.text, markup=False)
+        if globs or gpu or cpu or csv or markdown or python == "all":
+            raise UsageError("--why explains one name.", "With it go --release, --python X.Y and --json alone.")
+        explanation = explain(matrix, why, release=release, python=python)
+        print_json(explanation) if json else out().print(explanation.text, markup=False)
         return
     gpus = [_gpu_glob(catalog, text) for text in gpu or ()]
-    if python not in (None, "all"):
-        _check_python(matrix, str(python))
-    chosen = select(matrix.variants(release, python), globs or (), gpus=gpus, cpus=cpu or ())
+    cpus = [_cpu_glob(catalog, text) for text in cpu or ()]
+    chosen = select(matrix.variants(release, python), globs or (), gpus=gpus, cpus=cpus)
     if not chosen and not json:
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     rows = [tables.row(catalog, variant) for variant in chosen]
@@ -63,23 +64,26 @@ def command(
         out().print(_counts(chosen), markup=False)
 
 
-def _gpu_glob(catalog: object, text: str) -> str:
+def _gpu_glob(catalog: Catalog, text: str) -> str:
     """`9.0` or a product name as `sm90`; globs and `cpu` as they are."""
-    from torchtailor.catalog import Catalog
-
-    assert isinstance(catalog, Catalog)
-    if text.lower() == "cpu" or any(sign in text for sign in "*?[{"):
+    if text.lower() == "cpu" or _is_glob(text):
         return text
     return catalog.gpu(text).sm
 
 
-def _check_python(matrix: object, python: str) -> None:
-    from torchtailor.variants import Matrix
+def _cpu_glob(catalog: Catalog, text: str) -> str:
+    """A glob, or a name that is known."""
+    return text if _is_glob(text) else catalog.isa(text.lower()).name
 
-    assert isinstance(matrix, Matrix)
+
+def _is_glob(text: str) -> bool:
+    return any(sign in text for sign in "*?[{")
+
+
+def _check_python(matrix: Matrix, python: str) -> None:
     known = sorted({version for release in matrix.catalog.releases.values() for version in release.pythons})
     if python not in known:
-        raise NoMatchError(f"No release is offered for Python {python}.", f"Known are {', '.join(known)}, or `all`.")
+        raise NoMatchError(f"No release is offered for Python {python!r}.", f"Known are {', '.join(known)}, or `all`.")
 
 
 def _counts(chosen: tuple[Variant, ...]) -> str:

@@ -131,7 +131,7 @@ class Blueprint:
         """The driver it needs, in words; empty without a GPU."""
         if self.variant.gpu is None or self.cuda is None:
             return ""
-        full, least = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
+        least, full = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
         said = f"{full} or newer"
         if least < full:
             said += f" ({least} by minor-version compatibility)"
@@ -235,11 +235,8 @@ def cuda_tag(cuda: Dotted | str | None) -> str:
 
 
 def driver_floors(catalog: Catalog, pin: NixpkgsRow, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:
-    """The driver that runs everything made with the pin's CUDA, and the oldest one that runs it at all."""
-    toolkit = catalog.toolkit(cuda)
-    first = Dotted(gpu.first_driver) if gpu.first_driver else toolkit.driver_minor
-    full = max(toolkit.driver_floor(pin.cuda.get(str(cuda))), first)
-    return full, max(toolkit.driver_minor, first)
+    """The oldest driver that runs what the pin's CUDA made on a GPU, and the oldest that does so without limits."""
+    return catalog.toolkit(cuda).drivers_for(gpu, pin.cuda.get(str(cuda)))
 
 
 def _join(names: list[str] | tuple[str, ...]) -> str:

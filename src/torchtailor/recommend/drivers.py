@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build
 from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
@@ -27,7 +26,7 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     assert build.cuda is not None
     toolkit = catalog.toolkit(build.cuda)
     gpu = catalog.gpus.get(device.compute) if device.compute else None
-    needs, full = _floors(toolkit, build, gpu)
+    needs, full = toolkit.drivers_for(gpu, str(build.toolkit) if build.toolkit else None)
     if device.integrated and host.tegra is not None and (host.tegra.cuda or not host.tegra.unified):
         return _by_jetpack(host, toolkit)
     if host.driver is None:
@@ -50,13 +49,6 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
         DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this one is {driver}.",
     }[fit]
     return DriverVerdict(fit, text, needs=needs, full=full)
-
-
-def _floors(toolkit: CudaToolkit, build: Build, gpu: Gpu | None) -> tuple[Dotted, Dotted]:
-    """The oldest driver that runs a build on a GPU, and the oldest that does so without limits."""
-    first = Dotted(gpu.first_driver) if gpu and gpu.first_driver else toolkit.driver_minor
-    full = toolkit.driver_floor(str(build.toolkit) if build.toolkit else None)
-    return max(toolkit.driver_minor, first), max(full, first)
 
 
 def _by_cuda(who: str, cuda: Dotted, toolkit: CudaToolkit) -> DriverVerdict:

@@ -14,7 +14,7 @@ from torchtailor.variants.rules import Reason, coverage, why_impossible
 from torchtailor.variants.variant import Variant
 
 _NAME = re.compile(
-    r"(?:pytorch(?P<torch>\d{2,3})?-)?(?:python(?P<python>\d{3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
+    r"(?:pytorch(?P<torch>\d{2,3})?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
     r"(?P<gpu>sm\d{2,3}|cpu)-(?P<isa>[a-z0-9_]+)"
 )
 
@@ -59,7 +59,7 @@ class Matrix:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         for release in catalog.releases.values():
-            for variant in self._of_release(release, DEFAULT_PYTHON):
+            for variant in self._of_release(release, release.default_python):
                 if reasons := self.why_impossible(variant):
                     raise ImpossibleError(
                         f"Release {release.name} lists {variant.short_name}: {reasons[0].text}",
@@ -67,10 +67,10 @@ class Matrix:
                     )
 
     def variants(self, release: str | None = None, python: str | None = None) -> Iterator[Variant]:
-        """Variants in the catalog's order; of the default Python, of another, or (`all`) of every one."""
+        """Variants in the catalog's order; of each release's default Python, of another, or (`all`) of every one."""
         releases = [self.catalog.release(release)] if release else list(self.catalog.releases.values())
         for item in releases:
-            pythons = item.pythons if python == "all" else (python or DEFAULT_PYTHON,)
+            pythons = item.pythons if python == "all" else (python or item.default_python,)
             for version in pythons:
                 if version in item.pythons:
                     yield from self._of_release(item, version)
@@ -100,10 +100,11 @@ class Matrix:
         Without a way, any way counts. Of a release's CUDA builds, the default index's comes first, then the newest.
         """
         parsed = ParsedName.parse(name)
-        wanted_python = parsed.python or python or DEFAULT_PYTHON
         if release is None and parsed.torch:
             tagged = [name for name, known in self.catalog.releases.items() if known.tag == f"pytorch{parsed.torch}"]
             release = tagged[0] if tagged else None
+        default_python = self.catalog.release(release).default_python if release else DEFAULT_PYTHON
+        wanted_python = parsed.python or python or default_python
         candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)

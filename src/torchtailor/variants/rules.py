@@ -96,7 +96,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
     release, build, gpu = variant.release, variant.build, variant.gpu
     official = f"the official {build.label} wheel of PyTorch {release.version} for {variant.arch}"
     if gpu is None:
-        text = f"{official} picks its CPU kernels at run time: it runs on {variant.isa.label} and uses it."
+        text = f"{official} runs on {variant.isa.label}: it picks the best of its CPU kernels at run time."
         return Coverage(Way.WHEEL, True, Fit.NATIVE, None, _sentence(text))
     codes = build.wheel_codes(variant.arch)
     if not codes:

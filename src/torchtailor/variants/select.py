@@ -10,19 +10,33 @@ from torchtailor.errors import UsageError
 from torchtailor.variants.variant import Variant
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
 
 
 def expand_braces(pattern: str) -> tuple[str, ...]:
     """`sm{80,90}-*` -> `sm80-*`, `sm90-*`; braces may nest."""
+    expanded = [pattern]
+    while any(_BRACES.search(item) for item in expanded):
+        expanded = list(dict.fromkeys(part for item in expanded for part in _expand_first(item)))
+        if len(expanded) > _MOST_PATTERNS:
+            raise UsageError(
+                f"The selector {_shown(pattern)} stands for more than {_MOST_PATTERNS} patterns.",
+                "Use * in place of some of its braces.",
+            )
+    if any(brace in item for item in expanded for brace in "{}"):
+        raise UsageError(f"The selector {_shown(pattern)} has an unmatched brace.", "Write it as in sm{80,90}-*.")
+    return tuple(expanded)
+
+
+def _expand_first(pattern: str) -> list[str]:
     match = _BRACES.search(pattern)
     if not match:
-        if "{" in pattern or "}" in pattern:
-            raise UsageError(f"The selector {pattern!r} has an unmatched brace.", "Write it as in sm{80,90}-*.")
-        return (pattern,)
-    expanded: list[str] = []
-    for part in match[1].split(","):
-        expanded += expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
-    return tuple(dict.fromkeys(expanded))
+        return [pattern]
+    return [pattern[: match.start()] + part + pattern[match.end() :] for part in match[1].split(",")]
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 60 else f"{pattern[:57]}...")
 
 
 def matches(variant: Variant, patterns: Iterable[str]) -> bool:

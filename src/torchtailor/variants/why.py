@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Gpu
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release, Way
+from torchtailor.catalog.releases import Build, Way
 from torchtailor.variants.matrix import Matrix, ParsedName
 from torchtailor.variants.rules import Coverage, coverage, why_impossible
 from torchtailor.variants.variant import Variant
@@ -40,28 +40,24 @@ class Explanation:
     text: str
 
 
-def explain(matrix: Matrix, name: str) -> Explanation:
-    """Why a variant is, could be, or cannot be."""
+def explain(matrix: Matrix, name: str, *, release: str | None = None, python: str | None = None) -> Explanation:
+    """Why a variant is, could be, or cannot be; in all releases or one, for its default Python or another."""
     parsed = ParsedName.parse(name)
     catalog = matrix.catalog
     gpu = catalog.gpu(str(parsed.gpu)) if parsed.gpu else None
     isa = catalog.isa(parsed.isa)
     offered = {(v.release.name, v.build.label, v.short_name) for v in matrix.variants(python="all")}
     verdicts = []
-    newest_first = sorted(catalog.releases.values(), key=lambda release: release.version, reverse=True)
-    for release in newest_first:
-        if parsed.torch and release.tag != f"pytorch{parsed.torch}":
+    releases = [catalog.release(release)] if release else catalog.releases.values()
+    for item in sorted(releases, key=lambda item: item.version, reverse=True):
+        if parsed.torch and item.tag != f"pytorch{parsed.torch}":
             continue
-        for build in reversed(release.builds):
+        for build in reversed(item.builds):
             if _concerns(parsed, build, gpu):
-                variant = Variant(release, build, gpu, isa, parsed.python or _python(release))
-                is_offered = (release.name, build.label, variant.short_name) in offered
+                variant = Variant(item, build, gpu, isa, parsed.python or python or item.default_python)
+                is_offered = (item.name, build.label, variant.short_name) in offered
                 verdicts.append(_verdict(matrix, variant, is_offered))
     return Explanation(name, any(v.possible for v in verdicts), tuple(verdicts), _text(parsed, name, verdicts))
-
-
-def _python(release: Release) -> str:
-    return DEFAULT_PYTHON if DEFAULT_PYTHON in release.pythons else release.pythons[-1]
 
 
 def _concerns(parsed: ParsedName, build: Build, gpu: Gpu | None) -> bool:

@@ -186,6 +186,10 @@ rows = [{ gpus = ["13.0"], cpus = ["avx512"] }]
         "[[row]]\nrelease = '2.15'\ncpus = 'armv8_2'",
         "[[row]]\nrelease = '2.15'\ncuda = 'x'\ngpus = ['8.7']\ncpus = ['armv8_2']",
         "[tailor]\nnvidia = 'yes'",
+        "[[gpu]]\ncapability = '13.0'\nfamily = 'F'\nfirst_cuda = '14.0'\nfirst_driver = 'abc'\nhosts = ['x86_64']",
+        "[[gpu]]\ncapability = '13.0'\nfamily = 'F'\nfirst_cuda = 'soon'\nhosts = ['x86_64']",
+        "[[isa]]\nname = 'neoverse-v1'\narch = 'aarch64'\nlabel = 'V1'\nrequires = ['sve']\ncompile_flags = ['-O2']",
+        "[[release]]\nname = 'mine'\nversion = '3.0.0'\npythons = []\n[[release.build]]\nrows = [{ cpus = ['avx2'] }]",
         "\xff",
     ],
 )
@@ -193,3 +197,34 @@ def test_a_wrong_user_file_is_one_sentence_that_names_it(tmp_path: Path, text: s
     (tmp_path / "torchtailor.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"torchtailor\.toml"):
         load_catalog(tmp_path)
+
+
+def test_a_folder_called_like_the_user_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").mkdir()
+    with pytest.raises(UsageError, match=r"torchtailor\.toml cannot be used"):
+        load_catalog(tmp_path)
+
+
+def test_a_row_names_its_release_as_the_commands_do(tmp_path: Path) -> None:
+    text = "[[row]]\nrelease = '2.10.0'\ncuda = '13.0'\ngpus = ['8.7']\ncpus = ['armv8_2']"
+    catalog = load_catalog(write(tmp_path, text))
+    assert Matrix(catalog).resolve("sm87-armv8_2").variant.release.name == "cuda-13_0"
+    assert "2.10.0" not in catalog.releases
+
+
+def test_a_release_without_the_default_python(tmp_path: Path) -> None:
+    text = "[[release]]\nname = 'mine'\nversion = '3.0.0'\npythons = ['3.11', '3.12']\n"
+    matrix = Matrix(load_catalog(write(tmp_path, text + "[[release.build]]\nrows = [{ cpus = ['avx2'] }]")))
+    assert [v.unique_name for v in matrix.variants("mine")] == ["pytorch30-python312-cpu-avx2"]
+    assert matrix.resolve("cpu-avx2", release="mine").variant.python == "3.12"
+    assert matrix.resolve("cpu-avx2").variant.release.name == "2.15"  # a short name means the default Python
+
+
+def test_the_oldest_driver_is_the_higher_of_gpu_and_toolkit(catalog: Catalog) -> None:
+    cuda13 = catalog.toolkit("13.0")
+    assert [str(driver) for driver in cuda13.drivers_for(catalog.gpu("9.0"))] == ["580.65.06", "580.65.06"]
+    assert [str(driver) for driver in cuda13.drivers_for(catalog.gpu("Rubin"))] == ["615", "615"]
+    assert [str(driver) for driver in catalog.toolkit("12.9").drivers_for(catalog.gpu("B200"), "12.9.1")] == [
+        "570.26",
+        "575.57.08",
+    ]

@@ -121,3 +121,18 @@ def test_a_bug_is_kept_in_a_file_not_shown(tmp_path: Path) -> None:
 
 def test_every_exit_code_has_a_meaning() -> None:
     assert set(EXIT_MEANINGS) == set(ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--cpu", "avx99"], ExitCode.NO_MATCH, "instruction set"),
+        (["--why", "sm90-avx512", "--python", "3.9"], ExitCode.NO_MATCH, "Python '3.9'"),
+        (["--why", "sm90-avx512", "sm80-*"], ExitCode.USAGE, "--why"),
+    ],
+)
+def test_matrix_refuses_what_it_would_ignore(
+    arguments: list[str], code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["matrix", *arguments]) == code
+    assert said in capsys.readouterr().err

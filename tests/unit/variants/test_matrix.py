@@ -158,6 +158,22 @@ def test_why(matrix: Matrix) -> None:
     assert [verdict.where for verdict in offered.verdicts] == ["cuda-13_0 (cu130)"]
 
 
+def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
+    only = explain(matrix, "sm90-avx512", release="cuda-13_0", python="3.12")
+    assert [verdict.where for verdict in only.verdicts] == ["cuda-13_0 (cu130)"]
+    for refused in (
+        explain(matrix, "cpu-avx2", release="main", python="3.14"),
+        explain(matrix, "pytorch28-python39-cpu-avx2"),
+    ):
+        assert not refused.possible
+        assert "is not offered for Python" in refused.text
+
+
+def test_the_cpu_wheel_does_not_claim_kernels_it_has_not(matrix: Matrix, catalog: Catalog) -> None:
+    avx = matrix.resolve("cpu-avx").variant  # the official wheels have kernels for AVX2 and AVX-512, none for AVX
+    assert "uses it" not in coverage(catalog, avx, Way.WHEEL).text
+
+
 def test_an_impossible_row_of_the_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torchtailor.toml").write_text(
         "[[row]]\nrelease = '2.15'\ncuda = '13.0'\ngpus = ['12.1']\ncpus = ['avx2']"
@@ -178,9 +194,16 @@ def test_selectors(matrix: Matrix) -> None:
 
 def test_braces() -> None:
     assert expand_braces("sm{80,9{0,1}}-*") == ("sm80-*", "sm90-*", "sm91-*")
-    for wrong in ("sm{80", "sm80}", "}{"):
-        with pytest.raises(UsageError, match="brace"):
+    for wrong in ("sm{80", "sm80}", "}{", "{a,b}{c,d}{"):
+        with pytest.raises(UsageError, match="brace") as error:
             expand_braces(wrong)
+        assert repr(wrong) in error.value.message
+
+
+def test_braces_that_would_fill_the_memory() -> None:
+    with pytest.raises(UsageError, match="more than"):
+        expand_braces("{a,b}" * 60)
+    assert len(expand_braces("{a,a}" * 60)) == 1
 
 
 @given(st.lists(st.sampled_from(["80", "90", "a", ""]), min_size=1, max_size=4), st.text("abc-*", max_size=5))

@@ -153,7 +153,7 @@ def _driver_claims(recipe: Recipe, context: Context) -> Iterator[tuple[int, Dott
     variant = expected(recipe)
     if variant is None or variant.gpu is None or variant.build.cuda is None:
         return
-    full, least = driver_floors(context.catalog, context.pin, variant.gpu, variant.build.cuda)
+    least, full = driver_floors(context.catalog, context.pin, variant.gpu, variant.build.cuda)
     for claim in recipe.claims:
         if "minor-version" in claim.text and _CUDA.search(claim.text) is None and str(full) in claim.text:
             continue
