@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from torchtailor.gpucode.elf import ElfFile
@@ -38,6 +38,10 @@ class Cut:
     pointers: Pointers | None  # None where it is pinned to its place
     address: int | None  # in the output; None where it is not loaded
     size: int  # bytes of the container in the output
+
+    def at(self, address: int) -> Cut:
+        """The same at another place."""
+        return Cut(self.found, self.images, self.pointers, address, self.size)
 
     @property
     def gap(self) -> int:
@@ -106,9 +110,9 @@ def _place(elf: ElfFile, name: str, drafts: list[Cut]) -> tuple[list[Cut], list[
     if name in CONTAINER_SECTIONS:
         room = merge(Span(s.address, s.memory_end) for s in elf.sections if s.name == name and s.allocated)
     else:
-        room = _room_among_others(elf, items)
+        room = _room_among_others(elf, drafts, items)
     addresses = pack(items, room)
-    placed = [replace(draft, address=at) for draft, at in zip(drafts, addresses, strict=True)]
+    placed = [draft.at(address) for draft, address in zip(drafts, addresses, strict=True)]
     taken = [Span(at, at + item.new_size) for item, at in zip(items, addresses, strict=True)]
     return placed, subtract(room, taken)
 
@@ -118,15 +122,13 @@ def _item(cut: Cut) -> Item:
     return Item(cut.found.address or 0, old, cut.size + cut.gap, cut.pointers is not None)
 
 
-def _room_among_others(elf: ElfFile, items: list[Item]) -> list[Span]:
+def _room_among_others(elf: ElfFile, drafts: list[Cut], items: list[Item]) -> list[Span]:
     """The addresses of containers that lie among other data, and the padding the compiler put between two."""
     alignment = min(common_alignment(item.address for item in items), _MAX_PADDING)
     spans = [Span(item.address, item.address + item.old_size) for item in items]
     padding = []
-    for before, after in pairwise(spans):
+    for draft, (before, after) in zip(drafts, pairwise(spans), strict=False):
         size = after.start - before.end
-        if 0 < size < alignment:
-            at = elf.offset_of(before.end)
-            if at is not None and not any(elf.read(at, size)):
-                padding.append(Span(before.end, after.start))
+        if 0 < size < alignment and not any(elf.read(draft.found.container.end + draft.gap, size)):
+            padding.append(Span(before.end, after.start))
     return merge([*spans, *padding])

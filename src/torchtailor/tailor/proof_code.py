@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchtailor.tailor.proof import Library
 
 _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
-_FIXED_HEADER = 64
+_MAX_PADDING = 64
 # bytes of an entry's header that recompression changes: padded and compressed size, flags, raw size
 _STORAGE_FIELDS = ((8, 20), (40, 48), (56, 64))
 
@@ -48,9 +48,11 @@ def check_images(
 ) -> None:
     """Check each image that was kept, and what was lost with those that were not."""
     linked = before.code.device_linked
-    for pair in pairs:
-        kept = _match(before.source, after.source, pair, recompressed=recompressed)
+    same = _copied_whole(before.source, after.source, pairs)
+    for pair, is_same in zip(pairs, same, strict=True):
         images = pair.before.images
+        matched = None if is_same else _match(before.source, after.source, pair, recompressed=recompressed)
+        kept = list(images) if matched is None else matched
         if policy is None or pair.before.address is None:
             if len(kept) != len(images):
                 raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
@@ -59,6 +61,37 @@ def check_images(
                 raise CheckFailedError(_at(pair, "is from before the device link and should be empty"))
         else:
             _check_policy(before.source, pair, kept, policy)
+
+
+def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[Pair]) -> list[bool]:
+    """Which containers are byte for byte what they were; those that moved together are compared as one."""
+    same = [False] * len(pairs)
+    first = 0
+    for index in range(1, len(pairs) + 1):
+        if index < len(pairs) and _together(pairs[index - 1], pairs[index]):
+            continue
+        start, end = pairs[first].before.container.offset, pairs[index - 1].before.container.end
+        if _unresized(pairs[first]) and same_bytes(
+            stock, start, output, pairs[first].after.container.offset, end - start
+        ):
+            same[first:index] = [True] * (index - first)
+        first = index
+    return same
+
+
+def _unresized(pair: Pair) -> bool:
+    return pair.before.container.size == pair.after.container.size
+
+
+def _together(one: Pair, other: Pair) -> bool:
+    """Whether two neighbours kept their sizes and their distance."""
+    shift = one.after.container.offset - one.before.container.offset
+    return (
+        _unresized(one)
+        and _unresized(other)
+        and other.after.container.offset - other.before.container.offset == shift
+        and 0 <= other.before.container.offset - one.before.container.end < _MAX_PADDING
+    )
 
 
 def _match(stock: FileSource, output: FileSource, pair: Pair, *, recompressed: bool) -> list[Image]:

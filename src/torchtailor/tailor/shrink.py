@@ -26,7 +26,18 @@ from torchtailor.tailor.headers import (
     plan_sections,
     program_headers,
 )
-from torchtailor.tailor.layout import AddressMap, Piece, Span, choose_holes, merge, page_size, place, split, subtract
+from torchtailor.tailor.layout import (
+    MIN_HOLE,
+    AddressMap,
+    Piece,
+    Span,
+    choose_holes,
+    merge,
+    page_size,
+    place,
+    split,
+    subtract,
+)
 from torchtailor.tailor.plan import Cut, Plan
 from torchtailor.tailor.references import got_address
 
@@ -125,6 +136,8 @@ def _free_of_segments(elf: ElfFile, plan: Plan, page: int) -> Iterator[Span]:
     """The free ranges that no segment needs whole."""
     small = [s for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size]
     for span in plan.free:
+        if span.end - span.start < MIN_HOLE:
+            continue
         load = elf.load_at(span.start)
         if load is None or any(s.address < span.end and span.start < s.memory_end for s in small):
             continue
