@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from torchtailor.fetch.cache import Cache, link_or_copy
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.publish.index import METADATA_SUFFIX, index_pages, indexed
+from torchtailor.source.buildenv import find_python
 from torchtailor.source.configuration import Configuration
 from torchtailor.source.tree import Origin, Source, Tree
 from torchtailor.variants.variant import Variant
@@ -83,7 +86,6 @@ class Output:
             yield self._house(variant, Placed(cuts[gpu].path, "cut"), dependencies)
 
     def _house(self, variant: Variant, torch: Placed, dependencies: Iterable[Placed]) -> Wheelhouse:
-        proof = self._prove(torch.path, variant) if self.request.verify else None
         place = self.request.out / variant.unique_name
         placed = [torch, *dependencies]
         with stage_beside(place) as stage:
@@ -97,6 +99,8 @@ class Output:
                 (folder / (target.name + METADATA_SUFFIX)).write_bytes(metadata)
                 files.append(indexed(target, _sha256(target), metadata, f"../../{WHEELS}/"))
             write_pages(index_pages(files), stage / SIMPLE)
+            whole = len(placed) > 1
+            proof = self._prove(folder, torch.path, variant, whole=whole) if self.request.verify else None
             (stage / MANIFEST_NAME).write_bytes(self._manifest(variant, torch, placed, proof))
             swap_into_place(stage, place)
         return read_wheelhouse(place)
@@ -134,22 +138,28 @@ class Output:
             return ()
         return tuple(Placed(fetched[item.file.url].path, "taken as it is", item.required_by) for item in others)
 
-    def _prove(self, wheel: Path, variant: Variant) -> dict[str, str]:
-        """Level 1 of verify, and level 2 where the wheel's Python is here: GPU code, host code, files, import."""
+    def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, str]:
+        """GPU code, host code and files; import and the CPU's op suite too, where all it needs and its CPU are here."""
+        from torchtailor.verify.levels import running_checks
+        from torchtailor.verify.result import Level
         from torchtailor.verify.static.artifact import open_artifact
         from torchtailor.verify.static.expect import expectation
         from torchtailor.verify.static.verify import verify_static
 
-        artifact = open_artifact(wheel)
+        artifact = open_artifact(wheels)
         gpus = (variant.gpu.capability,) if variant.gpu else ()
         expected = expectation(artifact, self.catalog, gpus=gpus, isa=variant.isa.name)
-        checks = verify_static(artifact, expected, self.catalog).checks
+        checks = list(verify_static(artifact, expected, self.catalog).checks)
+        if whole and runs_here(variant):
+            levels = frozenset({Level.STATIC, Level.IMPORT})
+            python = find_python(variant.python)
+            checks += running_checks(artifact, expected, self.catalog, levels, python=python, asked=True)
         failed = [check for check in checks if check.outcome.value == "fail"]
         if failed:
             told = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
             raise CheckFailedError(
                 f"The wheel was built, but it is not what {variant.unique_name} should be. {told}",
-                f"It is {wheel}; `torchtailor verify` shows all checks, --no-verify takes it as it is.",
+                f"It is {torch}; `torchtailor verify` shows all checks, --no-verify takes it as it is.",
             )
         return {check.name: check.outcome.value for check in checks}
 
@@ -183,6 +193,13 @@ class Output:
             "totals": {"input_bytes": size, "output_bytes": size},
         }
         return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def runs_here(variant: Variant) -> bool:
+    """Whether this CPU runs the variant's instruction set."""
+    text = Path("/proc/cpuinfo").read_text("ascii", "replace")
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    return platform.machine() == variant.arch and bool(flags) and variant.isa.runs_on(flags[1].split() if flags else ())
 
 
 def _sha256(path: Path) -> str:
