@@ -173,6 +173,13 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     assert host_code(path, folder=tmp_path) == first
 
 
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    path = library("x86_64", "startup_wide")
+    assert host_code(path, folder=blocked / "under") == analyse(path)
+
+
 def test_another_isa_is_another_result(tmp_path: Path) -> None:
     path = library("x86_64", "startup_wide")
     host_code(path, folder=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 from platformdirs import user_cache_path
 
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.verify.hostcode.analyse import HostCode, analyse
 from torchtailor.verify.hostcode.image import CodeImage
 from torchtailor.verify.hostcode.needs import Needs, read_needs
@@ -31,7 +33,7 @@ def host_code(
     if (found := _load(kept)) is not None:
         return found
     code = analyse(path, allowed, needs=_needs(path, content, folder))
-    write_whole(kept, msgspec.json.encode(code))
+    _keep(kept, msgspec.json.encode(code))
     return code
 
 
@@ -47,6 +49,12 @@ def fingerprint() -> str:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _keep(kept: Path, content: bytes) -> None:
+    """A cache that cannot be written costs time the next time, and nothing else."""
+    with suppress(EnvironmentProblem):
+        write_whole(kept, content)
 
 
 def _load(kept: Path) -> HostCode | None:
@@ -67,5 +75,5 @@ def _needs(path: Path, content: str, folder: Path) -> Needs:
         pass
     needs = read_needs(CodeImage(path))
     rows = tuple(tuple(sorted(words)) for words in needs.sets)
-    write_whole(kept, msgspec.msgpack.encode((rows, needs.indices.tobytes())))
+    _keep(kept, msgspec.msgpack.encode((rows, needs.indices.tobytes())))
     return needs

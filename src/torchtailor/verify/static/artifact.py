@@ -12,9 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.gpucode.elf_headers import MAGIC
 from torchtailor.gpucode.inputs import InputKind, open_input, site_packages
+from torchtailor.ui.format import human_bytes
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, Record
@@ -198,10 +199,16 @@ def unpacked(library: LibraryFile) -> Iterator[Unpacked]:
     with tempfile.TemporaryDirectory(prefix="torchtailor-verify-") as folder:
         place = Path(folder, library.short_name)
         hasher = hashlib.sha256()
-        with open_member(library.path, library.member) as chunks, place.open("wb") as file:
-            for chunk in chunks:
-                hasher.update(chunk)
-                file.write(chunk)
+        try:
+            with open_member(library.path, library.member) as chunks, place.open("wb") as file:
+                for chunk in chunks:
+                    hasher.update(chunk)
+                    file.write(chunk)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: {error.strerror}.",
+                "Set TMPDIR to a folder on a disk with room for the largest library.",
+            ) from error
         if library.recorded and str(library.recorded) != str(FileHash.from_hex(hasher.hexdigest())):
             raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
         yield Unpacked(place, hasher.hexdigest())

@@ -63,6 +63,8 @@ def _read_all(
             facts = LibraryFacts(library, problem=error.message, foreign=True)
         except BadInputError as error:
             facts = LibraryFacts(library, problem=error.message)
+        except OSError as error:
+            facts = LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
         progress(library.short_name, library.size)
         yield facts
 
