@@ -42,7 +42,6 @@ if ! done_before packages; then
     if [ -z "$dry" ]; then
         printf 'deb %s %s main\ndeb-src %s %s main\n' "$mirror" "$suite" "$mirror" "$suite" > "$root/etc/apt/sources.list"
         cp /etc/resolv.conf "$root/etc/resolv.conf"
-        [ ! -d /etc/ssl/certs ] || { mkdir -p "$root/etc/ssl/certs" && cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" 2>/dev/null || true; }
         # The machine's own settings for apt: proxies and certificates.
         for file in /etc/apt/apt.conf.d/*proxy*; do [ ! -e "$file" ] || cp "$file" "$root/etc/apt/apt.conf.d/"; done
     fi
@@ -63,6 +62,9 @@ if ! done_before torchtailor; then
     say "installing torchtailor"
     run mkdir -p "$root/torchtailor"
     run cp -r "$repository/pyproject.toml" "$repository/README.md" "$repository/LICENSE" "$repository/src" "$root/torchtailor/"
+    # This machine's certificates, which may hold one of the local network; the package has written its own.
+    bundle=/etc/ssl/certs/ca-certificates.crt
+    [ ! -f "$bundle" ] || run cp -L "$bundle" "$root$bundle"
     [ ! -f /etc/pip.conf ] || run cp /etc/pip.conf "$root/etc/pip.conf"
     run chroot "$root" sh -c 'python3 -m venv /opt/torchtailor && /opt/torchtailor/bin/pip install -q /torchtailor'
     mark torchtailor
