@@ -34,7 +34,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option or argument
             message = str(error.format_message()).rstrip(".")
-            return _say(f"{message}.", f"See `torchtailor {name} --help`.", ExitCode.USAGE)
+            path = getattr(getattr(error, "ctx", None), "command_path", f"torchtailor {name}")
+            return _say(message if message.endswith("?") else f"{message}.", f"See `{path} --help`.", ExitCode.USAGE)
         if os.environ.get("TORCHTAILOR_DEBUG"):
             raise
         return _say_bug(error)

@@ -226,10 +226,11 @@ class Recipe:
 
     @cached_property
     def exported(self) -> dict[str, tuple[str, int]]:
-        """Environment variables of the build: exported in a phase, or attributes of the derivation."""
+        """Environment variables of the build: exported in a phase, or attributes of the derivation or of its `env`."""
+        env = [inner for binding in self.attributes if binding.name == "env" for inner in self.source.below(binding)]
         found = {
             binding.name: (str(value), binding.line)
-            for binding in self.attributes
+            for binding in (*self.attributes, *env)
             if binding.name.isupper() and (value := self.source.value(binding.node)) is not None
         }
         return found | exports(self.shell)
@@ -246,6 +247,14 @@ class Recipe:
             if not command.document and command.words[0] == "echo":
                 found.append(Line(command.line, command.text))
         return tuple(sorted(found, key=lambda line: line.number))
+
+    def assigned(self, *names: str) -> Iterator[tuple[str, int]]:
+        """Shell variables of these names that a phase sets or adds to, with their lines."""
+        for command in self.shell:
+            for word in () if command.document else command.words:
+                name = word.partition("=")[0].rstrip("+")
+                if "=" in word and name in names:
+                    yield name, command.line
 
     def commands_with(self, *words: str) -> Iterator[Command]:
         """Commands (and lines of here-documents) in which every word occurs."""

@@ -64,7 +64,7 @@ class Source:
         """The line of the first syntax error; None where there is none."""
         if not self.root.has_error:
             return None
-        wrong = [node for node in self._nodes if node.type == "ERROR" or node.is_missing]
+        wrong = list(_wrong(self.root))
         return min((_line(node) for node in wrong if not _trailing_comma(node)), default=None if wrong else 1)
 
     @cached_property
@@ -163,6 +163,11 @@ class Source:
                     direct.append(binding)
         return tuple(direct)
 
+    def below(self, outer: Binding) -> tuple[Binding, ...]:
+        """The bindings anywhere in the value of another."""
+        start, end = outer.node.start_byte, outer.node.end_byte
+        return tuple(b for b in self.bindings if start <= b.node.start_byte and b.node.end_byte <= end and b != outer)
+
     def code(self, node: Any) -> str:
         """An expression's text without its comments."""
         return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
@@ -238,6 +243,17 @@ def _walk(node: Any) -> Iterator[Any]:
         current = stack.pop()
         yield current
         stack.extend(reversed(current.named_children))
+
+
+def _wrong(node: Any) -> Iterator[Any]:
+    """What the parser could not place or had to invent: a bracket that is missing is a node without a name."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.type == "ERROR" or current.is_missing:
+            yield current
+        if current.has_error:
+            stack.extend(current.children)
 
 
 def _trailing_comma(node: Any) -> bool:

@@ -110,6 +110,7 @@ def plan_trees(
         if not variants:
             continue
         tree = tree_at(root if len(names) == 1 else root / name)
+        _refuse_mixing(tree, name)
         texts = render_all(
             catalog,
             load_pins(tree.flox),
@@ -154,7 +155,11 @@ def _action(path: Path, text: str, *, force: bool) -> Action:
 def _releases(catalog: Catalog, root: Path, asked: Sequence[str]) -> tuple[str, ...]:
     if asked:
         every = recipe_releases(catalog)
-        return tuple(dict.fromkeys(name for item in asked for name in (every if item == "all" else (item,))))
+        return tuple(
+            dict.fromkeys(
+                name for item in asked for name in (every if item == "all" else (catalog.release(item).name,))
+            )
+        )
     return written_release(tree_at(root)) or recipe_releases(catalog)
 
 
@@ -164,6 +169,15 @@ def written_release(tree: Tree) -> tuple[str, ...]:
     if not manifest.is_file() or origin(text := read_recipe(manifest)) is Origin.FOREIGN:
         return ()
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
+
+
+def _refuse_mixing(tree: Tree, release: str) -> None:
+    """Releases share the names of their CPU recipes: a tree of two would build neither."""
+    if any(written != release for written in written_release(tree)):
+        raise UsageError(
+            f"{tree.root} holds the recipes of release {written_release(tree)[0]}, not of {release}.",
+            "Give each release a folder of its own.",
+        )
 
 
 def write_file(path: Path, text: str) -> None:

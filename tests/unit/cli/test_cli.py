@@ -136,3 +136,10 @@ def test_matrix_refuses_what_it_would_ignore(
 ) -> None:
     assert main(["matrix", *arguments]) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_wrong_subcommand_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "wrte"]) == ExitCode.USAGE
+    assert "Did you mean 'write'?\n" in capsys.readouterr().err
+    assert main(["recipes", "write"]) == ExitCode.USAGE
+    assert "`torchtailor recipes write --help`" in capsys.readouterr().err

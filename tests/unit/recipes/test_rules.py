@@ -46,6 +46,7 @@ def case(rule: str, old: str, new: str, **more: object) -> Case:
 
 CASES = [
     case("syntax", "in\n(nixpkgs_pinned", "in in\n(nixpkgs_pinned"),
+    case("syntax", "meta = (oldAttrs", "meta = ((oldAttrs"),
     case(
         "evaluation", "cudaSupport = true;\n  gpu", "noSuchArgument = 1;\n  cudaSupport = true;\n  gpu", needs_nix=True
     ),
@@ -73,6 +74,8 @@ CASES = [
         '    cmakeFlags = [ "-DUSE_X=1" ];\n    passthru =',
         line_of="cmakeFlags = [",
     ),
+    case("flags-unreached", "export PYTORCH_BUILD_NUMBER=0", 'cmakeFlags+=" -DUSE_X=1"', line_of='cmakeFlags+="'),
+    case("flags-unreached", "export PYTORCH_BUILD_NUMBER=0", "cmakeFlagsArray+=(-DUSE_X=1)", line_of="FlagsArray"),
     case("cache-unreached", "export USE_FBGEMM=0", "export CXX_AVX2_FOUND=0", name=CPU_AVX, line_of="export CXX_AVX2"),
     case("jobs-overwritten", "export PYTORCH_BUILD_NUMBER=0", "export MAX_JOBS=32", line_of="MAX_JOBS=32"),
     case("jobs-overwritten", "    passthru =", '    ninjaFlags = [ "-j32" ];\n    passthru =', line_of="ninjaFlags"),
@@ -88,7 +91,14 @@ CASES = [
     case("toolkit-stub", "cat > cmake/Modules/FindCUDAToolkit.cmake", "cat > cmake/Modules/FindNothing.cmake"),
     case("overlay-cuda", "(final: prev: { cudaPackages = final.cudaPackages_13_0; })", ""),
     case("overlay-magma", "235aefb7b064954fce09d035c69907ba8a87cbcd", "0000000000000000000000000000000000000000"),
+    case("overlay-magma", "patches = (oldAttrs.patches or [ ]) ++ [", "unused = (oldAttrs.patches or [ ]) ++ ["),
     case("magma-off", "export PYTORCH_BUILD_NUMBER=0", "export USE_MAGMA=0", line_of="USE_MAGMA"),
+    case(
+        "magma-off",
+        "    passthru =",
+        '    env = (oldAttrs.env or { }) // { USE_MAGMA = "0"; };\n    passthru =',
+        line_of="USE_MAGMA",
+    ),
     case("overlay-torch", 'version = "2.10.0";', 'version = "2.9.0";', line_of='version = "2.9.0"'),
     case("version-fixes", "export PYTORCH_BUILD_VERSION=2.10.0", "export PYTORCH_BUILD_VERSION=2.9.1"),
     case("version-fixes", "echo 2.10.0 > version.txt", "# echo 2.10.0 > version.txt"),
@@ -103,6 +113,7 @@ CASES = [
     case("blas-provider", 'cpuISA = "', 'blasProvider = "cublas";\n      cpuISA = "', line_of="blasProvider"),
     case("must-be-off", "export USE_FBGEMM=0", "export USE_FBGEMM=1", name=CPU_AVX),
     case("must-be-off", "set(CXX_AVX512_FOUND FALSE", "# set(CXX_AVX512_FOUND TRUE", name=CPU_AVX),
+    case("must-be-off", "set(CXX_AVX512_FOUND FALSE", "# set(CXX_AVX512_FOUND FALSE", name=CPU_AVX),
     case("claim-cuda", "# Overlay 1: CUDA 13.0", "# Overlay 1: CUDA 12.8", line_of="CUDA 12.8"),
     case("claim-gpu", "# GPU: SM90", "# GPU: SM120", line_of="# GPU: SM120"),
     case("claim-product", 'description = "PyTorch 2.10.0 for', 'description = "For the L40S:', line_of="L40S"),
@@ -188,6 +199,16 @@ def test_a_comment_never_fools_a_rule(catalog: Catalog, tmp_path: Path, item: Ca
     comment = "".join(f"# {line}\n" for _, new in item.changes for line in new.splitlines())
     context = context_of(catalog, tmp_path, item, good(item.release, item.name) + comment)
     assert hits_of(item.rule, context) == []
+
+
+def test_a_patch_may_have_a_name_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
+    text = good("cuda-13_0", SM90)
+    start = text.index("(final.fetchpatch {")
+    patch = text[start : text.index("})", start) + 2]
+    text = text.replace(patch, "clockRate").replace("  # CPU: ", f"  clockRate = final: {patch};\n\n  # CPU: ", 1)
+    context = context_of(catalog, tmp_path, Case("", ()), text)
+    assert hits_of("syntax", context) == []
+    assert hits_of("overlay-magma", context) == []
 
 
 def test_a_generated_recipe_changed_by_hand_is_edited(catalog: Catalog, tmp_path: Path) -> None:

@@ -148,3 +148,13 @@ def test_the_lock_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text(lock_text(hashes))
     assert read_lock(tmp_path) == hashes
     assert load_pins(tmp_path).lock == hashes
+
+
+def test_a_tree_holds_one_release(catalog: Catalog, tmp_path: Path) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0")
+    before = snapshot(tmp_path)
+    with pytest.raises(UsageError, match="holds the recipes of release cuda-13_0"):
+        plan_trees(catalog, tmp_path, releases=["main"])
+    assert snapshot(tmp_path) == before
+    (plan,) = plan_trees(catalog, tmp_path, releases=["2.10.0", "cuda-13_0"])  # one release by two of its names
+    assert {step.action for step in plan.steps} == {Action.UNCHANGED}

@@ -21,6 +21,9 @@ _OFF = frozenset({"0", "OFF", "off", "FALSE", "False", "false", "NO", "N"})
 def flags_unreached(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     if recipe.is_torch and (binding := recipe.attribute("cmakeFlags")):
         yield binding.line, "cmakeFlags do not reach CMake"
+    if recipe.is_torch:
+        for name, line in recipe.assigned("cmakeFlags", "cmakeFlagsArray"):
+            yield line, f"{name} do not reach CMake"
 
 
 @recipe_rule(
@@ -49,6 +52,8 @@ def jobs_overwritten(recipe: Recipe, context: Context) -> Iterator[tuple[int, st
         return
     if binding := recipe.attribute("ninjaFlags"):
         yield binding.line, "ninjaFlags are not used by torch's build"
+    for name, line in recipe.assigned("ninjaFlags", "ninjaFlagsArray"):
+        yield line, f"{name} are not used by torch's build"
     if "MAX_JOBS" in recipe.exported:
         yield recipe.exported["MAX_JOBS"][1], "MAX_JOBS is overwritten by nixpkgs' preBuild"
 
@@ -114,11 +119,19 @@ def overlay_magma(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]
     magma = context.pins.file.magma
     if variant is None or variant.build.cuda is None or variant.build.cuda.major != magma.cuda_major:
         return
-    patched = any(magma.commit[:8] in line.text for line in recipe.source.strings)
+    patched = _is_among_patches(recipe, magma.commit[:8])
     if recipe.evaluated and recipe.evaluated.torch:
         patched = patched and bool(recipe.evaluated.magma_patches)
     if not patched:
         yield 1, f"MAGMA is not patched for CUDA {magma.cuda_major} ({magma.commit[:8]})"
+
+
+def _is_among_patches(recipe: Recipe, commit: str) -> bool:
+    """Whether a commit stands in `patches`, or in something that `patches` names."""
+    source = recipe.source
+    patches = " ".join(source.code(binding.node) for binding in source.named("patches"))
+    named = [binding for binding in source.bindings if binding.name in patches.split()]
+    return commit in patches or any(commit in source.code(binding.node) for binding in named)
 
 
 @recipe_rule(
@@ -296,7 +309,7 @@ def must_be_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
     variant = expected(recipe)
     if variant is None or not recipe.overrides_torch:
         return
-    documents = "\n".join(command.text for command in recipe.shell if command.document)
+    documents = "\n".join(command.text.partition("#")[0] for command in recipe.shell if command.document)
     for row in Blueprint(context.catalog, context.pins, variant).without:
         on = [
             name for name, value in row.exports.items() if recipe.exported.get(name, ("", 0))[0] not in {value, *_OFF}
