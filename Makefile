@@ -11,6 +11,8 @@ STAMP := $(VENV)/.installed
 build: $(STAMP)
 	$(BIN)/torchtailor detect
 	$(BIN)/torchtailor recommend
+	rm -rf build/env
+	$(BIN)/torchtailor install --into build/env --plain
 
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" tests

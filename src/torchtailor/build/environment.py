@@ -82,10 +82,10 @@ def install(house: Wheelhouse, environment: Path) -> Installed:
     index = (house.path / SIMPLE).resolve().as_uri()
     if uv:
         tool = "uv"
-        line = [uv, "pip", "install", "--python", str(python), "--default-index", index, "--link-mode", "hardlink"]
+        line = [uv, "pip", "install", "--python", str(python), "--default-index", index]
     else:
         tool = "pip"
-        line = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--index-url", index]
+        line = [*_pip(environment), "install", "--disable-pip-version-check", "--index-url", index]
     _run([*line, *house.requirements], f"install with {tool}")
     answer = import_torch(environment)
     return Installed(environment, tool, answer.version, answer.cuda, answer.python, answer.gpus)
@@ -111,6 +111,13 @@ def import_torch(environment: Path) -> _Answer:
             f"`{python} -c 'import torch'` shows all of it.",
         )
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=_Answer)
+
+
+def _pip(environment: Path) -> list[str]:
+    """The environment's own pip, or this Python's, told to work for it."""
+    own = str(_python_of(environment))
+    probe = subprocess.run([own, "-I", "-c", "import pip"], capture_output=True, check=False)
+    return [own, "-m", "pip"] if probe.returncode == 0 else [sys.executable, "-m", "pip", "--python", own]
 
 
 def _python_of(environment: Path) -> Path:
