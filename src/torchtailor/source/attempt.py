@@ -83,6 +83,11 @@ class Workshop:
     targets: tuple[str, ...] = ("install",)
 
     @property
+    def whole(self) -> bool:
+        """Whether all of PyTorch is built, and not only some targets."""
+        return self.targets == ("install",)
+
+    @property
     def source(self) -> Path:
         return self.folder / "src"
 
@@ -148,7 +153,7 @@ class Attempt:
         self.running.configuration |= {"jobs": self.jobs.total, "heavy_jobs": self.jobs.heavy}
         self.log.say(f"{self.jobs.total} jobs, {self.jobs.heavy} of them for {heavy} heavy files: {self.jobs.why}")
         self._compile(environment)
-        wheel = self._pack(environment) if shop.targets == ("install",) else None
+        wheel = self._pack(environment) if shop.whole else None
         made = read_log(shop.build)
         if (speed := measured_speed(kinds, made)) is not None:
             self.running.configuration[SPEED_KEY] = round(speed, 3)
@@ -191,8 +196,9 @@ class Attempt:
         shop = self.workshop
         assert self.jobs is not None
         kinds = edges(shop.build, shop.tables)
-        self._estimate = Estimate(kinds, read_log(shop.build), self.jobs.total, shop.speed)
-        self._stage("compile", f"Compiling {len(kinds)} files, {self.jobs.total} at once")
+        self._estimate = Estimate(kinds, read_log(shop.build), self.jobs.total, shop.speed, whole=shop.whole)
+        what = f"{len(kinds)} files" if shop.whole else ", ".join(shop.targets)
+        self._stage("compile", f"Compiling {what}, {self.jobs.total} at once")
         line = (str(shop.ninja), "-C", str(shop.build), "-j", str(self.jobs.total), *shop.targets)
         self._run(line, shop.source, environment)
 

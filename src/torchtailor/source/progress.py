@@ -70,11 +70,13 @@ def measured_speed(kinds: Mapping[str, Kind], made: Mapping[str, Timing]) -> flo
 class Estimate:
     """Follows ninja through one run."""
 
-    def __init__(self, kinds: Mapping[str, Kind], made: Iterable[str], jobs: int, speed: float) -> None:
+    def __init__(
+        self, kinds: Mapping[str, Kind], made: Iterable[str], jobs: int, speed: float, *, whole: bool = True
+    ) -> None:
         done = set(made)
         self._kinds = kinds
         self._left = {name: kind.seconds for name, kind in kinds.items() if name not in done}
-        self._jobs, self._speed = jobs, speed
+        self._jobs, self._speed, self._whole = jobs, speed, whole
         self._begun_with = sum(self._left.values())
         self._started = time.monotonic()
         self._last: Status | None = None
@@ -92,9 +94,12 @@ class Estimate:
     @property
     def progress(self) -> Progress:
         done, total = (self._last.done, self._last.total) if self._last else (0, len(self._left))
-        return Progress(done, total, self._sample.memory, self._sample.files[:3], self._remaining())
+        earlier = max(0, len(self._kinds) - total) if self._whole else 0  # ninja counts what this run has to do
+        return Progress(earlier + done, earlier + total, self._sample.memory, self._sample.files[:3], self._remaining())
 
     def _remaining(self) -> float | None:
+        if not self._whole:
+            return None  # which files a part has, only ninja knows
         left = sum(self._left.values())
         finished = self._begun_with - left
         elapsed = time.monotonic() - self._started

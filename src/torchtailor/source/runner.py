@@ -12,6 +12,7 @@ from pathlib import Path
 from torchtailor.build.ledger import Ledger
 from torchtailor.build.wheelhouse import Wheelhouse
 from torchtailor.catalog import Capability, Catalog, Dotted, Way
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.source.attempt import Attempt, BuildStoppedError, Made, Workshop
 from torchtailor.source.buildenv import find_python, make_environment, process_environment
@@ -24,7 +25,7 @@ from torchtailor.source.preflight import Inspector, Preflight
 from torchtailor.source.process import Log
 from torchtailor.source.progress import Silent, Watcher, learned_speed
 from torchtailor.source.tables import Tables, load_tables
-from torchtailor.source.tree import Origin, Source, Tree, fetch
+from torchtailor.source.tree import Origin, Source, Tree, fetch, knows_gpu
 from torchtailor.variants.variant import Variant
 
 
@@ -133,23 +134,24 @@ class SourceBuilder:
         """Do it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
         began = time.monotonic()
         request = self.request
-        self._check_skips()
-        self.preflight().demand(self._skipped())
+        seen = self.preflight()
+        seen.demand(request.skip_checks)
         self.folders.make()
         assert self.python is not None
         self.watcher.stage("Making the build environment")
         tools = make_environment(self.folders, self.tables, self.python)
-        prefix = None
+        prefix: CudaPrefix | None = None
         if request.cuda_from_wheels and request.variant.build.cuda:
             self.watcher.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
             cuda_version = request.variant.build.toolkit or request.variant.build.cuda
             prefix = make_cuda(self.folders, self.tables, tools, cuda_version)
-        seen = self.preflight(prefix)
-        seen.demand(self._skipped())
+            seen = self.preflight(prefix)
+            seen.demand(request.skip_checks)
         self.watcher.stage("Fetching the source")
         tree = fetch(self.source, self.folders)
         self.request = request = replace(request, variant=of_tree(request.variant, tree.version))
         configuration = self.configuration(seen.blas)
+        self._check_tree(tree, configuration)
         folder = self.folders.build(self._name(tree, configuration))
         version = local_version(tree.version, request.variant, request.gpus)
 
@@ -195,6 +197,14 @@ class SourceBuilder:
             hits=made.hits,
             build=folder,
         )
+
+    def _check_tree(self, tree: Tree, configuration: Configuration) -> None:
+        unknown = [gpu for gpu in configuration.gpus if not knows_gpu(tree.path, gpu)]
+        if unknown and "architecture" not in self.request.skip_checks:
+            raise EnvironmentProblem(
+                f"The CMake of this PyTorch ({tree.version}) does not take compute capability {unknown[0]}.",
+                "Take a newer source; PyTorch 2.6 takes capabilities of two digits.",
+            )
 
     def _attempts(self, shop: Workshop, configuration: Configuration) -> tuple[Made, int, Path]:
         """Try; fewer jobs after a kill for memory, safe mends as often as allowed, until it is done or beyond that."""
@@ -246,30 +256,6 @@ class SourceBuilder:
         request = self.request
         parts = (tree.identity, request.profile, *sorted(request.overrides), configuration.arch_list)
         return f"{request.variant.unique_name}-{key_of(*parts, str(request.cuda_from_wheels))}"
-
-    def _skipped(self) -> tuple[str, ...]:
-        """Those of the checks to pass over that are made for this variant at all."""
-        names = {check.name for check in self.preflight().checks}
-        return tuple(name for name in self.request.skip_checks if name in names)
-
-    def _check_skips(self) -> None:
-        known = {
-            "machine",
-            "compiler",
-            "python",
-            "git",
-            "cuda",
-            "architecture",
-            "cudnn",
-            "nccl",
-            "blas",
-            "memory",
-            "disk",
-        }
-        if unknown := set(self.request.skip_checks) - known:
-            from torchtailor.errors import UsageError
-
-            raise UsageError(f"No check is called {min(unknown)!r}.", f"The checks are {', '.join(sorted(known))}.")
 
 
 def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] = ()) -> str:

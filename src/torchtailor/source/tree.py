@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from torchtailor.catalog import Capability
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.source.folders import Folders, locked
 from torchtailor.variants.variant import Variant
@@ -101,6 +102,21 @@ def fetch(source: Source, folders: Folders) -> Tree:
                 stage.rename(target)
     released = source.ref.startswith("v") and source.ref.count(".") >= 1
     return Tree(target, _version(target, "" if released else commit), identity)
+
+
+_ARCHITECTURES = "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
+_SPELLING = re.compile(r'arch_name MATCHES "(?P<pattern>(?:[^"\\]|\\.)+)"')
+
+
+def knows_gpu(tree: Path, gpu: Capability) -> bool:
+    """Whether the tree's CMake takes this GPU: sources before Blackwell refuse a capability of two digits."""
+    try:
+        found = _SPELLING.search((tree / _ARCHITECTURES).read_text("utf-8", "replace"))
+    except OSError:
+        return True
+    if not found:
+        return True
+    return re.search(found["pattern"].replace("\\\\", "\\"), str(gpu)) is not None
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -23,7 +23,7 @@ from torchtailor.source.plan import matrix_cost, plan_matrix
 from torchtailor.source.runner import local_version, of_tree
 from torchtailor.source.tables import Tables
 from torchtailor.source.toolchain import Cuda, HostCompiler
-from torchtailor.source.tree import Origin, Source
+from torchtailor.source.tree import Origin, Source, knows_gpu
 from torchtailor.variants import Matrix, Variant
 
 Named = Callable[[str], Variant]
@@ -92,6 +92,22 @@ def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
         Source.parse(str(tmp_path / "a.zip"), named)
     with pytest.raises(UsageError):
         Source.parse("no/such/thing", named)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "known"),
+    [
+        (r"^([0-9]+\\.[0-9]a?(\\([0-9]+\\.[0-9]\\))?)$", {"9.0", "12.1"}),  # PyTorch 2.6
+        (r"^([0-9]\\.[0-9]a?(\\([0-9]\\.[0-9]\\))?)$", {"9.0"}),  # PyTorch 2.5
+    ],
+)
+def test_a_tree_knows_its_gpus(tmp_path: Path, pattern: str, known: set[str]) -> None:
+    path = tmp_path / "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'    if(arch_name MATCHES "{pattern}")\n')
+    asked = ("9.0", "12.1")
+    assert {text for text in asked if knows_gpu(tmp_path, Capability.parse(text))} == known
+    assert knows_gpu(tmp_path / "elsewhere", Capability(12, 1))
 
 
 def test_versions_follow_the_source(variant: Named) -> None:
