@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    log: Annotated[Path | None, typer.Argument(metavar="[LOG]", help="A build log; `-` reads standard input.")] = None,
+    log: Annotated[Path | None, typer.Argument(metavar="LOG", help="A build log; `-` reads standard input.")] = None,
     last: Annotated[bool, typer.Option("--last", help="The log of the last attempt from source.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Shared libraries, wheels, folders, environments.")
+        list[Path], typer.Argument(metavar="PATH", help="Shared libraries, wheels, folders, environments.")
     ],
     gpu: Annotated[
         list[str] | None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def command(
     globs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[GLOB]...", help="Names, with globs and braces: 'sm{80,90}-*'."),
+        typer.Argument(metavar="GLOB", help="Names, with globs and braces: 'sm{80,90}-*'."),
     ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: main, cuda-13_0, 2.15, 2.10.0.")] = None,
     gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,

@@ -23,7 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Folder = Annotated[Path, typer.Argument(help="The tree: the folder that has (or will have) .flox/pkgs.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The tree: the folder that has (or will have) .flox/pkgs.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")]
 OneRelease = Annotated[
@@ -55,12 +57,10 @@ class BlasName(Enum):
     MKL = "mkl"
 
 
-@app.command("write")
+@app.command("write", short_help="Write the matrix as recipes.")
 def write(
     folder: Folder,
-    globs: Annotated[
-        list[str] | None, typer.Argument(metavar="[GLOB]...", help="Variants: sm90-*, cpu-avx512.")
-    ] = None,
+    globs: Annotated[list[str] | None, typer.Argument(metavar="GLOB", help="Variants: sm90-*, cpu-avx512.")] = None,
     release: Annotated[
         list[str] | None, typer.Option("--release", help="main, cuda-12_9, cuda-13_0 or all; may be repeated.")
     ] = None,
@@ -95,7 +95,7 @@ def write(
     _say_written(plans, dry_run=dry_run, json=json)
 
 
-@app.command("check")
+@app.command("check", short_help="Audit a tree of recipes.")
 def check(
     folder: Folder,
     format: Annotated[Format, typer.Option("--format", help="text, json or github (annotations).")] = Format.TEXT,
@@ -119,7 +119,7 @@ def check(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-@app.command("migrate")
+@app.command("migrate", short_help="Take a hand-made tree to the canonical form.")
 def migrate(
     folder: Folder,
     prune: Annotated[bool, typer.Option("--prune", help="Delete redundant, impossible and unlisted recipes.")] = False,
@@ -145,11 +145,9 @@ def migrate(
     _say_migrated(migrations, diff=diff, dry_run=dry_run, json=json)
 
 
-@app.command("hash")
+@app.command("hash", short_help="Find hashes that are not known yet.")
 def hash_(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes; without a name, all.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recipes; without a name, all.")] = None,
     tree: Annotated[Path, typer.Option("--tree", help="The folder that has .flox/pkgs.")] = Path(),
     dry_run: DryRun = False,
     json: Json = False,
@@ -175,7 +173,7 @@ def hash_(
     )
 
 
-@app.command("rules")
+@app.command("rules", short_help="List the rules of the audit.")
 def rules(
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/recipe-rules.md.")] = False,
     json: Json = False,

@@ -143,3 +143,11 @@ def test_a_wrong_subcommand_is_said_plainly(capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean 'write'?\n" in capsys.readouterr().err
     assert main(["recipes", "write"]) == ExitCode.USAGE
     assert "`torchtailor recipes write --help`" in capsys.readouterr().err
+
+
+def test_help_cuts_no_sentence_and_doubles_no_bracket(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["recipes"], ["recipes", "write"], ["recipes", "hash"], ["matrix"], ["diagnose"], ["inspect"]):
+        assert main([*command, "--help"]) == 0
+        usage = capsys.readouterr().out
+        assert "[[" not in usage
+        assert not [line for line in usage.splitlines() if line.endswith("...") and "Usage" not in line]

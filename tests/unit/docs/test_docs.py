@@ -52,3 +52,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_commands_named_in_documents_exist(path: Path) -> None:
     named = set(re.findall(r"`torchtailor ([a-z]+)\b", path.read_text()))
     assert named <= set(COMMANDS)
+
+
+def test_the_sources_of_the_errata_exist() -> None:
+    sources = load_catalog(ROOT / "src").sources
+    rows = [line for line in (ROOT / "docs" / "seed-errata.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 40
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row.rstrip("| ").rpartition(" | ")[2])]
+    assert len(named) > 40
+    assert [name for name in named if name not in sources] == []
