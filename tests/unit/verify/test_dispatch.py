@@ -38,6 +38,8 @@ def test_family_on_x86(name: str, source: str, family: str) -> None:
     [
         ("_ZN2at6native6SVE25610add_kernelEv", "ATen"),
         ("__aarch64_ldadd8_acq_rel", "libgcc outline atomics"),
+        ("__aarch64_cas8_rel.cold.0", "libgcc outline atomics"),
+        ("__aarch64_cas8_acq_rel.org.0", "libgcc outline atomics"),
         ("kai_run_matmul_clamp_f32_qsi8d32p1x8_qsi4c32p4x8_1x4x32_neon_dotprod", "XNNPACK"),
         ("sgemm_kernel_NEOVERSEV1", "OpenBLAS"),
         ("sbgemm_kernel_neoversev1_alpha_one", "OpenBLAS"),
@@ -63,3 +65,9 @@ def test_who_asks_the_cpu() -> None:
 
 def test_what_lies_between_functions_of_mkl_is_its_own() -> None:
     assert X86.contiguous == {"MKL"}
+
+
+def test_names_that_say_nothing() -> None:
+    assert ARM.tells("cblas_dgemm")
+    assert not ARM.tells("")
+    assert not ARM.tells("libnvpl_blas_core_db83f76f684dbd0b1720b909b6ff6c166b3a2729")

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.resources import files
 
 _NEVER = r"(?!)"
+# what compilers and BOLT append to the names of parts and copies of a function
+_PART = re.compile(r"(?:\.(?:org|cold|part|constprop|isra|lto_priv|warm|localalias)(?:\.\d+)?)+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,21 @@ class DispatchTable:
 
     families: tuple[Family, ...]
     guards: re.Pattern[str]
+    scrambled: re.Pattern[str]
 
     def family(self, name: str, source: str) -> str:
         """The family a function belongs to; empty for plain code and for functions without a name."""
+        name = _PART.sub("", name)
         return next((family.name for family in self.families if family.has(name, source)), "")
 
     @property
     def contiguous(self) -> frozenset[str]:
         """Families between whose functions lies nothing but their own."""
         return frozenset(family.name for family in self.families if family.contiguous)
+
+    def tells(self, name: str) -> bool:
+        """Whether a name says anything: there is one, and it is no digest."""
+        return bool(name) and not self.scrambled.search(name)
 
     def is_guard(self, name: str) -> bool:
         """Whether whoever refers to this name asks what the CPU can do."""
@@ -62,6 +70,7 @@ def dispatch_table(arch: str) -> DispatchTable:
             if row.get("arch", arch) == arch
         ),
         _any(data["guards"]["names"]),
+        _any(data["scrambled"]["names"]),
     )
 
 

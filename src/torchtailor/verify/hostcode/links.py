@@ -226,8 +226,9 @@ def _arm_targets(raw: npt.NDArray[np.uint8], address: int) -> Iterator[tuple[Add
         same = inside & (((later >> 5) & 31) == register)
         add = same & ((later & 0xFFC00000) == 0x91000000)
         yield pages[add] * 4 + address, base[add] + ((later[add] >> 10) & 0xFFF)
-        load = same & ((later & 0xFFC00000) == 0xF9400000)
-        yield pages[load] * 4 + address, base[load] + ((later[load] >> 10) & 0xFFF) * 8
+        for load, size in ((0xF9400000, 8), (0xB9400000, 4), (0x39400000, 1)):  # LDR of 64 and 32 bits, LDRB
+            read = same & ((later & 0xFFC00000) == load)
+            yield pages[read] * 4 + address, base[read] + ((later[read] >> 10) & 0xFFF) * size
 
 
 def _page(words: Addresses, places: Addresses) -> Addresses:

@@ -23,6 +23,7 @@ from torchtailor.verify.hostcode.needs import Needs
 from torchtailor.verify.hostcode.referrers import Referrers
 
 _INIT, _INIT_ARRAY, _INIT_ARRAY_SIZE = 12, 25, 27  # dynamic tags
+_BOLT_ORIGINAL = ".org.0"
 _TOO_MANY = 20_000  # functions beyond which asking who calls each of them takes minutes
 
 
@@ -83,6 +84,8 @@ class Placer:
         """The dispatched family a function belongs to by its name or source file; empty for none."""
         if function not in self._families:
             name, source = self.image.name_of(function), self.image.source_of(function)
+            if not name and function and (before := self.image.name_of(function - 1)).endswith(_BOLT_ORIGINAL):
+                name = before  # the rest of a function that BOLT has moved and left a jump in place of
             self._families[function] = self.table.family(name, source) or self._surroundings(function)
         return self._families[function]
 
@@ -283,9 +286,10 @@ class Placer:
         if function in guarded:
             return Placement(Reach.GUARDED, guarded[function])
         if function in exposed:
-            nameless = self.image.stripped and not self.image.name_of(function)
-            if nameless and self.library_asks_cpu:
-                return Placement(Reach.UNATTRIBUTED, "the library asks the CPU, but its functions have no names")
+            if self.library_asks_cpu and not self.table.tells(self.image.name_of(function)):
+                return Placement(
+                    Reach.UNATTRIBUTED, "the library asks the CPU, but its functions have no telling names"
+                )
             return Placement(Reach.PLAIN, exposed[function])
         if function in unknown:
             return Placement(Reach.UNATTRIBUTED, unknown[function])
