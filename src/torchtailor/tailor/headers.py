@@ -78,8 +78,9 @@ def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
     starts = [s.offset for s in elf.sections if s.in_file and s.file_end > offset]
     tables = [elf.header.section_table_offset]
     limit = min([load.file_end, *starts, *(at for at in tables if at >= offset)])
-    if offset != HEADER.size or limit < offset + wanted:
-        return 0  # elsewhere than behind the file header (BOLT puts it before moved code) `strip` takes it for lost
+    ours = any(s.name == TABLE_SECTION and s.offset == limit for s in elf.sections)  # of an earlier tailoring
+    if limit < offset + wanted or (offset != HEADER.size and not ours):
+        return 0  # elsewhere, such as before the code that BOLT moved, `strip` takes the table for lost
     filling = bytes(elf.read(offset + old, wanted - old))
     return wanted if any(not filling.strip(letter) for letter in _FILLINGS) else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, Entry
-from tests.unit.tailor.checks import containers_reached, host_bytes, tailor
+from tests.unit.tailor.checks import containers_reached, host_bytes, policy, tailor
 from tests.unit.tailor.libraries import Recipe
 from tests.unit.tailor.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
+from torchtailor.tailor.library import tailor_library
 from torchtailor.tailor.result import Status
 
 DICE = random.Random(7)
@@ -91,8 +93,6 @@ def test_two_mebibyte_text_keeps_its_alignment(tmp_path: Path) -> None:
 
 
 def program_headers(image: bytes) -> list[tuple[int, ...]]:
-    import struct
-
     (phoff,), (phnum,) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<H", image, 56)
     return [struct.unpack_from("<IIQQQQQQ", image, phoff + 56 * i) for i in range(phnum)]
 
@@ -137,10 +137,15 @@ def test_two_targets_keep_what_each_needs(tmp_path: Path) -> None:
     assert [sm for _, sm, _ in containers_reached(linker, output)[0]] == [80, 120]
 
 
-def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:
-    from tests.unit.tailor.checks import policy
-    from torchtailor.tailor.library import tailor_library
+def test_tailoring_again_uses_the_spare_headers(tmp_path: Path) -> None:
+    _, _, output, _ = tailor(tmp_path, rich(), "9.0,12.0")
+    tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", policy("9.0"))
+    again = (tmp_path / "again.so").read_bytes()
+    assert len(again) < len(output)
+    assert again.count(b"program headers\0") == output.count(b"program headers\0") == 1
 
+
+def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:
     tailor(tmp_path, rich())
     first = tmp_path / "out" / "libtest.so"
     again = tailor_library(first, tmp_path / "again.so", policy("9.0"))
