@@ -43,6 +43,8 @@ def find_python(version: str) -> Path | None:
         base = Path(sys.base_prefix) / "bin" / f"python{version}"
         return base if base.exists() else Path(sys.executable)
     candidates = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates += sorted(map(str, pyenv.glob(f"versions/*/bin/python{version}")), reverse=True)
     if uv := _uv():
         line = [uv, "python", "find", "--no-project", "--no-python-downloads", version]
         candidates.append(subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip())

@@ -103,5 +103,7 @@ def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
 
 
 def _group(members: list[Variant]) -> Group:
+    """The newest GPU stands for all: what only older ones lack stays in, and each GPU's wheel has what it can use."""
     gpus = sorted({member.gpu.capability for member in members if member.gpu})
-    return Group(members[0], tuple(gpus) if len(gpus) > 1 else ())
+    newest = max(members, key=lambda member: member.gpu.capability if member.gpu else Capability(0, 0))
+    return Group(newest, tuple(gpus) if len(gpus) > 1 else ())

@@ -165,6 +165,9 @@ def test_all_gpus_of_one_isa_are_one_build(catalog: Catalog, tables: Tables, var
     (group,) = plan.groups
     assert Capability(8, 0) in group.gpus
     assert Capability(9, 0) in group.gpus
+    assert Capability(7, 5) in group.gpus
+    fat = configure(tables, group.variant, gpus=group.gpus)
+    assert not fat.off("USE_FLASH_ATTENTION"), "one old GPU must not take it from the others"
     single = plan_matrix(catalog, tables, [variant("cpu-avx2")], all_gpus=True)
     assert single.groups[0].gpus == ()
     assert single.cost.naive == pytest.approx(single.cost.shared)
