@@ -60,7 +60,7 @@ def command(
     elif markdown:
         typer.echo(tables.as_markdown(rows), nl=False)
     else:
-        out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows]))
+        out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows], optional=tables.IN_THE_NAME))
         out().print(_counts(chosen), markup=False)
 
 

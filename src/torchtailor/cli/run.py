@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -31,6 +32,12 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
         return ExitCode.OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _say_bug(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(f"There is no space left to write to{where}.", "Make room and try again.", ExitCode.ENVIRONMENT)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option or argument
             message = str(error.format_message()).rstrip(".")

@@ -46,8 +46,34 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> Table:
-    """A plain table; columns whose cells are all numeric are right-aligned."""
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str | None = None,
+    optional: Sequence[str] = (),
+) -> Table:
+    """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first."""
+    drawn = _table(columns, rows, title)
+    left_out: set[int] = set()
+    for name in optional:
+        if _fits(drawn):
+            break
+        left_out.add(columns.index(name))
+        kept = [index for index in range(len(columns)) if index not in left_out]
+        drawn = _table([columns[index] for index in kept], [[row[index] for index in kept] for row in rows], title)
+    return drawn
+
+
+def _fits(drawn: Table) -> bool:
+    from rich.measure import Measurement
+
+    console = out()
+    return Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum <= console.width
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> Table:
+    """Columns whose cells are all numeric are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -12,6 +12,7 @@ from torchtailor.variants.rules import covering_ways
 from torchtailor.variants.variant import Variant
 
 COLUMNS = ("name", "release", "PyTorch", "CUDA", "GPU", "CPU", "Python", "platform", "made by")
+IN_THE_NAME = ("platform", "Python", "CUDA", "GPU", "CPU", "PyTorch", "release")  # columns a narrow window can spare
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,3 +151,33 @@ def test_help_cuts_no_sentence_and_doubles_no_bracket(capsys: pytest.CaptureFixt
         usage = capsys.readouterr().out
         assert "[[" not in usage
         assert not [line for line in usage.splitlines() if line.endswith("...") and "Usage" not in line]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "torchtailor", "matrix", "cpu-avx2"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert "no space left" in result.stderr
+    assert "bug" not in result.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    from rich.console import Console
+
+    from torchtailor.ui import console
+
+    window = Console(file=io.StringIO(), width=width, highlight=False)
+    monkeypatch.setattr(console, "out", lambda: window)
+    row = ("pytorch210-python313-cuda13_0-sm90-avx512", "cuda-13_0", "2.10.0", "wheel, source, nix")
+    window.print(console.table(("name", "release", "PyTorch", "made by"), [row], optional=("PyTorch", "release")))
+    drawn = window.file.getvalue()  # type: ignore[attr-defined]
+    assert all(word in drawn for word in (row[0], "wheel,", "nix"))
+    assert (" cuda-13_0 " in drawn) is (width >= 80)
