@@ -138,7 +138,7 @@ class Output:
             return ()
         return tuple(Placed(fetched[item.file.url].path, "taken as it is", item.required_by) for item in others)
 
-    def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, str]:
+    def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, object]:
         """GPU code, host code and files; import and the CPU's op suite too, where all it needs and its CPU are here."""
         from torchtailor.verify.levels import running_checks
         from torchtailor.verify.result import Level
@@ -161,9 +161,12 @@ class Output:
                 f"The wheel was built, but it is not what {variant.unique_name} should be. {told}",
                 f"It is {torch}; `torchtailor verify` shows all checks, --no-verify takes it as it is.",
             )
-        return {check.name: check.outcome.value for check in checks}
+        elsewhere = sorted({name for check in checks for name in check.details.get("elsewhere", ())})
+        return {"checks": {check.name: check.outcome.value for check in checks}, "libraries_of_the_system": elsewhere}
 
-    def _manifest(self, variant: Variant, torch: Placed, placed: list[Placed], proof: dict[str, str] | None) -> bytes:
+    def _manifest(
+        self, variant: Variant, torch: Placed, placed: list[Placed], proof: dict[str, object] | None
+    ) -> bytes:
         """What was made, from what, how; no times and no paths of this machine."""
         version = WheelName.parse(torch.path).version
         place = self.source.place if self.source.origin is Origin.GIT else Path(self.source.place).name

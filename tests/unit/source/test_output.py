@@ -89,3 +89,10 @@ def test_what_is_not_proven_is_not_put_in_its_place(
         output(catalog, tables, named, tmp_path / "dist", (), verify=True).write(arm)
     assert not [path for path in (tmp_path / "dist").rglob("*") if path.is_file()]
     assert wheel.exists()
+
+
+def test_a_library_without_the_isa_is_not_proven(
+    catalog: Catalog, tables: Tables, variant: Named, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckFailedError, match="compiled for something less than AVX-512"):
+        output(catalog, tables, variant(NAME), tmp_path / "dist", (), verify=True).write(torch(tmp_path / "built"))
