@@ -228,6 +228,7 @@ class _Shown:
         self._bar = ui.progress(quiet=quiet)
         self._task: Any = None
         self._tenth = 0
+        self._total = 0
         self._live = sys.stderr.isatty() and not quiet
 
     def __enter__(self) -> _Shown:
@@ -248,6 +249,8 @@ class _Shown:
     def progress(self, progress: Progress) -> None:
         from torchtailor import ui
 
+        if progress.total != self._total:  # ninja learns of more files when code was generated
+            self._total, self._tenth = progress.total, int(progress.percent // 10)
         slowest = ", ".join(f"{Path(file.output).name} {file.seconds:.0f} s" for file in progress.slowest)
         left = f", about {ui.human_seconds(progress.remaining)} left" if progress.remaining else ""
         memory = f", {ui.human_bytes(progress.memory)}" if progress.memory else ""
