@@ -20,7 +20,21 @@ _TIMEOUT = 10.0
 _HEADERS = "import sysconfig,os;p=sysconfig.get_paths()['include'];print(p, os.path.exists(p + '/Python.h'))"
 
 
-CHECKS = ("machine", "compiler", "python", "git", "cuda", "architecture", "cudnn", "nccl", "blas", "memory", "disk")
+CHECKS = (
+    "machine",
+    "compiler",
+    "python",
+    "cmake",
+    "ninja",
+    "git",
+    "cuda",
+    "architecture",
+    "cudnn",
+    "nccl",
+    "blas",
+    "memory",
+    "disk",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,10 @@ class Inspector:
         return Check("python", True, f"{python}, headers in {include}")
 
     def _tools(self, *, git: bool) -> Iterator[Check]:
+        for package in self._tables.environment.packages:
+            name, _, version = package.partition("==")
+            if name in ("cmake", "ninja"):
+                yield Check(name, True, f"{version}, in the build environment")
         if git:
             path = self._probe.which("git")
             yield Check("git", bool(path), path or "there is no git", "sudo apt-get install git")

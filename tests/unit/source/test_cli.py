@@ -1,0 +1,62 @@
+"""`torchtailor build --via source` and `diagnose`: what is wrong is said in a sentence, and plans change nothing."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+
+ISA = {"x86_64": "avx2", "aarch64": "armv8_2"}.get(platform.machine(), "avx2")
+BUILD = ["build", f"cpu-{ISA}", "--via", "source"]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTAILOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("TORCHTAILOR_WORK", str(tmp_path / "work"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([*BUILD, "--jobs", "many"], ExitCode.USAGE, "neither a number nor auto"),
+        ([*BUILD, "--jobs", "0"], ExitCode.USAGE, "neither a number nor auto"),
+        ([*BUILD, "--toolchain", "mine"], ExitCode.USAGE, "neither system nor wheels"),
+        ([*BUILD, "--gpus", "3"], ExitCode.USAGE, "--gpus all"),
+        ([*BUILD, "--set", "USE_X"], ExitCode.USAGE, "NAME=VALUE"),
+        ([*BUILD, "--profile", "tiny"], ExitCode.NO_MATCH, "full, inference, minimal"),
+        ([*BUILD, "--skip-check", "luck"], ExitCode.USAGE, "No check is called 'luck'"),
+        ([*BUILD, "--source", "no/such/thing"], ExitCode.USAGE, "is no source"),
+        (["build", f"cpu-{ISA}", "--set", "USE_X=1"], ExitCode.USAGE, "Add --via source"),
+        (["diagnose"], ExitCode.USAGE, "Which log?"),
+        (["diagnose", "--last"], ExitCode.NO_MATCH, "No attempt has left a log"),
+        (["diagnose", "a.log", "--last"], ExitCode.USAGE, "Which log?"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list[str], code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    said = capsys.readouterr().err
+    assert words in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_a_plan_shows_checks_switches_and_cost_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*BUILD, "--profile", "minimal", "--set", "USE_NUMPY=0", "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (build,) = document["builds"]
+    assert build["configuration"]["USE_NUMPY"] == "0"
+    assert {"machine", "compiler", "cmake", "ninja", "memory", "disk"} <= {item["name"] for item in build["preflight"]}
+    assert document["plan"]["core_hours_naive"] > 1
+    assert main([*BUILD, "--dry-run"]) == 0
+    assert "CXXFLAGS=" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
