@@ -1,0 +1,156 @@
+"""`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and what it gives.
+
+Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress] [--rounds 3] [--copy-to FOLDER]
+
+TREE is a folder into which wheels were unpacked (torch and the NVIDIA packages it names); only it is read. FOLDER must
+be on the same disk and have room for a copy. Both are run with the tree in the page cache. Limits: without
+recompression 1.5 times `cp -r` and 400 MB of memory (proportional share of all processes together); with it, once the
+images are in the cache, 2 times `cp -r`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TIME_LIMIT, CACHED_LIMIT, MEMORY_LIMIT = 1.5, 2.0, 400e6
+# packages without GPU code of their own: the note that set the size limits did not count them
+HOST_ONLY = ("cuda_nvrtc", "nvjitlink", "cuda_cupti", "cuda_runtime", "nvtx", "cufile")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command: the clock, processor time, and the most memory all its processes had together."""
+
+    seconds: float
+    processor: float
+    memory: int
+
+
+def run(command: list[str]) -> Run:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak = [0]
+    watcher = threading.Thread(target=_watch, args=(process, peak), daemon=True)
+    watcher.start()
+    code = process.wait()
+    elapsed = time.perf_counter() - start
+    watcher.join()
+    if code:
+        raise SystemExit(f"{command} ended with {code}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Run(elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak[0])
+
+
+def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:
+    while process.poll() is None:
+        peak[0] = max(peak[0], sum(map(_share, _family(process.pid))))
+        time.sleep(0.05)
+
+
+def _family(pid: int) -> list[int]:
+    family, queue = [], [pid]
+    while queue:
+        parent = queue.pop()
+        family.append(parent)
+        try:
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                queue += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # it ended meanwhile
+    return family
+
+
+def _share(pid: int) -> int:
+    """The proportional share of memory of one process, in bytes."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return 0
+
+
+def warm(tree: Path) -> None:
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            with Path(folder, name).open("rb", buffering=0) as file:
+                while file.read(1 << 22):
+                    pass
+
+
+def libraries(tree: Path) -> dict[Path, int]:
+    found = {}
+    for path in tree.rglob("*.so*"):
+        if path.is_file() and not path.is_symlink():
+            found[path.relative_to(tree)] = path.stat().st_size
+    return found
+
+
+def print_sizes(before: dict[Path, int], after: dict[Path, int]) -> None:
+    print("\n| library | stock MB | tailored MB | left |\n|---|---|---|---|")
+    for path, size in sorted(before.items(), key=lambda item: -item[1])[:20]:
+        print(f"| {path.name} | {size / 1e6:.1f} | {after[path] / 1e6:.1f} | {after[path] / size:.1%} |")
+    with_code = {path for path in before if not set(path.parts) & set(HOST_ONLY)}
+    for name, chosen in (("all libraries", set(before)), ("without packages that have no GPU code", with_code)):
+        old, new = sum(before[path] for path in chosen), sum(after[path] for path in chosen)
+        print(f"| **{name}** ({len(chosen)}) | {old / 1e6:.1f} | {new / 1e6:.1f} | **{new / old:.1%}** |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--gpu", default="9.0")
+    parser.add_argument("--recompress", action="store_true")
+    parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(dir=options.copy_to))
+    tailor = [str(Path(sys.executable).with_name("torchtailor")), "tailor", str(options.tree), "--gpu", options.gpu]
+    tailor += ["--nvidia", "--strip", "-o", str(work / "tailored")]
+    if options.recompress:
+        tailor.append("--recompress")
+    copied, cut = [], []
+    try:
+        for round_ in range(options.rounds + options.recompress):  # the first with recompression fills the cache
+            warm(options.tree)
+            copied.append(run(["cp", "-r", str(options.tree), str(work / "copy")]))
+            shutil.rmtree(work / "copy")
+            warm(options.tree)
+            cut.append(run(tailor))
+            after = libraries(work / "tailored")
+            shutil.rmtree(work / "tailored")
+            print(f"round {round_}: {cut[-1].seconds / copied[-1].seconds:.2f} x", file=sys.stderr)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    if options.recompress:
+        print(f"first recompression: {cut[0].seconds:.0f} s, {cut[0].memory / 1e6:.0f} MB of memory")
+        copied, cut = copied[1:], cut[1:]
+    ratio = statistics.median(b.seconds / a.seconds for a, b in zip(copied, cut, strict=True))
+    memory = max(one.memory for one in cut)
+    print("| what | seconds | processor seconds | memory MB |\n|---|---|---|---|")
+    for name, runs in (("cp -r", copied), ("torchtailor tailor", cut)):
+        best = min(runs, key=lambda one: one.seconds)
+        peak = max(one.memory for one in runs) / 1e6
+        print(f"| {name} | {best.seconds:.2f} | {best.processor:.2f} | {peak:.0f} |")
+    limit = CACHED_LIMIT if options.recompress else TIME_LIMIT
+    print(f"\nratio {ratio:.2f} (median of {options.rounds}; limit {limit}); {os.cpu_count()} cores", end="; ")
+    print(f"load {os.getloadavg()[0]:.1f}")
+    print_sizes(libraries(options.tree), after)
+    return ratio > limit or (not options.recompress and memory > MEMORY_LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
