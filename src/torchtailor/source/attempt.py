@@ -7,12 +7,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchtailor.build.ledger import Ledger, Running
 from torchtailor.diagnose import Diagnosis, diagnose
-from torchtailor.errors import BuildFailedError
+from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.source.ccache import Hits, read_hits
 from torchtailor.source.ccache import prepare as prepare_ccache
 from torchtailor.source.configuration import Configuration
@@ -216,8 +217,13 @@ class Attempt:
 
     def _stage(self, name: str, text: str) -> None:
         self.running.stage = name
-        self.ledger.note(self.running)
+        self._note()
         self.watcher.stage(text)
+
+    def _note(self) -> None:
+        """Hours of compiling are not given up because the ledger's disk is full just now."""
+        with suppress(EnvironmentProblem):
+            self.ledger.note(self.running)
 
     def _run(self, line: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
         code = run(Command(line, folder, environment), self.log, self._take, self._beat)
@@ -240,7 +246,7 @@ class Attempt:
             self._estimate.look(sample(pid))
             self.watcher.progress(self._estimate.progress)
         if self._beats % _NOTE_EVERY == 0:
-            self.ledger.note(self.running)
+            self._note()
 
     def _diagnose(self) -> Diagnosis:
         if not self.log.whole:

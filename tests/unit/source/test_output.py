@@ -32,9 +32,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output(
-    catalog: Catalog, tables: Tables, variant: Variant, out: Path, gpus: tuple[Capability, ...], verify: bool
+    catalog: Catalog,
+    tables: Tables,
+    variant: Variant,
+    out: Path,
+    gpus: tuple[Capability, ...],
+    verify: bool,
+    needs: bool = False,
 ) -> Output:
-    request = Request(variant=variant, gpus=gpus, out=out, verify=verify, with_dependencies=False)
+    request = Request(variant=variant, gpus=gpus, out=out, verify=verify, with_dependencies=needs)
     source = Source(Origin.GIT, "https://example.org/pytorch.git", "v2.10.0")
     tree = Tree(Path("/nowhere"), "2.10.0", "abc")
     return Output(catalog, request, source, tree, configure(tables, variant, gpus=gpus))
@@ -43,7 +49,8 @@ def output(
 def torch(folder: Path, tag: str = TAG, name: str = "torch") -> Path:
     folder.mkdir(exist_ok=True)
     files = {"torch/version.py": b"__version__ = '2.10.0+cu130.avx512'\n", "torch/lib/libtorch_cuda.so": FAT}
-    return build_wheel(folder, files, name=name, version="2.10.0+cu130.avx512", tag=tag)
+    metadata = "Requires-Dist: filelock\n"
+    return build_wheel(folder, files, name=name, version="2.10.0+cu130.avx512", tag=tag, metadata=metadata)
 
 
 def test_each_gpu_is_cut_out_of_a_fat_library(catalog: Catalog, tables: Tables, variant: Named, tmp_path: Path) -> None:
@@ -96,3 +103,20 @@ def test_a_library_without_the_isa_is_not_proven(
 ) -> None:
     with pytest.raises(CheckFailedError, match="compiled for something less than AVX-512"):
         output(catalog, tables, variant(NAME), tmp_path / "dist", (), verify=True).write(torch(tmp_path / "built"))
+
+
+def test_what_torch_requires_is_beside_it(
+    catalog: Catalog, tables: Tables, variant: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    build_wheel(shelf, {"filelock.py": b""}, name="filelock", version="4.2")
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    wheel = torch(tmp_path / "built")
+    (house,) = output(catalog, tables, variant(NAME), tmp_path / "dist", (), verify=False, needs=True).write(wheel)
+    assert sorted(path.name.split("-")[0] for path in (house.path / "wheels").glob("*.whl")) == ["filelock", "torch"]
+    assert house.requirements == ("torch==2.10.0+cu130.avx512",)
