@@ -133,20 +133,6 @@ class ElfFile:
         """The bytes a section has in the file."""
         return self.source.read(section.offset, section.size) if section.in_file else b""
 
-    def section_at_offset(self, offset: int) -> Section | None:
-        """The section whose bytes cover a file offset."""
-        for section in self.sections:
-            if section.in_file and section.offset <= offset < section.file_end:
-                return section
-        return None
-
-    def section_at_address(self, address: int) -> Section | None:
-        """The allocated section that covers a virtual address."""
-        for section in self.sections:
-            if section.allocated and section.address <= address < section.memory_end:
-                return section
-        return None
-
     # -- addresses --------
 
     def load_at(self, address: int) -> Segment | None:

@@ -114,10 +114,6 @@ class Room(Described, frozen=True, kw_only=True):
     disk_free: Count
     disk_path: str
 
-    @property
-    def memory_usable(self) -> int:
-        return min(self.memory_total, self.memory_limit or self.memory_total)
-
 
 class Tool(Described, frozen=True, kw_only=True):
     """A program that building needs or can use."""

@@ -146,10 +146,6 @@ class Pins:
     def _nixpkgs(self) -> Mapping[str, NixpkgsRow]:
         return {row.rev: row for row in self.file.nixpkgs}
 
-    @property
-    def known_revs(self) -> tuple[str, ...]:
-        return tuple(self._nixpkgs)
-
     def nixpkgs(self, rev: str) -> NixpkgsRow:
         if rev not in self._nixpkgs:
             raise NoMatchError(

@@ -75,6 +75,9 @@ CASES = [
         line_of="cmakeFlags = [",
     ),
     case("flags-unreached", "export PYTORCH_BUILD_NUMBER=0", 'cmakeFlags+=" -DUSE_X=1"', line_of='cmakeFlags+="'),
+    case(
+        "flags-unreached", "    passthru =", '    ${"cmake" + "Flags"} = [ "-DX=1" ];\n    passthru =', needs_nix=True
+    ),
     case("flags-unreached", "export PYTORCH_BUILD_NUMBER=0", "cmakeFlagsArray+=(-DUSE_X=1)", line_of="FlagsArray"),
     case("cache-unreached", "export USE_FBGEMM=0", "export CXX_AVX2_FOUND=0", name=CPU_AVX, line_of="export CXX_AVX2"),
     case("jobs-overwritten", "export PYTORCH_BUILD_NUMBER=0", "export MAX_JOBS=32", line_of="MAX_JOBS=32"),

@@ -9,6 +9,7 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rules.base import Context, Severity, expected, recipe_rule
 
 _HANDED_OVER = ("USE_", "BUILD_", "CMAKE_")  # environment variables that PyTorch's setup.py hands to CMake
+_NIXPKGS_FLAG = "CUDAToolkit_VERSION"  # nixpkgs' torch has it among its cmakeFlags by itself
 _OFF = frozenset({"0", "OFF", "off", "FALSE", "False", "false", "NO", "N"})
 
 
@@ -19,11 +20,14 @@ _OFF = frozenset({"0", "OFF", "off", "FALSE", "False", "false", "NO", "N"})
     "Export USE_*, BUILD_* or CMAKE_* variables in preConfigure, or give CMake a file of cache variables.",
 )
 def flags_unreached(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if recipe.is_torch and (binding := recipe.attribute("cmakeFlags")):
+    if not recipe.is_torch:
+        return
+    if binding := recipe.attribute("cmakeFlags"):
         yield binding.line, "cmakeFlags do not reach CMake"
-    if recipe.is_torch:
-        for name, line in recipe.assigned("cmakeFlags", "cmakeFlagsArray"):
-            yield line, f"{name} do not reach CMake"
+    elif recipe.evaluated and any(_NIXPKGS_FLAG not in flag for flag in recipe.evaluated.cmake_flags):
+        yield 1, "cmakeFlags do not reach CMake"
+    for name, line in recipe.assigned("cmakeFlags", "cmakeFlagsArray"):
+        yield line, f"{name} do not reach CMake"
 
 
 @recipe_rule(
