@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from torchtailor.catalog.cpus import Microarchitecture
-from torchtailor.catalog.gpus import Gpu
+from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, System
@@ -71,8 +71,11 @@ def _gpus(catalog: Catalog, texts: Sequence[str]) -> list[tuple[str, Gpu]]:
 
 
 def _device(catalog: Catalog, index: int, text: str, gpu: Gpu) -> GpuDevice:
-    named_by_number = re.fullmatch(r"(sm_?)?\d+(\.\d)?", text.strip(), re.IGNORECASE)
-    name = gpu.describe(2) if named_by_number else text
+    try:
+        Capability.parse(text)
+        name = gpu.describe(2)
+    except ValueError:
+        name = text  # a product, which may be a bare number: 4090
     integrated = tegra_table().chip_of(str(gpu.capability)) is not None
     return GpuDevice(index=index, name=name, capability=str(gpu.capability), integrated=integrated)
 
