@@ -30,6 +30,13 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "pyt
 """
 
 
+_VERSION = """
+import platform, sys, sysconfig
+threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}", platform.machine())
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Installed:
     """A torch that was installed and imported."""
@@ -61,17 +68,27 @@ def make_environment(path: Path, python: str) -> None:
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} is neither empty nor a Python environment.", "Name another folder with --into.")
     uv = shutil.which("uv")
-    if python == running_python():
-        _run([sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make the environment")
-    elif found := shutil.which(f"python{python}"):
+    if found := find_python(python):
         _run([found, "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make the environment")
     elif uv:
         _run([uv, "venv", "--python", python, str(path)], "make the environment")
     else:
         raise EnvironmentProblem(
-            f"There is no Python {python} on this machine.",
-            f"Install it or uv, or choose --python {running_python()}.",
+            f"There is no Python {python} on this machine.", f"Install it or uv, or choose --python {running_python()}."
         )
+
+
+def find_python(version: str) -> str | None:
+    """A Python of this version that really runs: what is on the PATH may be a shim for one that is switched off."""
+    if version == running_python():
+        return sys.executable
+    for folder in os.get_exec_path():
+        path = Path(folder) / f"python{version}"
+        if path.is_file():
+            done = subprocess.run([path, "-I", "-c", _VERSION], capture_output=True, text=True, check=False)
+            if done.returncode == 0 and done.stdout.split()[:1] == [version]:
+                return str(path)
+    return None
 
 
 def install(house: Wheelhouse, environment: Path) -> Installed:
@@ -128,12 +145,7 @@ def _check_python(house: Wheelhouse, python: Path) -> None:
     """The wheels are for one Python and one kind of machine; say so before an installer does."""
     if not python.exists():
         raise EnvironmentProblem(f"{python.parent.parent} has no bin/python.", "Name a Python environment with --into.")
-    code = (
-        "import platform, sys, sysconfig; "
-        "print(f'{sys.version_info[0]}.{sys.version_info[1]}' + "
-        "('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''), platform.machine())"
-    )
-    done = _run([str(python), "-I", "-c", code], "ask the environment for its Python")
+    done = _run([str(python), "-I", "-c", _VERSION], "ask the environment for its Python")
     version, machine = done.split()
     target = house.target
     if (version, machine) != (target.python, target.arch):

@@ -28,6 +28,8 @@ from torchtailor.variants import Variant, coverage
 _HOST_SHARE = 0.25
 _UNPACKED = 2.6
 _MEMORY = 500_000_000
+# Packages of others with NVIDIA's libraries inside: Triton brings its own CUPTI.
+_CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
 
 
@@ -233,6 +235,8 @@ class Planner:
         companions = {canonicalize_name(word.partition("=")[0].strip("<>!~ ")) for word in self._options.companions}
         if item.name == "torch" or item.name in companions:
             return Treatment.CUT
+        if item.name in _CARRIES_NVIDIA:
+            return Treatment.CUT if self._options.nvidia else Treatment.LEFT_TO_CONSENT
         if not item.name.startswith("nvidia-"):
             return Treatment.AS_IT_IS
         from torchtailor.tailor.consent import needs_consent

@@ -108,7 +108,7 @@ class _Publishing:
             path = house / WHEELS / filename
             if filename not in listed or not path.is_file():
                 raise BadInputError(f"{house} lacks {filename}, which its manifest names.", "Build it again.")
-            if item["step"] == "cut" and not self._changed_nvidia and _is_nvidias(path, filename):
+            if item["step"] == "cut" and not self._changed_nvidia and _holds_changed_nvidia(path):
                 offers += self._stock_instead(item)
             else:
                 offers.append(_offer(listed[filename], path))
@@ -132,8 +132,7 @@ class _Publishing:
         offers = []
         for file in _listed(folder):
             path = folder / WHEELS / file.filename
-            nvidias = not self._changed_nvidia and _is_variant(file.filename) and _is_nvidias(path, file.filename)
-            if nvidias:
+            if not self._changed_nvidia and _is_variant(file.filename) and _holds_changed_nvidia(path):
                 self.result.left_out.append(file.filename)
             else:
                 offers.append(_offer(file, path))
@@ -242,10 +241,18 @@ def _keeps(offer: Offer, labelled: set[str]) -> bool:
     return not offer.file.filename.endswith(_VARIANTS_JSON) or offer.file.project in labelled
 
 
-def _is_nvidias(path: Path, filename: str) -> bool:
-    """Whether a wheel is NVIDIA's own and not under an open licence."""
+def _holds_changed_nvidia(path: Path) -> bool:
+    """Whether a cut wheel holds a proprietary library of NVIDIA's that was changed; its own manifest tells."""
     from torchtailor.tailor.consent import needs_consent
+    from torchtailor.tailor.outcome import Fate
+    from torchtailor.wheels.archive import WheelArchive
+    from torchtailor.wheels.distribution import MANIFEST
     from torchtailor.wheels.metadata import Metadata
 
-    metadata = path.with_name(path.name + METADATA_SUFFIX).read_bytes()
-    return filename.startswith("nvidia_") and needs_consent(filename, Metadata.parse(metadata, filename))
+    with WheelArchive(path) as archive:
+        folder = next(name.split("/")[0] for name in archive.members if name.endswith(".dist-info/METADATA"))
+        if f"{folder}/{MANIFEST}" not in archive.members:
+            return False
+        metadata = Metadata.parse(archive.read(f"{folder}/METADATA"), path.name)
+        libraries = json.loads(archive.read(f"{folder}/{MANIFEST}"))["libraries"]
+    return any(Fate(row["fate"]).changed and needs_consent(row["path"], metadata) for row in libraries)

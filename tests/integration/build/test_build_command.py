@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.build.conftest import Shell
 from tests.unit.build.test_build import NAME, TORCH, tree
+from torchtailor.build.environment import find_python
 from torchtailor.errors import ExitCode
 
 BUILD = ("build", "pytorch-python313-cuda12_8-sm90-avx512", "--release", "main", "-o", "dist")
@@ -50,7 +51,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
 
 def test_quiet_and_plain(shell: Shell) -> None:
     assert shell.torchtailor(*BUILD, "--quiet").stderr == ""
-    assert "Fetching 5 wheels" in shell.torchtailor(*BUILD, "--plain").stderr
+    assert "Fetching 6 wheels" in shell.torchtailor(*BUILD, "--plain").stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,14 @@ def test_pip_resolves_to_our_wheels_only(shell: Shell) -> None:
     shell.torchtailor(*BUILD, "--nvidia")
     index = (shell.root / "dist" / NAME / "simple").as_uri()
     found = pip_report(shell, "--index-url", index, "torch")
-    assert set(found) == {"torch", "filelock", "nvidia-cublas-cu12", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12"}
+    assert set(found) == {
+        "torch",
+        "triton",
+        "filelock",
+        "nvidia-cublas-cu12",
+        "nvidia-cuda-runtime-cu12",
+        "nvidia-nccl-cu12",
+    }
     assert all(url.startswith((shell.root / "dist" / NAME / "wheels").as_uri()) for url in found.values())
     assert found["torch"].endswith(TORCH.replace("+", "%2B"))
     assert "sm90" in found["nvidia-cublas-cu12"]
@@ -207,12 +215,16 @@ def test_leftovers_of_a_killed_run_are_cleared(shell: Shell) -> None:
 
 def test_install_makes_an_environment_and_checks_the_import(shell: Shell, tmp_path: Path) -> None:
     """The small torch cannot calculate, so the check after installing must say no."""
-    python = shutil.which("python3.13")
-    if python is None and not list(Path.home().glob(".pyenv/versions/3.13*")):
+    folders = sorted(Path.home().glob(".pyenv/versions/3.13*/bin"))
+    if find_python("3.13") is None and not folders:
         pytest.skip("needs a Python 3.13")
-    found = next(iter(sorted(Path.home().glob(".pyenv/versions/3.13*/bin"))), None)
-    if found:
-        shell.environment["PATH"] = f"{found}{os.pathsep}{shell.environment['PATH']}"
+    # Something that is called python3.13 and does not run, as pyenv leaves it, must not be taken.
+    broken = tmp_path / "shims"
+    broken.mkdir()
+    (broken / "python3.13").write_text("#!/bin/sh\necho not this one >&2\nexit 127\n")
+    (broken / "python3.13").chmod(0o755)
+    search = [str(broken), *map(str, folders), shell.environment["PATH"]]
+    shell.environment["PATH"] = os.pathsep.join(search)
     done = shell.torchtailor("install", "sm90-avx512", "--release", "main", "--into", "env", code=ExitCode.CHECK_FAILED)
     assert "does not import" in done.stderr
     assert list((tmp_path / "env" / "lib").glob("python3.13/site-packages/torch-2.8.0+cu128.sm90.dist-info"))

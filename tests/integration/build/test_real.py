@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from torchtailor.build.environment import import_torch
+from torchtailor.build.environment import find_python, import_torch
 from torchtailor.gpucode.inspect import inspect
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -34,11 +33,8 @@ def torchtailor(*words: str, out: Path) -> Any:
 
 
 def python_313() -> Path:
-    found = [shutil.which("python3.13"), *map(str, sorted(Path.home().glob(".pyenv/versions/3.13*/bin/python")))]
-    for path in found:
-        if path:
-            return Path(path)
-    pytest.skip("needs a Python 3.13")
+    found = find_python("3.13") or next(map(str, sorted(Path.home().glob(".pyenv/versions/3.13*/bin/python"))), None)
+    return Path(found) if found else pytest.skip("needs a Python 3.13")
 
 
 def clean() -> dict[str, str]:

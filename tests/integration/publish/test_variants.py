@@ -83,8 +83,9 @@ def test_variant_wheels_are_whole_and_variantlib_reads_them(shell: Shell, tmp_pa
         "nvidia_cuda_runtime_cu12-12.8.90-py3-none-manylinux2014_x86_64-cu128_sm90.whl",
         "nvidia_nccl_cu12-2.27.3-py3-none-manylinux2014_x86_64-cu128_sm90.whl",
         "torch-2.8.0-cp313-cp313-manylinux_2_28_x86_64-cu128_sm90.whl",
+        "triton-3.4.0-cp313-cp313-manylinux_2_28_x86_64-cu128_sm90.whl",
     ]
-    with zipfile.ZipFile(wheels / labelled[-1]) as archive:
+    with zipfile.ZipFile(wheels / labelled[3]) as archive:
         assert archive.testzip() is None
         names = set(archive.namelist())
         record = {row.split(",")[0] for row in archive.read("torch-2.8.0.dist-info/RECORD").decode().splitlines()}

@@ -27,6 +27,7 @@ def torch(python: str = "cp313", arch: str = "x86_64") -> Package:
             f"nvidia-cuda-runtime-cu12==12.8.90; {LINUX} and platform_machine == 'x86_64'",
             f"nvidia-cublas-cu12==12.8.4.1; {LINUX} and platform_machine == 'x86_64'",
             f"nvidia-nccl-cu12==2.27.3; {LINUX} and platform_machine == 'x86_64'",
+            f"triton==3.4.0; {LINUX} and platform_machine == 'x86_64'",
         ),
         f"{python}-{python}-manylinux_2_28_{arch}",
         files={
@@ -51,6 +52,7 @@ def packages() -> list[Package]:
         nvidia("nvidia-cublas-cu12", "12.8.4.1"),
         nvidia("nvidia-nccl-cu12", "2.27.3", "BSD-3-Clause"),
         Package("filelock", "4.2"),
+        Package("triton", "3.4.0", (), TORCH_TAG, files={"triton/backends/nvidia/lib/cupti/libcupti.so": FAT}),
         Package("torchvision", "0.23.0", ("torch==2.8.0",), TORCH_TAG, files={"torchvision/_C.so": FAT}),
         Package("torchvision", "0.30.0", ("torch==2.15.0",), TORCH_TAG, files={"torchvision/_C.so": FAT}),
     ]

@@ -33,7 +33,7 @@ def test_a_plan_downloads_no_wheel(workshop: Workshop) -> None:
     assert one.name == "pytorch28-python313-cuda12_8-sm90-avx512"
     assert one.label == "cu128"
     assert [item.name for item in one.inputs] == [
-        "filelock", "nvidia-cublas-cu12", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "torch",
+        "filelock", "nvidia-cublas-cu12", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "torch", "triton",
     ]  # fmt: skip
     assert plan.cost.download == sum(item.size for item in one.inputs)
     assert all(request.headers.get("Range") for request in workshop.site.requests if request.path.startswith("/files/"))
@@ -48,9 +48,11 @@ def test_what_is_cut(workshop: Workshop) -> None:
         "nvidia-cuda-runtime-cu12": Treatment.LEFT_TO_CONSENT,
         "nvidia-nccl-cu12": Treatment.CUT,  # its licence is open
         "torch": Treatment.CUT,
+        "triton": Treatment.LEFT_TO_CONSENT,  # NVIDIA's CUPTI is inside
     }
     with_consent = treatments(workshop, Options(nvidia=True))
     assert with_consent["nvidia-cublas-cu12"] is Treatment.CUT
+    assert with_consent["triton"] is Treatment.CUT
 
 
 def test_companions_are_matched_to_torch(workshop: Workshop) -> None:
@@ -77,7 +79,7 @@ def test_what_only_other_ways_give(workshop: Workshop) -> None:
 def test_variants_of_one_release_share_inputs(workshop: Workshop) -> None:
     plan = workshop.plan("sm80-avx2", "sm90-avx2", "sm90-avx512")
     assert len(plan.plans) == 3
-    assert len(plan.files) == 5
+    assert len(plan.files) == 6
     assert plan.cost.download == plan.input_bytes
 
 

@@ -106,7 +106,10 @@ def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_pat
     cache = Cache(workshop.root / "cache")
     away = memory_store("plain")
     result = publish(workshop.out, away, cache=cache)
-    assert sorted(name.split("-")[0] for name in result.left_out) == ["nvidia_cublas_cu12", "nvidia_cuda_runtime_cu12"]
+    left = sorted(name.split("-")[0] for name in result.left_out)
+    assert left == ["nvidia_cublas_cu12", "nvidia_cuda_runtime_cu12", "triton"]  # Triton has NVIDIA's CUPTI inside
+    (stock_triton,) = read_page(away, "cu128-sm90/triton/index.json")
+    assert "sm90" not in stock_triton
     (stock,) = read_page(away, "cu128-sm90/nvidia-cublas-cu12/index.json").values()
     assert stock.filename == "nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux2014_x86_64.whl"
     assert stock.url == f"{workshop.site.url}/files/{stock.filename}"  # where it is published anyway
@@ -119,6 +122,14 @@ def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_pat
     assert "+sm90" in changed
 
     assert publish(workshop.out, open_store(str(tmp_path / "own")), cache=cache).left_out == []
+
+
+def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
+    workshop.build("sm90-avx512", options=Options(nvidia=True, variants=True))
+    store = memory_store("variants")
+    publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
+    assert not [name for name in read_page(store, "variants/nvidia-cublas-cu12/index.json") if "sm90" in name]
+    assert [name for name in read_page(store, "variants/torch/index.json") if name.endswith("-cu128_sm90.whl")]
 
 
 def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop) -> None:  # noqa: F811
