@@ -11,6 +11,7 @@ from torchtailor.catalog import Catalog, Fit, Way, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.cli import COMMANDS
 from torchtailor.errors import EXIT_MEANINGS
+from torchtailor.host.tegra import tegra_table
 from torchtailor.variants import Matrix, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,7 +171,7 @@ def decision(catalog: Catalog) -> str:
                         f"`{gpu.sm}`",
                         "none",
                         "none",
-                        "add a `[[row]]`, see [extending](extending.md)",
+                        _way_in(str(gpu.capability)),
                     ]
                 )
                 continue
@@ -189,6 +190,15 @@ def decision(catalog: Catalog) -> str:
             ]
         )
     return table(["your GPU", "capability", "name", "newest PyTorch", "driver at least", "how"], rows)
+
+
+def _way_in(capability: str) -> str:
+    """What to do for a GPU that no release lists."""
+    chip = tegra_table().chip_of(capability)
+    last = tegra_table().jetpack_of(chip.last_l4t) if chip and chip.last_l4t else None
+    if last is None:
+        return "add a `[[row]]`, see [extending](extending.md)"
+    return f"none: JetPack {last.jetpack} with CUDA {last.cuda} is its last, older than any release here"
 
 
 def exit_codes(catalog: Catalog) -> str:

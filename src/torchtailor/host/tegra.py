@@ -20,6 +20,7 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     capability: CapabilityText
     first_l4t: VersionText
+    last_l4t: VersionText | None = None
     unified_from: VersionText | None = None
 
     def unified(self, l4t: str | None) -> bool:
@@ -65,8 +66,9 @@ def tegra_table() -> TegraTable:
 
 def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:
     """A Tegra system, with what its chip and L4T release mean."""
-    row = tegra_table().jetpack_of(l4t) if l4t else None
     known = tegra_table().find_chip(chip)
+    newest = l4t or (known.last_l4t if known else None)  # not told: the last that the chip can have, if there is one
+    row = tegra_table().jetpack_of(newest) if newest else None
     return Tegra(
         model=model,
         chip=chip,

@@ -116,3 +116,8 @@ def test_wrong_names_are_refused_with_a_hint(
 @pytest.mark.parametrize(("text", "name"), [("4090", "4090"), ("8.9", "Ada Lovelace: L40S, RTX 6000 Ada")])
 def test_a_product_that_is_a_bare_number_keeps_its_name(text: str, name: str) -> None:
     assert [gpu.name for gpu in planned(text, cpu="zen4").gpus] == [name]
+
+
+def test_xavier_is_promised_no_jetpack_that_will_never_come() -> None:
+    answer = ask("Xavier")
+    assert not [way for way in answer.ways_out if "CUDA 12" in way.text]
