@@ -30,7 +30,7 @@ def test_the_instruction_set_is_in_the_code() -> None:
         assert int(low["outline"]) == 0
     else:
         assert int(low["zmm"]) == 0
-        assert int(high["zmm"]) + int(high["ymm"]) > int(low["ymm"])
+        assert int(high["zmm"]) > 0
 
 
 def _rows(text: str) -> list[dict[str, str]]:
