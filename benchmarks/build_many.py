@@ -159,7 +159,7 @@ def _table(runs: list[Run], nvidia: bool) -> str:
     one, many = runs
     consent = ", with --nvidia" if nvidia else ""
     title = (
-        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {', '.join(GPUS)}{consent}; each from an empty cache, "
+        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {', '.join(f'{gpu[:-1]}.{gpu[-1]}' for gpu in GPUS)}{consent}; each from an empty cache, "
         f"wheels served over HTTP on the same machine ({os.cpu_count()} cores)."
     )
     lines = [title, "", "| targets | time | CPU time | downloads | disk |", "|---:|---:|---:|---:|---:|"]
@@ -173,6 +173,7 @@ def _table(runs: list[Run], nvidia: bool) -> str:
         f"| ratio | {time_ratio:.2f} x (at most 3) | {many.cpu / one.cpu:.2f} x | {download_ratio:.3f} x (at most 1.2) "
         f"| {many.disk / one.disk:.2f} x |"
     )
+    lines += ["", "    python benchmarks/build_many.py FOLDER --write"]
     return "\n".join(lines) + "\n"
 
 
