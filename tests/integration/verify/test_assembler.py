@@ -19,7 +19,7 @@ from torchtailor.verify.hostcode import arm
 AS, OBJDUMP = shutil.which("aarch64-linux-gnu-as"), shutil.which("aarch64-linux-gnu-objdump")
 pytestmark = pytest.mark.skipif(not AS or not OBJDUMP, reason="binutils for aarch64 are not installed")
 
-COUNT = 1_000_000
+COUNT = 400_000
 # as knows no size for these from their text alone, or they are relative to where they stand
 _LEFT_OUT = re.compile(
     r"\.inst|undefined|NYI|^udf|^hint|^(?:msr|mrs|sys|sysl|dc|ic|at|tlbi|brk|hlt|svc|hvc|smc|dcps\d|eret|drps)\b"

@@ -119,6 +119,27 @@ def test_data_is_not_a_need() -> None:
     assert arm.class_words()[int(arm.confirm(words, classes)[0])] == UNKNOWN
 
 
+def code(*words: int) -> bytes:
+    return np.array(words, "<u4").tobytes()
+
+
+OUTLINE = (0xD0000350, 0x39458610, 0x34000070, 0xF8E03020, 0xD65F03C0)  # adrp, ldrb, cbz, ldsetal, ret
+UNWINDER = (0x7100B8FF, 0x54FFEAA1, 0x04E0E3E0, 0xD65F03C0)  # cmp w7, #46; b.ne; cntd x0; ret
+
+
+def test_helpers_of_libgcc_that_look_first() -> None:
+    assert arm.asks_first(code(*OUTLINE))
+    assert arm.asks_first(code(0xD503245F, *OUTLINE))  # with BTI
+    assert arm.asks_first(code(*UNWINDER))
+
+
+def test_code_that_does_not() -> None:
+    assert not arm.asks_first(code(*OUTLINE[3:]))
+    assert not arm.asks_first(code(*UNWINDER[2:]))
+    assert not arm.asks_first(code(*UNWINDER, 0x04A20020))  # and adds vectors
+    assert not arm.asks_first(b"")
+
+
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
 def test_any_bytes_can_be_classified(values: list[int]) -> None:
     words = np.array(values, np.uint32)

@@ -77,3 +77,28 @@ def example(code: bytes, address: int, wanted: frozenset[str]) -> str:
         if names[classes[position]] in wanted and (text := text_of(int(words[position]), address + position * 4)):
             return f"{address + position * 4:#x}: {text}"
     return ""
+
+
+# The first instructions of libgcc's outline atomics: does __aarch64_have_lse_atomics say no? (BTI may come first.)
+_OUTLINE = ((0x9F00001F, 0x90000010), (0xFFC003FF, 0x39400210), (0xFF00001F, 0x34000010))  # ADRP, LDRB, CBZ of x16
+_BTI = 0xD503245F
+_CNTD_ALL = (0xFFFFFFE0, 0x04E0E3E0)
+_COMPARE_VG = (0xFFFFFC1F, 0x7100B81F)  # CMP Wn, #46: DWARF's number of the register that holds the vector length
+
+
+def asks_first(code: bytes) -> bool:
+    """Whether a function is one of libgcc's that look before they use a feature, told by its instructions.
+
+    Outline atomics test a byte that libgcc sets; the unwinder reads the length of vectors only for frames that saved
+    it, which no frame does on a CPU without SVE.
+    """
+    words = np.frombuffer(code[: len(code) - len(code) % 4], "<u4")
+    start = 1 if len(words) and words[0] == _BTI else 0
+    first = words[start : start + len(_OUTLINE)]
+    if len(first) == len(_OUTLINE) and all(
+        int(word) & mask == value for word, (mask, value) in zip(first, _OUTLINE, strict=True)
+    ):
+        return True
+    used = words[classify(words) > 0]
+    reads_length = bool(len(used)) and bool(((used & np.uint32(_CNTD_ALL[0])) == np.uint32(_CNTD_ALL[1])).all())
+    return reads_length and bool(((words & np.uint32(_COMPARE_VG[0])) == np.uint32(_COMPARE_VG[1])).any())

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.gpucode.elf_headers import SectionType
+from torchtailor.gpucode.elf_headers import Machine, SectionType
 from torchtailor.verify.hostcode.dispatch import DispatchTable
 from torchtailor.verify.hostcode.features import ASKS_CPU
 from torchtailor.verify.hostcode.image import RELA, SYMBOL, CodeImage, Origin
@@ -116,10 +116,21 @@ class Placer:
     def asks_cpu(self, function: int) -> bool:
         """Whether a function asks what the CPU can do, itself or through a function that is known to."""
         if function not in self._asks:
-            self._asks[function] = ASKS_CPU in self.needs.of(function) or any(
-                self.table.is_guard(self._name_at(target)) for target in self.links.called_by(function)
+            self._asks[function] = (
+                ASKS_CPU in self.needs.of(function)
+                or any(self.table.is_guard(self._name_at(target)) for target in self.links.called_by(function))
+                or self._looks_first(function)
             )
         return self._asks[function]
+
+    def _looks_first(self, function: int) -> bool:
+        """Whether it is one of libgcc's helpers that test before they use, in a library without names."""
+        if self.image.machine is not Machine.AARCH64 or not self.needs.of(function):
+            return False
+        from torchtailor.verify.hostcode import arm
+
+        functions = self.image.functions
+        return arm.asks_first(self.image.bytes_at(int(functions.starts[function]), int(functions.ends[function])))
 
     @cached_property
     def library_asks_cpu(self) -> bool:

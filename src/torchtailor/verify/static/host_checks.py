@@ -12,6 +12,7 @@ from torchtailor.gpucode.elf_headers import Machine
 from torchtailor.verify.hostcode.analyse import HostCode, UseGroup
 from torchtailor.verify.hostcode.features import FeatureTable, feature_table
 from torchtailor.verify.hostcode.reach import Reach
+from torchtailor.verify.hostcode.readable import readable
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.read import LibraryFacts
 
@@ -113,7 +114,7 @@ def _beyond(name: str, groups: Sequence[UseGroup], isa: Isa, table: FeatureTable
     if counts[Reach.PLAIN]:
         said.append(f"{_count(counts[Reach.PLAIN], 'is', 'are')} behind no dispatch")
     first = groups[0].examples[0]
-    where = f"{first.function} ({first.because}) at {first.instruction}"
+    where = readable(f"{first.function} ({first.because}) at {first.instruction}")
     reason = (
         f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}:"
         " an illegal instruction on such a CPU"
