@@ -48,6 +48,11 @@ class Cutter:
     def __init__(self, catalog: Catalog, cache_: Cache, options: Options, *, processes: int = 2) -> None:
         self._catalog, self._cache, self._options, self._processes = catalog, cache_, options, processes
 
+    @property
+    def folder(self) -> Path:
+        """Where the results are kept."""
+        return self._cache.root
+
     def cut(self, stock: Fetched, gpus: Sequence[Capability], watcher: Watcher | None = None) -> dict[Capability, Cut]:
         """The wheel for each GPU, from the cache or made now, all in one pass; each is proven before it is there.
 

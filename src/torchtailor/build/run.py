@@ -20,6 +20,7 @@ from torchtailor.fetch import download
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.finder import Finder
 from torchtailor.tailor import settings as tailoring
+from torchtailor.tailor.disk import explained
 
 
 class Watcher(download.Watcher, tailoring.Watcher, Protocol):
@@ -107,7 +108,8 @@ class _Work:
         placed = [self._place(plan, item, fetched[item.file.url]) for item in plan.inputs]
         self._made.append((plan, placed))
         self._say("wheelhouse", f"Writing {plan.name}", plan.name)
-        house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
+        with explained(self._plan.out, unchanged="What was there before is as it was."):
+            house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
         running = self._running[plan.name]
         running.input_bytes, running.output_bytes = house.input_bytes, house.output_bytes
         running.stage = ""
@@ -115,7 +117,8 @@ class _Work:
 
     def variants_index(self) -> Path:
         self._watch.stage("Writing the index of wheel variants")
-        return write_variants_index(self._made, self._plan.out)
+        with explained(self._plan.out, unchanged="What was there before is as it was."):
+            return write_variants_index(self._made, self._plan.out)
 
     def cut(self, fetched: dict[str, Fetched]) -> None:
         """Cut every input for all GPUs that ask for it, in one pass over it."""
@@ -127,7 +130,8 @@ class _Work:
         began, size = time.monotonic(), 0
         for url, (item, gpus) in wanted.items():
             self._say("cut", f"Cutting {item.name} for {', '.join(map(str, gpus))}")
-            cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch)
+            with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
+                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch)
             self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
             size += sum(item.size for cut in cuts.values() if not cut.from_cache)
         if size > 10_000_000:

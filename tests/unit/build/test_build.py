@@ -15,7 +15,7 @@ from torchtailor.build.ledger import Result
 from torchtailor.build.options import Options
 from torchtailor.build.swap import swap_into_place
 from torchtailor.build.wheelhouse import read_wheelhouse
-from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.gpucode.inspect import inspect
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -181,7 +181,7 @@ def test_a_failed_build_leaves_the_old_wheelhouse(workshop: Workshop, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(wheelhouse, "manifest", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(EnvironmentProblem, match="disk is full"):
         workshop.build("sm90-avx512")
     assert tree(workshop.out) == before
     assert not list(workshop.out.glob(".*"))
