@@ -39,7 +39,7 @@ def command(
     variants: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[VARIANT]...", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."
+            metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every variant of the release.")] = False,
@@ -75,6 +75,7 @@ def command(
     work: by_source.Work = None,
     verify: by_source.Verify = True,
     target: by_source.Target = None,
+    ccache: by_source.Ccache = True,
 ) -> None:
     """Make an installable set of wheels for a variant.
 
@@ -97,6 +98,7 @@ def command(
         work=work,
         verify=verify,
         targets=tuple(target or ()),
+        ccache=ccache,
     )
     if via is Way.SOURCE:
         by_source.build_via_source(

@@ -49,6 +49,9 @@ Target = Annotated[
     list[str] | None,
     typer.Option("--target", help="Only this CMake target, such as c10; no wheel.", rich_help_panel=_PANEL),
 ]
+Ccache = Annotated[
+    bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_PANEL)
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class SourceOptions:
     work: Path | None = None
     verify: bool = True
     targets: tuple[str, ...] = ()
+    ccache: bool = True
 
     @property
     def job_count(self) -> int | None:
@@ -154,6 +158,7 @@ def _request(variant: Any, gpus: Any, options: SourceOptions, out: Path) -> Requ
         out=out,
         work=options.work,
         targets=options.targets or ("install",),
+        ccache=options.ccache,
     )
 
 

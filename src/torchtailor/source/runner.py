@@ -48,6 +48,7 @@ class Request:
     out: Path = Path("dist")
     work: Path | None = None
     targets: tuple[str, ...] = ("install",)
+    ccache: bool = True  # where it is here
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class SourceBuilder:
         self.folders = Folders.default(request.work)
         self.source = Source.parse(request.source, request.variant)
         self.python = find_python(request.variant.python)
-        self.ccache = self.probe.which("ccache")
+        self.ccache = self.probe.which("ccache") if request.ccache else None
 
     def configuration(self, blas: str | None = None) -> Configuration:
         request = self.request

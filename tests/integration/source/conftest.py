@@ -81,6 +81,7 @@ def request_for(variant: Variant, project: Path, work: Path, out: Path, **more: 
         "skip_checks": ("blas", "disk", "memory"),
         "verify": False,
         "with_dependencies": False,
+        "ccache": False,  # what one test compiled must not be there for the next
         **more,
     }
     return Request(variant=variant, out=out, work=work, **given)

@@ -31,7 +31,16 @@ def start(project: Path, work: Path, tmp_path: Path, ledger: Ledger) -> Iterator
 
     def run(*more: str, isa: str = ISA, folder: Path = work) -> subprocess.Popen[str]:
         line = [sys.executable, "-m", "torchtailor", "build", f"cpu-{isa}", "--via", "source"]
-        line += ["--source", str(project), "--python", running_python(), "--profile", "minimal", "--no-verify"]
+        line += [
+            "--source",
+            str(project),
+            "--python",
+            running_python(),
+            "--profile",
+            "minimal",
+            "--no-verify",
+            "--no-ccache",
+        ]
         line += ["--skip-check", "blas", "--skip-check", "disk", "--skip-check", "memory", "--work", str(folder)]
         line += ["-o", str(tmp_path / "dist"), *more]
         process = subprocess.Popen(

@@ -39,8 +39,8 @@ def test_another_build_with_the_same_flags_compiles_nothing(
     """Two folders, one cache: the second build finds every object, though its paths are different."""
     if not shutil.which("ccache"):
         pytest.skip("no ccache here")
-    first = build(profile="minimal", overrides=("USE_THING=1",))
-    second = build(profile="minimal", overrides=("USE_THING=2",))
+    first = build(profile="minimal", overrides=("USE_THING=1",), ccache=True)
+    second = build(profile="minimal", overrides=("USE_THING=2",), ccache=True)
     assert first.build != second.build
     assert first.hits is not None
     assert second.hits is not None
