@@ -18,7 +18,7 @@ _LOG_LIMIT = 8 << 20  # the end of a log holds the error
 def command(
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE|LOG]", help="The message, or a file that holds it; `-` reads stdin."),
+        typer.Argument(metavar="MESSAGE|LOG", help="The message, or a file that holds it; `-` reads stdin."),
     ] = None,
     env: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")

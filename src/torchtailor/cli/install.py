@@ -25,7 +25,7 @@ from torchtailor.cli.build import (
 
 def command(
     variant: Annotated[
-        str | None, typer.Argument(metavar="[VARIANT]", help="A name such as sm90-avx512. None: this machine's.")
+        str | None, typer.Argument(metavar="VARIANT", help="A name such as sm90-avx512. None: this machine's.")
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="The environment; made if it does not exist. Else the active one.")

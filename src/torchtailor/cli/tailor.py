@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def command(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PATH]...", help="Libraries, wheels, folders; without any, the active environment."),
+        typer.Argument(metavar="PATH", help="Libraries, wheels, folders; without any, the active environment."),
     ] = None,
     gpu: Annotated[
         list[str] | None,
