@@ -96,7 +96,8 @@ class _Work:
     def fetch(self, downloader: Downloader) -> dict[str, Fetched]:
         self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
         began = time.monotonic()
-        fetched = downloader.fetch(self._plan.files, self._watch)
+        with explained(self._cutter.folder, unchanged="What was fetched so far is kept."):
+            fetched = downloader.fetch(self._plan.files, self._watch)
         seconds = time.monotonic() - began
         downloaded = sum(item.downloaded for item in fetched.values())
         if downloaded > 10_000_000:
