@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchtailor.errors import NetworkError, TorchtailorError
@@ -73,7 +72,7 @@ class Finder:
         for order, file in enumerate(self.all_files(project)):
             _, version, build, tags = file.parsed
             rank = target.rank(tags)
-            if rank is not None and _python_fits(file, target):
+            if rank is not None and target.accepts_python(file.requires_python):
                 ranked.append(((version, -rank, build or (), -order), file))
         return tuple(file for _, file in sorted(ranked, key=lambda pair: pair[0], reverse=True))
 
@@ -162,12 +161,3 @@ def _local_page(folder: Path, source: Source) -> tuple[WheelFile, ...]:
         if path.is_file():
             return parse_page(path.read_bytes(), content_type, path.resolve().as_uri(), source)
     return list_folder(folder, source) if folder.is_dir() else ()
-
-
-def _python_fits(file: WheelFile, target: Target) -> bool:
-    if not file.requires_python:
-        return True
-    try:
-        return SpecifierSet(file.requires_python).contains(target.environment["python_full_version"], prereleases=True)
-    except InvalidSpecifier:
-        return True

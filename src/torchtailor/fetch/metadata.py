@@ -47,8 +47,8 @@ class Facts:
         return tuple(requirements)
 
     @cached_property
-    def version(self) -> str:
-        return parse_email(self.text)[0].get("version", "")
+    def requires_python(self) -> str:
+        return parse_email(self.text)[0].get("requires_python", "")
 
 
 class _Stored(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -94,7 +94,7 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         identifier: Identifier,
         requirements: Mapping[Identifier, Iterator[Requirement]],
         incompatibilities: Mapping[Identifier, Iterator[_Candidate]],
-    ) -> Iterable[_Candidate]:
+    ) -> Callable[[], Iterator[_Candidate]]:
         name, extras = identifier
         # A package asked for with extras is the same package without them: both must agree.
         wanted = [req for key, found in requirements.items() if key[0] == name for req in found]
@@ -102,7 +102,14 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
             candidate.file.url for key, found in incompatibilities.items() if key == identifier for candidate in found
         }
         specifier = SpecifierSet(",".join(str(req.specifier) for req in wanted if req.specifier))
-        return [_Candidate(file, extras) for file in self._matching(name, specifier) if file.url not in bad]
+        files = [file for file in self._matching(name, specifier) if file.url not in bad]
+        return lambda: (_Candidate(file, extras) for file in files if self._runs(file))
+
+    def _runs(self, file: WheelFile) -> bool:
+        """Whether a wheel is for the target's Python; folders and plain pages do not say, so the wheel is asked."""
+        if file.requires_python:
+            return True  # the finder has compared it
+        return self._target.accepts_python(self._finder.facts(file).requires_python)
 
     def _matching(self, name: NormalizedName, specifier: SpecifierSet) -> list[WheelFile]:
         if name in self._pinned:

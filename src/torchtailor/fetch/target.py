@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from torchtailor.errors import UsageError
@@ -70,6 +71,13 @@ class Target:
     def rank(self, tags: Iterable[Tag]) -> int | None:
         """How well a wheel with these tags fits: 0 is best, None is not at all."""
         return min((self._ranks[tag] for tag in tags if tag in self._ranks), default=None)
+
+    def accepts_python(self, requires: str) -> bool:
+        """Whether its Python satisfies a Requires-Python; one that cannot be read is taken as satisfied."""
+        try:
+            return SpecifierSet(requires).contains(self.environment["python_full_version"], prereleases=True)
+        except InvalidSpecifier:
+            return True
 
     @cached_property
     def environment(self) -> dict[str, str]:

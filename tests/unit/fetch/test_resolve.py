@@ -171,6 +171,15 @@ def test_several_sources_are_joined_and_local_ones_work(
     assert found == ["a-1.0-py3-none-any.whl", "b-2.0-py3-none-any.whl", "c-3.0-py3-none-any.whl"]
 
 
+def test_folders_do_not_say_for_which_python_a_wheel_is_but_the_wheel_does(
+    settings: Callable[..., Settings], cache: Cache, tmp_path: Path
+) -> None:
+    for package in (Package("a", "1.0"), Package("a", "2.0", requires_python=">=3.14"), Package("b", "1.0", ("a",))):
+        (tmp_path / package.filename).write_bytes(package.wheel())
+    source = Source(tmp_path.as_uri(), SourceKind.LINKS, "links")
+    assert run(Finder(settings(sources=(source,)), cache), "b") == ["a-1.0-py3-none-any.whl", "b-1.0-py3-none-any.whl"]
+
+
 def test_a_dead_index_is_asked_once_and_then_reported(settings: Callable[..., Settings], cache: Cache) -> None:
     sources = (Source("http://127.0.0.1:9/simple", SourceKind.INDEX, "dead"),)
     with pytest.raises(NetworkError, match="cannot be reached"):
