@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.gpucode.builders import Place, elf
+from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailor_front.helpers import install
 from tests.unit.verify.conftest import HOST
 from tests.unit.wheels.builder import build_wheel
@@ -93,6 +93,16 @@ class TestGpuCode:
         proof = prove(forged)
         assert "sm_80" in line(proof, "GPU code: nothing foreign").reason
         assert {"GPU code: nothing foreign", "manifest"} <= set(failures(proof))
+
+    def test_images_without_kernels(self, tmp_path: Path) -> None:
+        """libcufftw.so has one image of 872 bytes for one old GPU, and no kernel."""
+        code = container(Entry(bytes(872), sm=52))
+        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
+        check = line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so")
+        assert check.outcome is Outcome.NOT_APPLICABLE
+        code = container(Entry(bytes(4000), sm=52))
+        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
+        assert line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
 
     def test_a_library_that_went_missing(self, stock: Path, tmp_path: Path) -> None:
         bare = tmp_path / "bare"

@@ -19,6 +19,7 @@ from torchtailor.verify.static.read import LibraryFacts
 
 _UNTOUCHED = frozenset({"left-to-consent", "skipped", "nothing-for-target", "unchanged"})
 _SHOWN = 4
+_NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
 
 
 def fit_checks(
@@ -56,6 +57,9 @@ def _fit_check(report: LibraryReport, gpu: Capability, catalog: Catalog, stock: 
         return Check.of(Level.STATIC, name, True, reason, **details)
     if stock is not None and not gpu_fit(stock, gpu, catalog.rules).fit.runs:
         return Check.not_applicable(Level.STATIC, name, "stock holds nothing for this GPU either", **details)
+    if all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
+        reason = f"holds {', '.join(held)} without a single kernel: nothing is missing"
+        return Check.not_applicable(Level.STATIC, name, reason, **details)
     what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
     reason = (
         f"holds {', '.join(held) or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would end in"
