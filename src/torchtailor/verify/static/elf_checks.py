@@ -118,24 +118,18 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
     promises = {wheel: promised_glibc(WheelName.parse(wheel).platform) for wheel in artifact.wheels}
     # wheels that are installed together run where the most demanding of them does
     floor = max((promise for promise in promises.values() if promise), key=lambda p: p.parts, default=None)
+    passed: list[Check] = []
     for wheel, promised in promises.items():
         inside = [(facts, glibc) for facts, glibc in needs if facts.file.owner == wheel.name and glibc]
         if not inside or promised is None or floor is None:
             continue
         facts, newest = max(inside, key=lambda pair: pair[1].parts)
-        reason = f"needs glibc {newest} ({facts.file.short_name}); its tag promises {promised}"
-        if newest.parts > floor.parts:
-            reason += ": it would be installed on systems that cannot load it"
-        elif newest.parts > promised.parts:
-            reason += f", which is wrong; with the wheels beside it, which need {floor}, it does no harm"
-        yield Check.of(
-            Level.STATIC,
-            f"glibc: {wheel.name.split('-', 1)[0]}",
-            newest.parts <= floor.parts,
-            reason,
-            needs=str(newest),
-            promises=str(promised),
-        )
+        check = _glibc_of(wheel.name.split("-", 1)[0], facts.file.short_name, newest, promised, floor)
+        if check.failed:
+            yield check
+        else:
+            passed.append(check)
+    yield from _glibc_together(passed, floor)
     if not artifact.wheels:
         facts, highest = max(((f, g) for f, g in needs if g), key=lambda pair: pair[1].parts)
         yield Check.of(
@@ -145,6 +139,33 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
             f"runs with glibc {highest} and newer ({facts.file.short_name})",
             needs=str(highest),
         )
+
+
+def _glibc_of(package: str, library: str, newest: Dotted, promised: Dotted, floor: Dotted) -> Check:
+    reason = f"needs glibc {newest} ({library}); its tag promises {promised}"
+    if newest.parts > floor.parts:
+        reason += ": it would be installed on systems that cannot load it"
+    elif newest.parts > promised.parts:
+        reason += f", which is wrong; with the wheels beside it, which need {floor}, it does no harm"
+    details = {"package": package, "needs": str(newest), "promises": str(promised)}
+    return Check.of(Level.STATIC, f"glibc: {package}", newest.parts <= floor.parts, reason, **details)
+
+
+def _glibc_together(passed: Sequence[Check], floor: Dotted | None) -> Iterator[Check]:
+    """What passed, where it is more than one wheel, as one line; a wrong tag is still named."""
+    if len(passed) < 2:
+        yield from passed
+        return
+    most = max(passed, key=lambda check: Dotted(check.details["needs"]).parts)
+    wrong = [c for c in passed if Dotted(c.details["needs"]).parts > Dotted(c.details["promises"]).parts]
+    reason = f"{len(passed)} wheels need {most.details['needs']} ({most.details['package']}) at most; together they promise {floor}"
+    reason += "".join(
+        f"; {c.details['package']} needs {c.details['needs']} and its tag promises {c.details['promises']}, which does no harm here"
+        for c in wrong
+    )
+    yield Check.of(
+        Level.STATIC, "glibc", True, reason, wheels={c.details["package"]: c.details["needs"] for c in passed}
+    )
 
 
 def promised_glibc(platform: str) -> Dotted | None:

@@ -34,11 +34,9 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
     """All lines about packaging."""
     packages: dict[str, Metadata] = {}
     if artifact.wheels:
-        for wheel in artifact.wheels:
-            check, metadata = _wheel(wheel, libraries)
-            yield check
-            if metadata:
-                packages[metadata.name] = metadata
+        read = [_wheel(wheel, libraries) for wheel in artifact.wheels]
+        packages = {metadata.name: metadata for _, metadata in read if metadata}
+        yield from _together([check for check, _ in read])
     else:
         installed = _installed(artifact)
         yield _installed_record(artifact, installed, libraries)
@@ -69,6 +67,19 @@ def _wheel(path: Path, libraries: Sequence[LibraryFacts]) -> tuple[Check, Metada
         return Check.of(Level.STATIC, name, False, broken[0]), wheel.metadata
     reason = f"all {count} files of {path.name} are in RECORD and have its hashes"
     return Check.of(Level.STATIC, name, True, reason, wheel=path.name, files=count), wheel.metadata
+
+
+def _together(checks: Sequence[Check]) -> Iterator[Check]:
+    """Every failure as its own line; what passed, where it is more than one wheel, as one."""
+    yield from (check for check in checks if check.failed)
+    passed = [check for check in checks if not check.failed]
+    if len(passed) == 1:
+        yield passed[0]
+    elif passed:
+        files = sum(check.details["files"] for check in passed)
+        reason = f"all {files} files of {len(passed)} wheels are in RECORD and have its hashes"
+        wheels = {check.details["wheel"]: check.details["files"] for check in passed}
+        yield Check.of(Level.STATIC, "RECORD and hashes", True, reason, wheels=wheels, files=files)
 
 
 def _differs(facts: LibraryFacts) -> bool:
