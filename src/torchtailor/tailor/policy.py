@@ -43,6 +43,8 @@ class Policy:
         """The images to keep, in their order. `kernels` names the kernels of a cubin, or None if it cannot."""
         images = tuple(images)
         choice = self._choose(images)
+        if len(images) == 1 and choice.served and not choice.spare:
+            return images  # most containers of cuFFT hold one image
         chosen = [image for image in images if _named_in(image, choice.needed)]
         spare = [image for image in images if image not in chosen and _named_in(image, choice.spare)]
         if spare:

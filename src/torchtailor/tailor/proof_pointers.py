@@ -68,14 +68,15 @@ def check_pointers(
                 raise CheckFailedError("A relocation of the output that names a symbol was changed.")
             continue
         place = old.places[index]
-        beside = [
-            (old.addends[other], new.addends[other])
-            for other in (index_at.find(place - 8), index_at.find(place + 8))
-            if other is not None and old.is_relative(other)
-        ]
-        _check_pointer(moves, place, pair, beside)
         if moves.follows(*pair):
             pointed.add(pair[0])
+        else:
+            beside = [
+                (old.addends[other], new.addends[other])
+                for other in (index_at.find(place - 8), index_at.find(place + 8))
+                if other is not None and old.is_relative(other)
+            ]
+            _check_pointer(moves, place, pair, beside)
         if pair[0] != pair[1]:
             record = before.address_of(old.record_offset(index))
             if record is not None:

@@ -24,6 +24,7 @@ from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, Library
 _MOVABS = re.compile(rb"[\x48\x49][\xb8-\xbf]")
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]")
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time
+_LARGE_DATA = (".ldata", ".lrodata")  # where the medium code model puts what it reaches by immediates
 _MAX_GAP = 64  # zeros between the end of a container and the next object of a resource table
 _PLTGOT = 3
 _SYMTAB = 6
@@ -100,8 +101,9 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
         else:
             records = _recorded(elf, containers)
             found.update(records)
-            rest = [container for container in containers if container.address not in records]
-            found.update(_immediate(elf, rest, spans))
+            if section in _LARGE_DATA:
+                rest = [container for container in containers if container.address not in records]
+                found.update(_immediate(elf, rest, spans))
     return {address: pointers for address, pointers in found.items() if address not in pinned}
 
 
