@@ -158,11 +158,11 @@ def _glibc_together(passed: Sequence[Check], floor: Dotted | None) -> Iterator[C
         return
     most = max(passed, key=lambda check: Dotted(check.details["needs"]).parts)
     wrong = [c for c in passed if Dotted(c.details["needs"]).parts > Dotted(c.details["promises"]).parts]
-    reason = f"{len(passed)} wheels need {most.details['needs']} ({most.details['package']}) at most; together they promise {floor}"
-    reason += "".join(
-        f"; {c.details['package']} needs {c.details['needs']} and its tag promises {c.details['promises']}, which does no harm here"
-        for c in wrong
-    )
+    needs, package = most.details["needs"], most.details["package"]
+    reason = f"{len(passed)} wheels need {needs} ({package}) at most; together they promise {floor}"
+    for check in wrong:
+        said = check.details
+        reason += f"; {said['package']} needs {said['needs']} and its tag promises {said['promises']}: no harm here"
     yield Check.of(
         Level.STATIC, "glibc", True, reason, wheels={c.details["package"]: c.details["needs"] for c in passed}
     )
