@@ -86,6 +86,16 @@ class TestGpuCode:
         assert [str(gpu) for gpu in expected.gpus] == ["8.0"]
         assert expected.said_by == "torchtailor.json"
 
+    def test_figures_of_the_past_come_from_the_manifest(self, stock: Path, tmp_path: Path) -> None:
+        rows = {row["name"]: row for row in prove(tailored(stock, "9.0", tmp_path)).facts["libraries"]}
+        before = {library.name: library.size for library in open_artifact(stock).libraries}
+        for name in ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so"):
+            row = rows[name]
+            assert row["before"]["size"] == before[name]
+            assert sum(row["before"]["bytes"].values()) == before[name]
+        assert "sm_80" in rows["torch/lib/libtorch_cuda.so"]["before"]["bytes"]
+        assert "sm_80" not in rows["torch/lib/libtorch_cuda.so"]["bytes"]
+
     def test_foreign_code_in_what_says_it_was_cut(self, stock: Path, tmp_path: Path, fat: bytes) -> None:
         """Somebody put the stock library back under the manifest of a cut."""
         wheel = tailored(stock, "9.0", tmp_path)

@@ -70,7 +70,7 @@ def _from_manifests(artifact: Artifact) -> dict[str, dict[str, Any]]:
                 codes[label] = codes.get(label, 0) + int(tally["stored"])
             size = int(row["size_before"])
             path = str(row["path"]).rpartition("site-packages/")[2]
-            if codes:
+            if codes or (size != row.get("size_after") and not row.get("gpu_before")):
                 rest = max(size - sum(codes.values()), 0)
                 found[path] = {"name": path, "owner": "", "size": size, "bytes": {HOST: rest, **codes}}
     return found
