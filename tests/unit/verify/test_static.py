@@ -325,6 +325,17 @@ class TestKinds:
         (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
         assert line(prove(env), "RECORD and hashes").failed
 
+    def test_environment_cut_in_place(self, stock: Path, tmp_path: Path) -> None:
+        env = tmp_path / "env"
+        install(stock, env / "lib" / "python3.13" / "site-packages")
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        assert main(["tailor", "--env", str(env), "--gpu", "9.0"]) == 0
+        proof = prove(env, against=stock)
+        assert failures(proof) == []
+        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert "byte for byte" in line(proof, "coverage against stock").reason
+
     def test_nix_result(self, tmp_path: Path) -> None:
         result = tmp_path / "result"
         lib = result / "lib" / "python3.13" / "site-packages" / "torch" / "lib"
