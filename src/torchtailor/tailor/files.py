@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,15 +17,18 @@ CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _SMALL = 1 << 10
 _WINDOW = 2 << 10
 _HEAD = 4
+_MAPPED = 16 << 20
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
 
 class FileSource:
     """A file read piece by piece (a `Source` for the readers of ELF files and containers)."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, searched: Sequence[tuple[int, int]] | None = None) -> None:
+        """`searched` are the only (start, end) in which `find` looks; None means everywhere."""
         self.fd = fd
         self.size = os.fstat(fd).st_size
+        self.searched = searched
         self._window = (0, b"")  # the last few kilobytes read: headers are small and near each other
 
     def read(self, offset: int, size: int) -> bytes:
@@ -48,6 +53,8 @@ class FileSource:
     def find(self, needle: bytes, start: int, end: int) -> int:
         # bytes.find looks for the last byte first, and that of a container's magic is rarer than the zeros behind it
         head = needle[:_HEAD]
+        if self.searched is not None and not any(low < end and start < high for low, high in self.searched):
+            return -1
         position, step = start, _SMALL  # the next container is nearly always near
         while position < min(end, self.size):
             data = self.read(position, min(step, end - position, self.size - position))
@@ -72,6 +79,17 @@ class FileSource:
             yield data
             offset += len(data)
             size -= len(data)
+
+
+def sha256(source: FileSource) -> str:
+    """The hash of a whole file, through windows onto the page cache: nothing is copied, and little is mapped."""
+    digest = hashlib.sha256()
+    for offset in range(0, source.size, _MAPPED):
+        size = min(_MAPPED, source.size - offset)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        with mmap.mmap(source.fd, size, flags=flags, prot=mmap.PROT_READ, offset=offset) as window:
+            digest.update(window)
+    return digest.hexdigest()
 
 
 def same_bytes(one: Source, at: int, other: Source, there: int, size: int) -> bool:

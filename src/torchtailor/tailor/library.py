@@ -11,7 +11,6 @@ careful the cut is. Whether NVIDIA's libraries may be cut at all is the caller's
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import threading
@@ -27,7 +26,7 @@ from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import DynamicTag
 from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.scan import LibraryCode
-from torchtailor.tailor.files import FileSource, open_file
+from torchtailor.tailor.files import FileSource, open_file, sha256
 from torchtailor.tailor.makers import maker_of
 from torchtailor.tailor.plan import Keep, Plan, choose_images, make_plan
 from torchtailor.tailor.policy import Policy
@@ -79,7 +78,7 @@ class _Stock:
 
     @cached_property
     def sha256(self) -> str:
-        return _sha256(self.library.source)
+        return sha256(self.library.source)
 
 
 _kept = threading.local()
@@ -152,7 +151,7 @@ class _Tailoring:
             policy = self.policy if self.code.containers else None
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
-            result = replace(result, sha256_out=_sha256(output), sha256_in=sha256_in.result())
+            result = replace(result, sha256_out=sha256(output), sha256_in=sha256_in.result())
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
             if durable:
                 os.fsync(fd)
@@ -221,13 +220,6 @@ def _soname(elf: ElfFile) -> str:
     except BadInputError:
         return ""
     return data.partition(b"\0")[0].decode("utf-8", "replace")
-
-
-def _sha256(source: FileSource) -> str:
-    digest = hashlib.sha256()
-    for chunk in source.chunks(0, source.size):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -34,9 +34,16 @@ class Library:
         return cls(source, elf, scan_elf(elf))
 
 
+def _where_code_may_be(before: Library, after: ElfFile) -> list[tuple[int, int]]:
+    """The sections to search for containers: all other bytes are compared with stock's, where none was found."""
+    names = {found.section for found in before.code.containers}
+    return [(section.offset, section.file_end) for section in after.sections if section.name in names]
+
+
 def prove(before: Library, output: FileSource, policy: Policy | None, *, stripped: bool, recompressed: bool) -> None:
     """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing)."""
     try:
+        output.searched = _where_code_may_be(before, ElfFile(output))
         after = Library.read(output)
     except BadInputError as error:
         raise CheckFailedError(f"The output cannot be read: {error.message}") from error
