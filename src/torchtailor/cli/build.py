@@ -38,9 +38,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress 
 def command(
     variants: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."
-        ),
+        typer.Argument(metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every variant of the release.")] = False,
     via: Annotated[Way, typer.Option(help="How to make it.")] = Way.WHEEL,

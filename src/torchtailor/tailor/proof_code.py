@@ -168,7 +168,8 @@ def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Pol
     for image in kept:
         names |= kernel_names(stock, image) or frozenset()
     for image in gone:
-        missing = (kernel_names(stock, image) or {"(unreadable)"}) - names
+        own = kernel_names(stock, image)  # None: unreadable; empty: a cubin of data or device functions alone
+        missing = ({"(unreadable)"} if own is None else own) - names
         if missing:
             raise CheckFailedError(_at(pair, f"lost the kernel {min(missing)} with {image.label}"))
 
