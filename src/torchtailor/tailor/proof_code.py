@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torchtailor.catalog.gpus import CodeKind
@@ -49,10 +52,13 @@ def check_images(
     """Check each image that was kept, and what was lost with those that were not."""
     linked = before.code.device_linked
     same = _copied_whole(before.source, after.source, pairs)
+    with ThreadPoolExecutor(os.cpu_count() if recompressed else 1) as pool:  # decompression is outside Python's lock
+        changed = [pair for pair, is_same in zip(pairs, same, strict=True) if not is_same]
+        match = partial(_match, before.source, after.source, recompressed=recompressed)
+        matches = iter(list(pool.map(match, changed) if recompressed else map(match, changed)))
     for pair, is_same in zip(pairs, same, strict=True):
         images = pair.before.images
-        matched = None if is_same else _match(before.source, after.source, pair, recompressed=recompressed)
-        kept = list(images) if matched is None else matched
+        kept = list(images) if is_same else next(matches)
         if policy is None or pair.before.address is None:
             if len(kept) != len(images):
                 raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
