@@ -51,10 +51,37 @@ if ! done_before packages; then
     mark packages
 fi
 
+# No suite has 2.12.1 any more, but the pool may still; its newer cpuinfo is in forky.
+newer=2.12.1+dfsg
+newer_sha256=95b6f85e1da2776f0cb0e5a635c4430b4e3f05b6ccb9e00237f3cecd15572875
+pool=$mirror/pool/main/p/pytorch
+
+fetch_newer() {
+    run chroot "$root" sh -ec "cd /src
+        for end in .orig.tar.xz -1.debian.tar.xz -1.dsc; do curl -fsSLO '$pool/pytorch_$newer'\$end; done
+        echo '$newer_sha256  pytorch_$newer.orig.tar.xz' | sha256sum -c -
+        sed -n '/^Checksums-Sha256/,/^Files/s/^ \([0-9a-f]*\) [0-9]* \(.*\)/\1  \2/p' pytorch_$newer-1.dsc | sha256sum -c -"
+}
+
 if ! done_before source; then
-    say "fetching and unpacking the source"
     run mkdir -p "$root/src"
-    run chroot "$root" sh -c 'cd /src && apt-get -q source --download-only pytorch && dpkg-source -x pytorch_*.dsc pytorch'
+    if fetch_newer; then
+        say "unpacking $newer"
+        [ -n "$dry" ] || printf 'deb %s forky main\n' "$mirror" > "$root/etc/apt/sources.list.d/forky.list"
+        [ -n "$dry" ] || printf 'Package: *\nPin: release n=forky\nPin-Priority: -1\n\nPackage: libcpuinfo*\nPin: release n=forky\nPin-Priority: 990\n' \
+            > "$root/etc/apt/preferences.d/forky"
+        # A mirror that lags behind still has signed packages.
+        run chroot "$root" apt-get -q -o Acquire::Check-Valid-Until=false update
+        run chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends libcpuinfo-dev
+        run chroot "$root" sh -ec "cd /src && rm -rf pytorch && dpkg-source -x pytorch_$newer-1.dsc pytorch"
+        # Debian's patches leave a header that another flatc made.
+        run chroot "$root" sh -ec 'cd /src/pytorch/torch/csrc/jit/serialization && flatc --cpp --gen-mutable --scoped-enums mobile_bytecode.fbs'
+    else
+        say "the pool has no $newer: fetching the suite's own source"
+        run chroot "$root" sh -ec 'cd /src && rm -rf pytorch && apt-get -q source --download-only pytorch && dpkg-source -x pytorch_*.dsc pytorch'
+    fi
+    # Debian's label of the version is taken back: torchtailor gives its own.
+    run chroot "$root" sh -ec "cd /src/pytorch && sed '/^Index: .*version.txt/,\$d' debian/patches/2000-version.patch | patch -R -p1"
     mark source
 fi
 

@@ -123,7 +123,7 @@ def process_environment(
         "PYTORCH_BUILD_VERSION": version,
         "PYTORCH_BUILD_NUMBER": "1",
         "CMAKE_GENERATOR": "Ninja",
-        "CMAKE_PROJECT_INCLUDE_BEFORE": str(include),
+        "CMAKE_TOOLCHAIN_FILE": str(include),
         "CMAKE_PREFIX_PATH": str(environment.path),
     }
     if compiler:

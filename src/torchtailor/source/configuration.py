@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 # Cache variables are told from switches by their name: only the tests of CMake's own modules end like this.
 _CACHE_NAME = re.compile(r"C(?:XX)?_\w+_FOUND")
 # Names that torchtailor sets itself, and a switch of the user's would break.
-_OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_PROJECT_INCLUDE_BEFORE", "PYTORCH_BUILD_VERSION", "MAX_JOBS"})
+_OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "PYTORCH_BUILD_VERSION", "MAX_JOBS"})
 _OFF = frozenset({"0", "OFF", "NO", "FALSE", "N"})
 
 
@@ -67,7 +67,11 @@ class Configuration:
         )
 
     def cmake_text(self) -> str:
-        """A file for CMAKE_PROJECT_INCLUDE_BEFORE; what is in CMake's cache first, its own tests do not change."""
+        """A file for CMAKE_TOOLCHAIN_FILE; what is in CMake's cache first, its own tests do not change.
+
+        CMake itself reads that variable before anything else; PyTorch since 2.12 hands its environment over only after
+        `project()`, too late for CMAKE_PROJECT_INCLUDE_BEFORE.
+        """
         lines = ["# Written by torchtailor: cache variables that no environment variable reaches."]
         lines += [f'set({name} {value} CACHE BOOL "set by torchtailor")' for name, value in sorted(self.cache.items())]
         return "\n".join(lines) + "\n"

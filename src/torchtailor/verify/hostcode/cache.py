@@ -40,7 +40,7 @@ def host_code(
 @cache
 def fingerprint() -> str:
     """Changes whenever the same bytes could give another result."""
-    digest = hashlib.sha256(f"{_ENGINE} {version('iced-x86')} {version('capstone')}".encode())
+    digest = hashlib.sha256(f"{_ENGINE} {version('capstone')}".encode())
     for name in ("features.toml", "aarch64.toml", "dispatch.toml"):
         digest.update(files("torchtailor.verify.hostcode").joinpath("data", name).read_bytes())
     return digest.hexdigest()
