@@ -44,6 +44,7 @@ def command(
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
     """Prove an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.catalog import load_catalog
@@ -56,7 +57,7 @@ def command(
     artifact = open_artifact(target)
     stock = open_artifact(against) if against else None
     expected = expectation(artifact, catalog, variant=variant, gpus=_gpus(catalog, gpu or []), isa=cpu)
-    result = _verify(artifact, stock, expected, catalog, level, python, quiet=json)
+    result = _verify(artifact, stock, expected, catalog, level, python, plain=plain)
     if junit:
         write_junit(result, junit)
     if report:
@@ -88,7 +89,7 @@ def _verify(
     level: Levels,
     python: Path | None,
     *,
-    quiet: bool,
+    plain: bool,
 ) -> Report:
     import time
 
@@ -99,10 +100,15 @@ def _verify(
     from torchtailor.verify.static.verify import verify_static
 
     started = time.time()
-    with ProgressBar(quiet=quiet) as bar:
-        total = sum(library.size for library in artifact.libraries)
-        bar.begin("Reading libraries", total)
-        proof = verify_static(artifact, expected, catalog, stock=stock, progress=lambda _name, size: bar.advance(size))
+    with ProgressBar(quiet=plain) as bar:
+
+        def progress(name: str, size: int) -> None:
+            bar.advance(size)
+            if plain and not size:  # nothing of it is read yet
+                _say(f"Reading {name} ...", plain=True)
+
+        bar.begin("Reading libraries", sum(library.size for library in artifact.libraries))
+        proof = verify_static(artifact, expected, catalog, stock=stock, progress=progress)
     facts = {
         **proof.facts,
         "tool": {"name": "torchtailor", "version": __version__},
@@ -117,7 +123,7 @@ def _verify(
         stock=stock,
         python=python,
         asked=level is not Levels.ALL,
-        say=None if quiet else _say,
+        say=lambda what: _say(f"{what} ...", plain=plain),
     )
     report = report.plus(running)
     return report.plus((), total_seconds=round(time.time() - started, 3))
@@ -131,11 +137,12 @@ def _levels(level: Levels) -> frozenset[Level]:
     return frozenset(order[: order.index(last) + 1])
 
 
-def _say(what: str) -> None:
+def _say(what: str, *, plain: bool) -> None:
+    """What is being done, on stderr: to whoever watches or asked for lines."""
     from torchtailor.ui import err
 
-    if err().is_terminal:
-        err().print(f"{what} ...", style="dim")
+    if plain or err().is_terminal:
+        err().print(what, style="dim", markup=False)
 
 
 def _print(report: Report, expected: Expectation) -> None:

@@ -18,6 +18,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
+from torchtailor.wheels.name import wheels_in
 
 _EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+)t?-(\w+)-linux-gnu\.so")
 _NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
@@ -90,7 +91,7 @@ class Launch:
 @contextmanager
 def open_target(path: Path, python: Path | None = None) -> Iterator[Launch]:
     """Make a target startable; wheels are unpacked into a temporary folder for as long."""
-    wheels = _wheels(path)
+    wheels = wheels_in(path)
     if not wheels:
         yield _installed(path, python)
         return
@@ -161,12 +162,6 @@ def _nix_dependencies(path: Path) -> Iterator[Path]:
                 seen.add(item)
                 waiting.append(item)
                 yield from sorted(item.glob("lib/python3*/site-packages"))
-
-
-def _wheels(path: Path) -> list[Path]:
-    if path.is_file() and path.suffix == ".whl":
-        return [path]
-    return sorted(path.glob("*.whl")) if path.is_dir() else []
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

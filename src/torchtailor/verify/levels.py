@@ -41,10 +41,8 @@ def running_checks(
 
     with ExitStack() as stack:
         try:
-            launch = stack.enter_context(open_target(artifact.launchable, python))
-            against = (
-                stack.enter_context(open_target(stock.launchable, python)) if stock and Level.GPU in levels else None
-            )
+            launch = stack.enter_context(open_target(artifact.path, python))
+            against = stack.enter_context(open_target(stock.path, python)) if stock and Level.GPU in levels else None
         except (NotHereError, NoMatchError) as error:
             yield from (Check.not_applicable(level, _NAMES[level], error.message) for level in wanted)
             return

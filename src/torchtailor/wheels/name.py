@@ -56,6 +56,13 @@ class WheelName:
         return "-".join(part for part in parts if part) + ".whl"
 
 
+def wheels_in(path: Path) -> tuple[Path, ...]:
+    """A wheel itself, or the wheels of a folder or of a wheelhouse, which keeps them in `wheels/`."""
+    if path.is_dir():
+        return tuple(sorted(path.glob("*.whl")) or sorted(path.glob("wheels/*.whl")))
+    return (path,) if path.suffix == ".whl" and path.is_file() else ()
+
+
 def labelled_version(version: str, label: str, *, stock_local: str = "", earlier_label: str = "") -> str:
     """`2.10.0` of a torch that calls itself `+cu128`, cut for `sm90` -> `2.10.0+cu128.sm90`.
 

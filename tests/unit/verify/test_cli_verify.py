@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -43,6 +47,23 @@ def test_json_junit_report_and_plot(stock: Path, tmp_path: Path, capsys: pytest.
     suites = ElementTree.parse(junit).getroot()
     assert suites.attrib["failures"] == "0"
     assert page.read_text().count('data-outcome="pass"') == document["counts"]["pass"]
+
+
+def test_progress_does_not_mix_with_json() -> None:
+    """A terminal on stderr sees what is being done, a file does not, and --plain says it in lines anywhere."""
+    line = [sys.executable, "-m", "torchtailor", "verify", str(HOST / "aarch64" / "startup_base.so"), "--json"]
+    watcher, terminal = pty.openpty()
+    try:
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=terminal, check=True)
+        assert json.loads(done.stdout)["passed"]
+        assert b"Reading libraries" in os.read(watcher, 1000)
+    finally:
+        os.close(watcher)
+        os.close(terminal)
+    assert subprocess.run(line, capture_output=True, check=True).stderr == b""
+    done = subprocess.run([*line, "--plain"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["passed"]
+    assert done.stderr == b"Reading startup_base.so ...\n"
 
 
 def test_bad_names(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,6 +336,38 @@ class TestKinds:
         assert "9.0" in line(proof, "GPU code: nothing foreign").reason
         assert "byte for byte" in line(proof, "coverage against stock").reason
 
+    def test_folder_that_tailor_made(self, arm_torch: Path, tmp_path: Path) -> None:
+        """`tailor FOLDER -o OUT` leaves its manifest in OUT itself."""
+        site, out = tmp_path / "site", tmp_path / "out"
+        install(arm_torch, site)
+        assert main(["tailor", str(site), "--gpu", "9.0", "-o", str(out)]) == 0
+        proof = prove(out, against=site)
+        assert failures(proof) == []
+        assert "1 library was cut for 9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert expectation(open_artifact(out), CATALOG).gpus == (H100,)
+        (out / "torch" / "lib" / "libtorch_cuda.so").write_bytes((site / "torch/lib/libtorch_cuda.so").read_bytes())
+        assert line(prove(out), "GPU code: nothing foreign").failed
+        assert "is not the file that was written" in line(prove(out), "manifest").reason
+
+    def test_folder_made_of_a_cut_environment(self, arm_torch: Path, tmp_path: Path) -> None:
+        """Two cuts leave two manifests; each file is one of theirs."""
+        env, out = tmp_path / "env", tmp_path / "out"
+        install(arm_torch, env / "lib" / "python3.13" / "site-packages")
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        assert main(["tailor", "--env", str(env), "--gpu", "8.0,9.0"]) == 0
+        assert main(["tailor", str(env), "--gpu", "9.0", "-o", str(out)]) == 0
+        proof = prove(out, against=env)
+        assert failures(proof) == []
+        assert line(proof, "manifest").outcome is Outcome.PASS
+
+    def test_library_that_tailor_made(self, arm_fat: bytes, tmp_path: Path) -> None:
+        (tmp_path / "libfat.so").write_bytes(arm_fat)
+        assert main(["tailor", str(tmp_path / "libfat.so"), "--gpu", "9.0", "-o", str(tmp_path / "thin.so")]) == 0
+        proof = prove(tmp_path / "thin.so")
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is Outcome.PASS
+
     def test_nix_result(self, tmp_path: Path) -> None:
         result = tmp_path / "result"
         lib = result / "lib" / "python3.13" / "site-packages" / "torch" / "lib"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -137,7 +138,9 @@ def test_wheels_are_unpacked_for_as_long(tmp_path: Path) -> None:
     with zipfile.ZipFile(house / "torch-2.13.0-py3-none-any.whl", "w") as wheel:
         for path in folder.rglob("*.py"):
             wheel.write(path, path.relative_to(folder))
-    for target in (house, house / "torch-2.13.0-py3-none-any.whl"):
+    built = tmp_path / "dist"  # as `torchtailor build` lays it out
+    shutil.copytree(house, built / "wheels")
+    for target in (house, house / "torch-2.13.0-py3-none-any.whl", built):
         with open_target(target) as launch:
             unpacked = launch.folders[0]
             assert (unpacked / "torch" / "version.py").is_file()

@@ -18,6 +18,7 @@ from torchtailor.gpucode.inputs import InputKind, open_input, site_packages
 from torchtailor.ui.format import human_bytes
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.name import wheels_in
 from torchtailor.wheels.record import FileHash, Record
 
 WHEELHOUSE_MANIFEST = "manifest.json"
@@ -60,7 +61,7 @@ class Artifact:
     wheels: tuple[Path, ...]
     libraries: tuple[LibraryFile, ...]
     manifest: Mapping[str, Any]  # of the wheelhouse
-    tailored: Mapping[str, Mapping[str, Any]]  # torchtailor.json of each distribution, by name of wheel or folder
+    tailored: Mapping[str, Mapping[str, Any]]  # each torchtailor.json, by name of wheel, distribution, folder, file
 
     @property
     def size(self) -> int:
@@ -86,17 +87,12 @@ class Artifact:
         """Whether it is meant to hold all that it needs."""
         return self.kind is TargetKind.ENVIRONMENT or bool(self.manifest)
 
-    @property
-    def launchable(self) -> Path:
-        """What a Python can be started on: the folder of wheels, not of their index."""
-        return self.wheels[0].parent if self.kind is TargetKind.WHEELHOUSE else self.path
-
 
 def open_artifact(path: Path) -> Artifact:
     """Find out what a path is, and list its libraries; contents are read later."""
     if not path.exists():
         raise NoMatchError(f"{path} does not exist.", "Give a wheel, a wheelhouse, a folder or an environment.")
-    if path.is_dir() and (wheels := _wheels_in(path)):
+    if path.is_dir() and (wheels := wheels_in(path)):
         return _of_wheels(path, TargetKind.WHEELHOUSE, wheels)
     if path.is_file() and path.suffix == ".whl":
         return _of_wheels(path, TargetKind.WHEEL, (path,))
@@ -113,10 +109,6 @@ def open_artifact(path: Path) -> Artifact:
     if not libraries:
         raise BadInputError(f"{path} holds no libraries.", "Give a folder or environment in which torch is.")
     return Artifact(path, kind, (), libraries, {}, dict(_installed_manifests(path)))
-
-
-def _wheels_in(path: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path.glob("*.whl")) or sorted(path.glob("wheels/*.whl")))
 
 
 def _of_wheels(path: Path, kind: TargetKind, wheels: tuple[Path, ...]) -> Artifact:
@@ -147,9 +139,22 @@ def _record(archive: WheelArchive) -> Record:
 
 
 def _installed_manifests(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for root in _roots(path):
+    """What `tailor` left: beside a library, in a folder it made, or in each distribution of an environment."""
+    if path.is_file():
+        beside = path.with_name(f"{path.name}.{MANIFEST}")
+        if beside.is_file():
+            manifest = _json(beside.read_bytes(), str(beside))
+            rows = [{**row, "path": path.name} for row in manifest.get("libraries", ())]  # -o may have renamed it
+            yield path.name, {**manifest, "libraries": rows}
+        return
+    roots = _roots(path)
+    for root in roots:
         for found in root.glob(f"*.dist-info/{MANIFEST}"):
             yield found.parent.name, _json(found.read_bytes(), str(found))
+    for folder in dict.fromkeys((path, *roots)):
+        own = folder / MANIFEST
+        if own.is_file():
+            yield folder.name, _json(own.read_bytes(), str(own))
 
 
 def _roots(path: Path) -> tuple[Path, ...]:
@@ -177,7 +182,12 @@ def _installed_name(name: str, kind: TargetKind) -> str:
     """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`, as a wheel calls it."""
     if kind is TargetKind.LIBRARY:
         return Path(name).name
-    return name.rpartition(_SITE)[2]
+    return installed_path(name)
+
+
+def installed_path(path: str) -> str:
+    """The part of a path below site-packages, which is all of it where there is none."""
+    return path.rpartition(_SITE)[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchtailor.verify.static.artifact import Artifact
+from torchtailor.verify.static.artifact import Artifact, installed_path
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 
@@ -69,7 +69,7 @@ def _from_manifests(artifact: Artifact) -> dict[str, dict[str, Any]]:
             for label, tally in tallies:
                 codes[label] = codes.get(label, 0) + int(tally["stored"])
             size = int(row["size_before"])
-            path = str(row["path"]).rpartition("site-packages/")[2]
+            path = installed_path(str(row["path"]))
             if codes or (size != row.get("size_after") and not row.get("gpu_before")):
                 rest = max(size - sum(codes.values()), 0)
                 found[path] = {"name": path, "owner": "", "size": size, "bytes": {HOST: rest, **codes}}

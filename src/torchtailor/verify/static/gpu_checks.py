@@ -13,7 +13,7 @@ from torchtailor.tailor.makers import maker_of
 from torchtailor.tailor.policy import Policy
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact
+from torchtailor.verify.static.artifact import Artifact, installed_path
 from torchtailor.verify.static.coverage import Coverage
 from torchtailor.verify.static.read import LibraryFacts
 
@@ -96,11 +96,12 @@ def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalo
         yield Check.of(Level.STATIC, name, False, f"code that no target can use is left: {worst}", foreign=foreign)
         return
     gpus = ", ".join(sorted({gpu for m in artifact.tailored.values() for gpu in m.get("target", {}).get("gpus", ())}))
+    what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
     yield Check.of(
         Level.STATIC,
         name,
         True,
-        f"{looked_at} libraries were cut for {gpus}; all {human_bytes(kept)} of GPU code left in them are for it",
+        f"{what} cut for {gpus}; all {human_bytes(kept)} of GPU code left are for it",
         libraries=looked_at,
         bytes=kept,
     )
@@ -167,21 +168,22 @@ def _allowed(policy: Policy, code: CodeTarget) -> bool:
 
 
 def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] | None:
+    """The manifest that tells of a library; where several do, the one that wrote the very file."""
     if facts.file.owner:
         return artifact.tailored.get(facts.file.owner)
-    for manifest in artifact.tailored.values():
-        if _fate(manifest, facts.name):
-            return manifest
-    return None
+    telling = [manifest for manifest in artifact.tailored.values() if _row(manifest, facts.name)]
+    wrote = (one for one in telling if _row(one, facts.name).get("sha256_after") == facts.sha256)
+    return next(wrote, telling[-1] if telling else None)
 
 
 def _fate(manifest: Mapping[str, Any], library: str) -> str:
     """What the manifest says was done to a library; empty where it does not name it."""
-    for row in manifest.get("libraries", ()):
-        path = str(row.get("path", ""))
-        if path == library or path.endswith(f"/{library}"):
-            return str(row.get("fate", ""))
-    return ""
+    return str(_row(manifest, library).get("fate", ""))
+
+
+def _row(manifest: Mapping[str, Any], library: str) -> Mapping[str, Any]:
+    rows = manifest.get("libraries", ())
+    return next((row for row in rows if installed_path(str(row.get("path", ""))) == library), {})
 
 
 def _labels(reports: Sequence[LibraryReport]) -> list[str]:

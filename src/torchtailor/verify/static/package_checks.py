@@ -16,7 +16,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.inputs import site_packages
 from torchtailor.tailor.installed import Installed, installed_in
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact, TargetKind
+from torchtailor.verify.static.artifact import Artifact, TargetKind, installed_path
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.wheels.archive import WheelArchive
@@ -127,18 +127,20 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
     """What torchtailor wrote down when it cut is what is there."""
     if not artifact.tailored:
         return
-    wrong, right = [], 0
+    # A copy of an environment that was cut before has two manifests of a library; the file is one of theirs.
+    claims: dict[tuple[str, str], set[str]] = {}
     for owner, manifest in artifact.tailored.items():
-        digests = {facts.name: facts.sha256 for facts in libraries if facts.file.owner in ("", owner)}
         for row in manifest.get("libraries", ()):
-            said = row.get("sha256_after")
-            found = next((d for path, d in digests.items() if str(row.get("path", "")).endswith(path)), "")
-            if said and found and said != found:
-                wrong.append(f"{row['path']} is not the file that was written")
-            elif said and found:
-                right += 1
-            elif said:
-                wrong.append(f"{row['path']} is not there")
+            if said := row.get("sha256_after"):
+                name = installed_path(str(row.get("path", "")))
+                claims.setdefault((owner if artifact.wheels else "", name), set()).add(said)
+    found = {(facts.file.owner, facts.name): facts.sha256 for facts in libraries}
+    wrong = [
+        f"{where[1]} is {'not the file that was written' if found.get(where) else 'not there'}"
+        for where, digests in claims.items()
+        if found.get(where) not in digests
+    ]
+    right = len(claims) - len(wrong)
     name = "manifest"
     if wrong:
         yield Check.of(Level.STATIC, name, False, "; ".join(wrong[:_SHOWN]), wrong=wrong)
