@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from stock import copy_stock, site_of  # beside this file
+
 from torchtailor.verify.compare import Verdict, compare
 from torchtailor.verify.launch import Launch, op_suite
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
@@ -23,8 +25,6 @@ from torchtailor.verify.suite_results import SuiteResults, load_results
 
 OUT = Path(os.environ["OUT"])
 WORK = Path(os.environ["WORK"])
-PACKAGES = ("torch", "torchgen", "functorch", "nvidia", "triton")
-METADATA = ("torch-*.dist-info", "nvidia_*.dist-info", "triton-*.dist-info")
 # The quick ones first.
 CUTS = {
     "tailored": ["--gpu", "9.0", "--strip"],
@@ -54,7 +54,7 @@ def say(text: str) -> None:
 
 
 def launch_of(name: str) -> Launch:
-    folder = WORK / ("stock" if name.startswith("stock") else name)
+    folder = site_of(WORK / ("stock" if name.startswith("stock") else name))
     if not (folder / "torch").is_dir():
         raise FileNotFoundError(f"{folder} has not been made")
     # What is not copied (NumPy, SymPy) comes from the interpreter's own site-packages, which stand behind.
@@ -66,14 +66,11 @@ def prepare(notes: Notes, options: argparse.Namespace) -> None:
     stock = WORK / "stock"
     if not stock.is_dir():
         source = site_packages()
-        names = [source / name for name in PACKAGES if (source / name).is_dir()]
-        names += [path for pattern in METADATA for path in source.glob(pattern)]
         part = WORK / "stock.part"
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        subprocess.run(["cp", "-a", "--reflink=never", *map(str, names), str(part)], check=True)
+        names = copy_stock(source, part)
         part.rename(stock)
-        say(f"stock copied from {source}: {tree_bytes(stock) / 1e9:.2f} GB")
+        say(f"stock copied from {source}: {', '.join(names)}: {tree_bytes(stock) / 1e9:.2f} GB")
         again = WORK / "copy"
         began = time.monotonic()
         subprocess.run(["cp", "-r", "--reflink=never", str(stock), str(again)], check=True)
@@ -113,9 +110,10 @@ def wrong(notes: Notes, options: argparse.Namespace) -> None:
     notes.put("host", {"gpu": [gpu.name for gpu in host.gpus], "driver": host.driver and host.driver.version})
     found: dict[str, Any] = {}
     for name in ("stock", *RIGHT, "wrong"):
-        if (WORK / name / "torch").is_dir():
+        torch = site_of(WORK / name) / "torch"
+        if torch.is_dir():
             began = time.monotonic()
-            checks = presence_checks(host, read_torch(WORK / name / "torch"), catalog)
+            checks = presence_checks(host, read_torch(torch), catalog)
             found[name] = {"outcome": checks[0].outcome.value, "reason": checks[0].reason}
             found[name]["seconds"] = round(time.monotonic() - began, 2)
             say(f"our check of {name}: {checks[0].outcome.value}: {checks[0].reason}")
@@ -177,7 +175,7 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
 def measured(notes: Notes, options: argparse.Namespace) -> None:
     """Start each build cold and warm, and time a few ops, the builds in turn."""
     os.environ.pop("OMP_NUM_THREADS", None)
-    made = [name for name in ("stock", *RIGHT) if (WORK / name / "torch").is_dir()]
+    made = [name for name in ("stock", *RIGHT) if (site_of(WORK / name) / "torch").is_dir()]
     # Stock again: how far two runs of the very same files lie apart is the noise of this machine.
     builds = {name: launch_of(name) for name in [*made, "stock again"]}
     found = measure(builds, options.device, cold=options.cold, warm=options.warm, throughput=options.throughput)
@@ -237,7 +235,7 @@ def tree_bytes(folder: Path) -> int:
 def sizes(folder: Path) -> dict[str, Any]:
     """Bytes of the whole, of all libraries, and of each; on disk too, where files may have holes."""
     libraries = [path for path in folder.rglob("*.so*") if path.is_file() and not path.is_symlink()]
-    each = {str(path.relative_to(folder)): path.stat().st_size for path in libraries}
+    each = {str(path.relative_to(site_of(folder))): path.stat().st_size for path in libraries}
     return {
         "bytes": tree_bytes(folder),
         "library_bytes": sum(path.stat().st_size for path in libraries),

@@ -1,0 +1,53 @@
+"""Copies the torch of a Python with what it needs of CUDA: exactly the files that their RECORDs name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from torchtailor.tailor.installed import Installed, installed_in
+
+_OURS = re.compile(r"torch|triton|(?:nvidia|cuda)-.+")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def site_of(prefix: Path) -> Path:
+    """Where the packages of a copy are: RECORD leads from there to `../../../bin`."""
+    return prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def copy_stock(source: Path, prefix: Path) -> tuple[str, ...]:
+    """Copy torch and its CUDA libraries out of a site-packages folder; returns the names of the distributions."""
+    target = site_of(prefix)
+    chosen = with_torch({one.metadata.name: one for one in installed_in(source)})
+    for one in chosen:
+        for row in one.record:
+            here, there = (Path(os.path.normpath(site / row.path)) for site in (source, target))
+            if not there.is_relative_to(prefix):
+                raise ValueError(f"{one.dist_info.name}: RECORD names {row.path}, which the copy has no place for")
+            if here.suffix == ".pyc" and not here.exists():
+                continue
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(here, there)
+    return tuple(one.metadata.name for one in chosen)
+
+
+def with_torch(installed: dict[str, Installed]) -> tuple[Installed, ...]:
+    """torch and what of CUDA it requires, directly or through others; nvidia-ml-py and the like are not asked for."""
+    waiting, found = ["torch"], {}
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in installed or not _OURS.fullmatch(name):
+            continue
+        found[name] = installed[name]
+        waiting += [_normal(text) for text in installed[name].metadata.requires]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _normal(requirement: str) -> str:
+    """The name that a requirement begins with, as indexes spell it."""
+    match = _NAME.match(requirement)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
