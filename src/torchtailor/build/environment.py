@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ import msgspec
 from torchtailor.build.choose import running_python
 from torchtailor.build.wheelhouse import SIMPLE, Wheelhouse
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.fetch.target import Target
+from torchtailor.host.pythons import find_python, find_uv
 
 # What pip and uv must not add from the user's own settings: everything comes from the wheelhouse.
 _FOREIGN = ("PIP_", "UV_")
@@ -61,41 +63,41 @@ def find_environment(into: Path | None) -> Path:
     )
 
 
-def make_environment(path: Path, python: str) -> None:
-    """A new virtual environment with this Python, unless there is one already."""
+def check_environment(path: Path, target: Target) -> None:
+    """Say before anything is built that the environment cannot be used or made."""
     if _python_of(path).exists():
-        return
-    if path.exists() and any(path.iterdir()):
+        _check_python(path, target)
+    elif path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} is neither empty nor a Python environment.", "Name another folder with --into.")
-    uv = shutil.which("uv")
-    if found := find_python(python):
-        _run([found, "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make the environment")
-    elif uv:
-        _run([uv, "venv", "--python", python, str(path)], "make the environment")
-    else:
+    elif target.arch != platform.machine():
+        raise UsageError(
+            f"These wheels are for {target.arch}, and this machine is {platform.machine()}.",
+            "Use `torchtailor build`, and install them there with the line that it prints.",
+        )
+    elif not find_python(target.python) and not find_uv():
         raise EnvironmentProblem(
-            f"There is no Python {python} on this machine.", f"Install it or uv, or choose --python {running_python()}."
+            f"There is no Python {target.python} on this machine.",
+            f"Install it or uv, or choose --python {running_python()}.",
         )
 
 
-def find_python(version: str) -> str | None:
-    """A Python of this version that really runs: what is on the PATH may be a shim for one that is switched off."""
-    if version == running_python():
-        return sys.executable
-    for folder in os.get_exec_path():
-        path = Path(folder) / f"python{version}"
-        if path.is_file():
-            done = subprocess.run([path, "-I", "-c", _VERSION], capture_output=True, text=True, check=False)
-            if done.returncode == 0 and done.stdout.split()[:1] == [version]:
-                return str(path)
-    return None
+def make_environment(path: Path, target: Target) -> None:
+    """A new virtual environment with the Python that is wanted, unless there is one already."""
+    check_environment(path, target)
+    if _python_of(path).exists():
+        return
+    uv = find_uv()
+    if found := find_python(target.python):
+        _run([str(found), "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make the environment")
+    elif uv:
+        _run([uv, "venv", "--python", target.python, str(path)], "make the environment")
 
 
 def install(house: Wheelhouse, environment: Path) -> Installed:
     """Install with uv where it is there, else with the environment's pip; then import torch and calculate."""
     python = _python_of(environment)
-    _check_python(house, python)
-    uv = shutil.which("uv")
+    _check_python(environment, house.target)
+    uv = find_uv()
     index = (house.path / SIMPLE).resolve().as_uri()
     if uv:
         tool = "uv"
@@ -141,16 +143,16 @@ def _python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
-def _check_python(house: Wheelhouse, python: Path) -> None:
+def _check_python(environment: Path, target: Target) -> None:
     """The wheels are for one Python and one kind of machine; say so before an installer does."""
+    python = _python_of(environment)
     if not python.exists():
-        raise EnvironmentProblem(f"{python.parent.parent} has no bin/python.", "Name a Python environment with --into.")
+        raise EnvironmentProblem(f"{environment} has no bin/python.", "Name a Python environment with --into.")
     done = _run([str(python), "-I", "-c", _VERSION], "ask the environment for its Python")
     version, machine = done.split()
-    target = house.target
     if (version, machine) != (target.python, target.arch):
         raise UsageError(
-            f"{house.variant} is for Python {target.python} on {target.arch}, and the environment has Python {version} "
+            f"These wheels are for Python {target.python} on {target.arch}, and {environment} has Python {version} "
             f"on {machine}.",
             "Name another environment with --into, or build for this Python with --python.",
         )

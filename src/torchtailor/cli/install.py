@@ -51,7 +51,7 @@ def command(
     uv or pip installs it; then torch must import and calculate.
     """
     from torchtailor import ui
-    from torchtailor.build.environment import find_environment, install, make_environment
+    from torchtailor.build.environment import check_environment, find_environment, install, make_environment
     from torchtailor.catalog import load_catalog
     from torchtailor.cli.build import make_finder, make_plan, read_options, run_plan, show_plan
 
@@ -68,9 +68,10 @@ def command(
         show_plan(plan)
     if dry_run:
         return
+    check_environment(environment, plan.plans[0].target)
     built = run_plan(plan, catalog, finder, quiet=quiet or json, plain=plain)
     (house,) = built.wheelhouses
-    make_environment(environment, house.target.python)
+    make_environment(environment, house.target)
     installed = install(house, environment)
     if json:
         ui.print_json({"wheelhouse": house.to_json(), "installed": installed})

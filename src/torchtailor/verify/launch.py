@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,9 +17,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
+from torchtailor.host.pythons import find_python
 from torchtailor.wheels.name import wheels_in
 
-_EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+)t?-(\w+)-linux-gnu\.so")
+_EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+t?)-(\w+)-linux-gnu\.so")
 _NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
 
 
@@ -142,10 +142,8 @@ def _fitting_python(root: Path) -> Path:
     version, arch = f"{found[0][1]}.{found[0][2]}", found[0][3]
     if arch != platform.machine():
         raise NotHereError(f"It is made for {arch}, and this machine is {platform.machine()}.")
-    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
-        return Path(sys.executable)
-    if on_path := shutil.which(f"python{version}"):
-        return Path(on_path)
+    if python := find_python(version):
+        return python
     raise NotHereError(f"It is made for Python {version}, and there is no python{version} here.", "Use --python.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -16,8 +17,8 @@ import pytest
 
 from tests.integration.build.conftest import Shell
 from tests.unit.build.test_build import NAME, TORCH, tree
-from torchtailor.build.environment import find_python
 from torchtailor.errors import ExitCode
+from torchtailor.host.pythons import find_python
 
 BUILD = ("build", "pytorch-python313-cuda12_8-sm90-avx512", "--release", "main", "-o", "dist")
 
@@ -75,10 +76,16 @@ def test_clear_errors(shell: Shell, words: tuple[str, ...], code: ExitCode, said
     assert "Traceback" not in done.stderr
 
 
+# pip's --platform chooses wheels, but markers are still those of the machine that it runs on.
+PIP_ON_X86_64 = (
+    "import platform, runpy; platform.machine = lambda: 'x86_64'; runpy.run_module('pip', run_name='__main__')"
+)
+
+
 def pip_report(shell: Shell, *words: str) -> dict[str, str]:
-    """What pip would install, by name: version and where it comes from."""
+    """What pip would install on x86_64, by name: version and where it comes from."""
     done = shell.run(
-        "python", "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
+        "python", "-c", PIP_ON_X86_64, "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
         "--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64",
         "--python-version", "3.13", "--implementation", "cp", "--target", "unused", *words,
     )  # fmt: skip
@@ -215,16 +222,30 @@ def test_leftovers_of_a_killed_run_are_cleared(shell: Shell) -> None:
 
 def test_install_makes_an_environment_and_checks_the_import(shell: Shell, tmp_path: Path) -> None:
     """The small torch cannot calculate, so the check after installing must say no."""
-    folders = sorted(Path.home().glob(".pyenv/versions/3.13*/bin"))
-    if find_python("3.13") is None and not folders:
-        pytest.skip("needs a Python 3.13")
+    python = find_python("3.13") or pytest.skip("needs a Python 3.13")
     # Something that is called python3.13 and does not run, as pyenv leaves it, must not be taken.
     broken = tmp_path / "shims"
     broken.mkdir()
     (broken / "python3.13").write_text("#!/bin/sh\necho not this one >&2\nexit 127\n")
     (broken / "python3.13").chmod(0o755)
-    search = [str(broken), *map(str, folders), shell.environment["PATH"]]
-    shell.environment["PATH"] = os.pathsep.join(search)
-    done = shell.torchtailor("install", "sm90-avx512", "--release", "main", "--into", "env", code=ExitCode.CHECK_FAILED)
+    shell.environment["PATH"] = os.pathsep.join([str(broken), str(python.parent), shell.environment["PATH"]])
+    x86_64 = platform.machine() == "x86_64"  # CUDA wheels of 2.8.0 are for x86_64 only
+    name, version = ("sm90-avx512", "2.8.0+cu128.sm90") if x86_64 else ("cpu-armv8_2", "2.8.0")
+    done = shell.torchtailor("install", name, "--release", "main", "--into", "env", code=ExitCode.CHECK_FAILED)
     assert "does not import" in done.stderr
-    assert list((tmp_path / "env" / "lib").glob("python3.13/site-packages/torch-2.8.0+cu128.sm90.dist-info"))
+    assert list((tmp_path / "env" / "lib").glob(f"python3.13/site-packages/torch-{version}.dist-info"))
+
+
+def test_install_refuses_before_it_builds(shell: Shell, tmp_path: Path) -> None:
+    """Minutes and gigabytes are not spent on what cannot be installed in the end."""
+    here, there = ("sm90-avx512", "cpu-armv8_2")[:: 1 if platform.machine() == "x86_64" else -1]
+    line = ("install", "--release", "main", "--python", "3.13", "-o", "dist", "--into", "env")
+    done = shell.torchtailor(*line, there, code=ExitCode.USAGE)
+    assert f"this machine is {platform.machine()}" in done.stderr
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho 3.9 {platform.machine()}\n")
+    python.chmod(0o755)
+    done = shell.torchtailor(*line, here, code=ExitCode.USAGE)
+    assert "has Python 3.9" in done.stderr
+    assert not (tmp_path / "dist").exists()

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from torchtailor.build.environment import find_python, import_torch
+from torchtailor.build.environment import import_torch
 from torchtailor.gpucode.inspect import inspect
+from torchtailor.host.pythons import find_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -33,8 +34,7 @@ def torchtailor(*words: str, out: Path) -> Any:
 
 
 def python_313() -> Path:
-    found = find_python("3.13") or next(map(str, sorted(Path.home().glob(".pyenv/versions/3.13*/bin/python"))), None)
-    return Path(found) if found else pytest.skip("needs a Python 3.13")
+    return find_python("3.13") or pytest.skip("needs a Python 3.13")
 
 
 def clean() -> dict[str, str]:

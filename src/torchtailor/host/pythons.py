@@ -1,0 +1,53 @@
+"""Pythons and uv on this machine: on the PATH, of pyenv, of uv; only what really starts counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+_VERSION = (
+    "import sys, sysconfig; threaded = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else '';"
+    " print(f'{sys.version_info[0]}.{sys.version_info[1]}{threaded}')"
+)
+
+
+def find_python(version: str) -> Path | None:
+    """A Python such as 3.13 or 3.13t: the one that runs torchtailor, else the first found that says it is one."""
+    threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}":
+        return Path(sys.executable)
+    return next((path for path in _candidates(version) if _says(path, version)), None)
+
+
+def find_uv() -> str | None:
+    """uv on the PATH, else the one that is installed beside torchtailor."""
+    beside = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(beside) if beside.is_file() else None)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    for folder in os.get_exec_path():
+        path = Path(folder, f"python{version}")
+        if path.is_file():
+            yield path
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    yield from sorted(pyenv.glob(f"versions/*/bin/python{version}"), reverse=True)
+    if uv := find_uv():
+        line = [uv, "python", "find", "--no-project", "--no-python-downloads", version]
+        found = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
+        if found:
+            yield Path(found)
+
+
+def _says(path: Path, version: str) -> bool:
+    """What is on the PATH may be pyenv's shim for a Python that is switched off."""
+    try:
+        done = subprocess.run([path, "-I", "-c", _VERSION], capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout.strip() == version
