@@ -154,14 +154,14 @@ def test_wheels_are_unpacked_for_as_long(tmp_path: Path) -> None:
     ("extension", "says"),
     [
         ("_C.cpython-311-s390x-linux-gnu.so", "made for s390x"),
-        (f"_C.cpython-399-{platform.machine()}-linux-gnu.so", ""),
+        (f"_C.cpython-399-{platform.machine()}-linux-gnu.so", "made for Python 3.99"),
     ],
 )
 def test_not_for_this_machine(tmp_path: Path, extension: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = install(tmp_path)
     (folder / "torch" / extension).touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotHereError, match=says or "made for Python 3.99"), open_target(folder):
+    with pytest.raises(NotHereError, match=says), open_target(folder):
         pass
 
 
