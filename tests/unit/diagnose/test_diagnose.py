@@ -126,6 +126,23 @@ def test_a_good_log_is_clean() -> None:
     assert found.percent == 100
 
 
+def test_a_switch_that_cmake_only_names_is_no_failure() -> None:
+    """Variants without SVE set this variable, and CMake lists what a project does not use."""
+    unused = "CMake Warning:\n  Manually-specified variables were not used by the project:\n\n"
+    log = f"-- No SVE support on this machine.\n{unused}    BUILD_IGNORE_SVE_UNAVAILABLE\n    USE_KLEIDIAI\n\n"
+    assert read(log).clean
+    found = read(log + (LOGS / "missing-header.log").read_text())
+    assert found.finding
+    assert found.finding.failure == "missing-header"
+
+
+def test_without_kleidiai_is_a_safe_mend() -> None:
+    found = read((LOGS / "no-kleidiai.log").read_bytes())
+    assert found.finding
+    assert found.finding.auto
+    assert found.finding.auto.switches == {"USE_KLEIDIAI": "0"}
+
+
 def test_progress() -> None:
     assert percent("[3701/7402] Building") == 50
     assert percent("[ 92%] Linking") == 92
