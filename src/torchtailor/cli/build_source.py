@@ -123,8 +123,7 @@ def build_via_source(
         _show_cost(plan)
     results = []
     for builder in builders:
-        with builder.watcher as shown:  # type: ignore[attr-defined]
-            shown.title(builder.request.variant.unique_name)
+        with builder.watcher:  # type: ignore[attr-defined]
             results.append(builder.build())
         if not json:
             _show_result(results[-1])
@@ -243,9 +242,6 @@ class _Shown:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-
-    def title(self, text: str) -> None:
-        self._say(text)
 
     def stage(self, text: str) -> None:
         self._tenth = 0

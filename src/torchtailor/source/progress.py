@@ -84,7 +84,9 @@ class Estimate:
         self.peak = 0
 
     def take(self, status: Status) -> None:
-        self._last = status
+        # Before all else ninja brings build.ninja up to date, and counts only that: code generators, CMake.
+        if self._last or status.output in self._kinds:
+            self._last = status
         self._left.pop(status.output, None)
 
     def look(self, sample: Sample) -> None:

@@ -25,7 +25,7 @@ from torchtailor.source.preflight import Inspector, Preflight
 from torchtailor.source.process import Log
 from torchtailor.source.progress import Silent, Watcher, learned_speed
 from torchtailor.source.tables import Tables, load_tables
-from torchtailor.source.tree import Origin, Source, Tree, fetch, knows_gpu
+from torchtailor.source.tree import Origin, Source, Tree, fetch, knows_gpu, version_here
 from torchtailor.variants.variant import Variant
 
 
@@ -92,13 +92,15 @@ class SourceBuilder:
         watcher: Watcher | None = None,
         tables: Tables | None = None,
     ) -> None:
-        self.catalog, self.request = catalog, request
+        self.catalog = catalog
         self.probe = probe or LiveProbe()
         self.ledger = ledger or Ledger()
         self.watcher = watcher or Silent()
         self.tables = tables or load_tables()
         self.folders = Folders.default(request.work)
         self.source = Source.parse(request.source, request.variant)
+        known = version_here(self.source)
+        self.request = replace(request, variant=of_tree(request.variant, known)) if known else request
         self.python = find_python(request.variant.python)
         self.ccache = self.probe.which("ccache") if request.ccache else None
 
@@ -151,6 +153,7 @@ class SourceBuilder:
         self.watcher.stage("Fetching the source")
         tree = fetch(self.source, self.folders)
         self.request = request = replace(request, variant=of_tree(request.variant, tree.version))
+        self.watcher.stage(request.variant.unique_name)
         configuration = self.configuration(seen.blas)
         self._check_tree(tree, configuration)
         folder = self.folders.build(self._name(tree, configuration))

@@ -78,6 +78,15 @@ class Tree:
     identity: str  # what the tree is, for the name of the build and the manifest
 
 
+def version_here(source: Source) -> str | None:
+    """The version of a folder; None where it is not known before the source is fetched."""
+    if source.origin is not Origin.FOLDER:
+        return None
+    path = Path(source.place)
+    _check(path, str(source))
+    return _version(path, _commit(path))
+
+
 def fetch(source: Source, folders: Folders) -> Tree:
     """Have the source here; a tarball or a git ref is unpacked once and kept."""
     if source.origin is Origin.FOLDER:

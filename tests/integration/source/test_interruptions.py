@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def test_history_shows_switches_and_where_it_stopped(start: Start, project: Path
     _, said = process.communicate(timeout=120)
     assert process.returncode == ExitCode.BUILD_FAILED
     assert "tailor_values.h" in said
+    assert re.findall("pytorch\\d+", said.partition(".log")[0]) == ["pytorch299"] * 2  # the source's, also in the log
     last = subprocess.run(
         [sys.executable, "-m", "torchtailor", "diagnose", "--last"], capture_output=True, text=True, check=False
     )

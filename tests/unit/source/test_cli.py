@@ -60,3 +60,13 @@ def test_a_plan_shows_checks_switches_and_cost_and_writes_nothing(
     assert main([*BUILD, "--dry-run"]) == 0
     assert "CXXFLAGS=" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_names_the_variant_of_the_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = tmp_path / "pytorch"
+    source.mkdir()
+    for name, text in {"setup.py": "", "CMakeLists.txt": "", "version.txt": "2.7.1\n"}.items():
+        (source / name).write_text(text)
+    assert main([*BUILD, "--source", str(source), "--dry-run", "--json"]) == 0
+    (build,) = json.loads(capsys.readouterr().out)["builds"]
+    assert build["variant"].startswith("pytorch27-")

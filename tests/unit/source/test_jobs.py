@@ -143,6 +143,27 @@ def test_the_estimate_counts_weights_not_files(tables: Tables) -> None:
     assert part.progress.percent == pytest.approx(100 / 9)
 
 
+def test_what_ninja_does_before_it_knows_its_files_is_no_progress(tables: Tables) -> None:
+    """Lines of a build of 2.12.1: four steps bring build.ninja up to date, and only then are the files counted."""
+    kind = next(kind for kind in tables.kinds if kind.name == "c10")
+    estimate = Estimate({f"{number}.o": kind for number in range(1260)}, made=[], jobs=2, speed=1.0)
+    for line, seen in [
+        ("[1/4] Generating ATen headers", (0, 1260)),
+        ("[3/4] Generating ATen declarations_yaml", (0, 1260)),
+        ("[1/1271] Building CXX object 0.o", (1, 1271)),
+        ("[2/1271] Generating version.py", (2, 1271)),
+    ]:
+        status = read_status(line)
+        assert status is not None
+        estimate.take(status)
+        assert (estimate.progress.done, estimate.progress.total) == seen
+    resumed = Estimate({f"{number}.o": kind for number in range(10)}, made=["0.o", "1.o"], jobs=2, speed=1.0)
+    status = read_status("[1/1] Generating ATen headers")
+    assert status is not None
+    resumed.take(status)
+    assert (resumed.progress.done, resumed.progress.total) == (2, 10)
+
+
 def test_speed_is_learnt_from_enough_files(tables: Tables) -> None:
     from torchtailor.source.ninja import Timing
 
