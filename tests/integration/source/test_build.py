@@ -64,6 +64,21 @@ def test_from_a_folder_to_a_wheelhouse(
     assert Path(attempt.log).read_text().count("Building CXX object") == 6
 
 
+def test_cache_variables_reach_cmake_without_setup_py(
+    build: Build, project: Path, variant: Variant, tmp_path: Path
+) -> None:
+    """Since 2.12 setup.py hands nothing on: CMake reads the environment itself, after `project()`."""
+    setup, lists = project / "setup.py", project / "CMakeLists.txt"
+    setup.write_text(setup.read_text().replace("*options, ", ""))
+    lists.write_text(
+        lists.read_text().replace("project(Torch CXX)\n", "project(Torch CXX)\ninclude(EnvVarForwarding.cmake)\n")
+    )
+    wheel = build().wheel
+    assert wheel is not None
+    other = "avx512" if variant.arch == "x86_64" else "sve256"
+    assert imported(wheel, tmp_path / "site", f"torch.{other}") == "False"
+
+
 def test_nothing_leaks_from_the_shell(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXXFLAGS", "-DLEAKED=1 --no-such-flag")
     monkeypatch.setenv("USE_XNNPACK", "1")
