@@ -130,7 +130,8 @@ class _Work:
                     wanted.setdefault(item.file.url, (item, {}))[1][plan.variant.gpu.capability] = None
         began, size = time.monotonic(), 0
         for url, (item, gpus) in wanted.items():
-            self._say("cut", f"Cutting {item.name} for {', '.join(map(str, gpus))}")
+            if missing := [gpu for gpu in gpus if gpu not in self._cutter.known(fetched[url], tuple(gpus))]:
+                self._say("cut", f"Cutting {item.name} for {', '.join(map(str, missing))}")
             with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
                 cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch)
             self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}

@@ -52,7 +52,9 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
 
 def test_quiet_and_plain(shell: Shell) -> None:
     assert shell.torchtailor(*BUILD, "--quiet").stderr == ""
-    assert "Fetching 6 wheels" in shell.torchtailor(*BUILD, "--plain").stderr
+    again = shell.torchtailor(*BUILD, "--plain").stderr
+    assert "Fetching 6 wheels" in again
+    assert "Cutting" not in again  # it was cut before
 
 
 @pytest.mark.parametrize(
