@@ -16,15 +16,11 @@ UNKNOWN = "@unknown"  # bytes that are no instruction the decoder knows: data, o
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """What the decoder's names mean for one architecture."""
+    """What words mean on one architecture."""
 
     baseline: frozenset[str]  # words every CPU of the architecture has
-    words: Mapping[str, str]  # the decoder's name of a feature -> word; "" for what every CPU has or ignores
     implies: Mapping[str, tuple[str, ...]]
     order: tuple[str, ...]  # from the oldest word to the newest, for people to read
-
-    def word(self, name: str) -> str:
-        return self.words.get(name, name.lower())
 
     def closure(self, words: Iterable[str]) -> frozenset[str]:
         """The words with all that any CPU that has them must have as well."""
@@ -59,7 +55,6 @@ def feature_table(machine: Machine) -> FeatureTable:
     row = tomllib.loads(text)[machine.arch]
     return FeatureTable(
         frozenset(row["baseline"]),
-        row["words"],
         {word: tuple(implied) for word, implied in row["implies"].items()},
         tuple(row["order"]),
     )

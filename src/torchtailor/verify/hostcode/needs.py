@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -19,6 +19,7 @@ Words = frozenset[str]
 _SMALL = 2 << 20  # bytes of code for which starting processes costs more than it saves
 _PARTS = 16  # shares of the work, so that a slow one does not keep the other process waiting
 _CHUNK = 4 << 20  # instructions classified at a time on aarch64
+_X86_PART = 1 << 19  # bytes decoded at a time on x86_64, at every one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,28 @@ def _part(image: CodeImage, functions: Functions, start: int, end: int) -> Needs
 
 
 def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
-    from torchtailor.verify.hostcode import x86
+    from torchtailor.verify.hostcode import x86, x86_decode
 
-    sets: dict[Words, int] = {}
-    indices = np.empty(end - start, np.uint16)
-    bounds = zip(functions.starts[start:end].tolist(), functions.ends[start:end].tolist(), strict=True)
-    for position, (first, last) in enumerate(bounds):
-        words = x86.features(image.bytes_at(first, last))
-        indices[position] = sets.setdefault(words, len(sets))
-    return Needs(tuple(sets), indices)
+    starts, ends = functions.starts[start:end], functions.ends[start:end]
+    found: list[npt.NDArray[np.int64]] = []
+    first = 0
+    while first < len(starts):
+        # as many functions as a part of the code holds; a larger one alone
+        limit = max(int(starts[first]) + _X86_PART, int(ends[first]))
+        last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
+        low = int(starts[first])
+        code = x86_decode.superset(image.bytes_at(low, int(ends[first:last].max())))
+        places: list[int] = []
+        counts: list[int] = []
+        for one in range(first, last):
+            begun = x86_decode.starts(code.lengths, int(starts[one]) - low, int(ends[one]) - low)
+            places += begun
+            counts.append(len(begun))
+        classes = x86.classify(code, np.array(places, np.int64))
+        owners = np.repeat(np.arange(first, last), counts)
+        found.append(np.unique((owners << 8) | classes))
+        first = last
+    return _collected(found, x86.table().sets, end - start)
 
 
 def _arm(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
@@ -100,14 +114,22 @@ def _arm(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
             owners = functions.indices_at(address + at * 4)
             inside = (owners >= start) & (owners < end)
             found.append(np.unique(((owners[inside] - start) << 8) | confirmed[inside]))
-    names = arm.class_words()
-    masks: dict[int, set[str]] = {}
+    return _collected(found, [frozenset({word} if word else ()) for word in arm.class_words()], end - start)
+
+
+def _collected(found: list[npt.NDArray[np.int64]], words: Sequence[Words], count: int) -> Needs:
+    """The words of each function, from pairs of a function's number and a class."""
+    members: dict[int, list[int]] = {}
     for pair in np.unique(np.concatenate(found)).tolist() if found else ():
-        masks.setdefault(pair >> 8, set()).add(names[pair & 255])
+        members.setdefault(pair >> 8, []).append(pair & 255)
+    distinct: dict[tuple[int, ...], int] = {}
     sets: dict[Words, int] = {frozenset(): 0}
-    indices = np.zeros(end - start, np.uint16)
-    for position, words_of_one in masks.items():
-        indices[position] = sets.setdefault(frozenset(words_of_one), len(sets))
+    indices = np.zeros(count, np.uint16)
+    for position, classes in members.items():
+        group = tuple(classes)
+        if group not in distinct:
+            distinct[group] = sets.setdefault(frozenset().union(*(words[number] for number in group)), len(sets))
+        indices[position] = distinct[group]
     return Needs(tuple(sets), indices)
 
 
