@@ -127,6 +127,18 @@ class TestVerdict:
         check = verdicts(arch, "plain_wide", BROAD[arch])[0]
         assert check.outcome is Outcome.PASS
         assert WIDE[arch] in check.details["needs"]
+        assert check.details["loading"] == ()
+        assert f"and no more; 1 behind no dispatch needs {WIDE[arch]}" in check.reason
+
+    def test_what_loading_needs_is_said_apart(self, arch: str) -> None:
+        check = verdicts(arch, "startup_wide", BROAD[arch])[0]
+        assert WIDE[arch] in check.details["loading"]
+        assert "behind no dispatch" not in check.reason
+
+    def test_what_loads_and_may_crash_later(self, arch: str) -> None:
+        checks = verdicts(arch, "plain_wide", NARROW[arch])
+        (failed,) = [check for check in checks if check.failed and "within" in check.name]
+        assert "it loads on such a CPU" in failed.reason
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -172,6 +172,26 @@ class TestHostCode:
         proof = prove(folders[1], isa="avx2", against=folders[0])
         assert "_GLOBAL__sub_I_startup.cpp" in line(proof, "host code within avx2").reason
 
+    @pytest.mark.parametrize(
+        ("library", "outcome", "says"),
+        [
+            ("leaked_template", Outcome.NOT_APPLICABLE, "stock's instructions are the same"),
+            ("startup_wide", Outcome.FAIL, "an illegal instruction on such a CPU"),
+        ],
+    )
+    def test_what_stock_has_too(self, tmp_path: Path, library: str, outcome: Outcome, says: str) -> None:
+        """A function of stock that only some operation calls is not this build's fault; what cannot even load fails."""
+        stock, cut = tmp_path / "stock", tmp_path / "cut"
+        for folder in (stock, cut):
+            (folder / "torch").mkdir(parents=True)
+            shutil.copy(HOST / "aarch64" / f"{library}.so", folder / "torch" / "libtorch_cpu.so")
+        assert line(prove(cut, isa="armv8_2"), "host code within armv8_2: libtorch_cpu.so").failed
+        check = line(prove(cut, isa="armv8_2", against=stock), "host code within armv8_2: libtorch_cpu.so")
+        assert check.outcome is outcome
+        assert says in check.reason
+        shutil.copy(HOST / "aarch64" / "own_template.so", stock / "torch" / "libtorch_cpu.so")
+        assert line(prove(cut, isa="armv8_2", against=stock), "host code within armv8_2: libtorch_cpu.so").failed
+
     def test_an_isa_and_libraries_of_two_processors(self, stock: Path) -> None:
         proof = prove(stock, isa="armv8_2")
         assert line(proof, "host code within armv8_2").failed

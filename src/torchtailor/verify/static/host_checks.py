@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torchtailor.catalog import Catalog
@@ -22,8 +22,13 @@ _SHOWN = 3
 _DETAILED = 20
 
 
-def host_checks(libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog) -> Iterator[Check]:
-    """One line for the baseline, one for each library that goes beyond what is allowed, and one for the use."""
+def host_checks(
+    libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog, as_stock: Collection[str] = ()
+) -> Iterator[Check]:
+    """One line for the baseline, one for each library that goes beyond what is allowed, and one for the use.
+
+    `as_stock` names the libraries whose instructions are stock's.
+    """
     read = [(facts.name, facts.host) for facts in libraries if facts.host is not None]
     if not read:
         yield Check.not_applicable(Level.STATIC, "host code", "no library has instructions of this processor")
@@ -33,7 +38,7 @@ def host_checks(libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Cat
         of_machine = [(name, host) for name, host in read if host.machine is machine]
         yield _baseline(of_machine, machine, catalog)
         if isa is not None and isa.arch == machine.arch:
-            yield from _within(of_machine, isa)
+            yield from _within(of_machine, isa, as_stock)
             yield _used(of_machine, isa)
         yield from _unattributed(of_machine, isa)
     if isa is not None and isa.arch not in {machine.arch for machine in machines}:
@@ -42,17 +47,12 @@ def host_checks(libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Cat
         yield Check.of(Level.STATIC, f"host code within {isa.name}", False, reason)
 
 
-def baseline(hosts: Iterable[HostCode], table: FeatureTable) -> tuple[str, ...]:
-    """The strongest words that code which always runs needs."""
-    words = {word for host in hosts for word in host.needs(*_UNCONDITIONAL)}
-    return table.strongest(words)
-
-
 def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: Catalog) -> Check:
-    """What a CPU must have for all that always runs: said, not judged."""
+    """What a CPU must have to load it, and to run what nobody guards: said, not judged."""
     table = feature_table(machine)
-    words = frozenset(word for _, host in read for word in host.needs(*_UNCONDITIONAL))
     base = _BASE[machine]
+    words = frozenset(word for _, host in read for word in host.needs(*_UNCONDITIONAL))
+    loading = frozenset(word for _, host in read for word in host.needs(Reach.STARTUP))
     functions = sum(host.functions for _, host in read)
     size = sum(host.code_bytes for _, host in read)
     dispatched = Counter[str]()
@@ -60,10 +60,11 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
         dispatched.update(host.families)
     reason = f"{functions} functions in {len(read)} libraries ({size / 1e6:.0f} MB of code): "
     if words:
-        beyond = [name.rsplit("/", 1)[-1] for name, host in read if host.count(*_UNCONDITIONAL)]
-        reason += (
-            f"what always runs needs {base} and {', '.join(table.strongest(words))} ({', '.join(beyond[:_SHOWN])})"
-        )
+        reason += f"loading needs {base} and {_needed(read, loading, table, Reach.STARTUP) if loading else 'no more'}"
+        if plain := sum(host.count(Reach.PLAIN) for _, host in read):
+            unguarded = frozenset(word for _, host in read for word in host.needs(Reach.PLAIN))
+            needs = "needs" if plain == 1 else "need"
+            reason += f"; {plain} behind no dispatch {needs} {_needed(read, unguarded, table, Reach.PLAIN)}"
         runs = [
             isa.name
             for isa in catalog.isas.values()
@@ -82,13 +83,21 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
         reason,
         baseline=table.strongest(words),
         needs=table.sorted(words),
+        loading=table.strongest(loading),
         dispatched=dict(dispatched),
         functions=functions,
         code_bytes=size,
     )
 
 
-def _within(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Iterator[Check]:
+def _needed(read: Sequence[tuple[str, HostCode]], words: frozenset[str], table: FeatureTable, reach: Reach) -> str:
+    """`sve, bf16 (libtorch_cpu.so)`."""
+    libraries = [name.rsplit("/", 1)[-1] for name, host in read if host.count(reach)]
+    more = ", ..." if len(libraries) > _SHOWN else ""
+    return f"{', '.join(table.strongest(words))} ({', '.join(libraries[:_SHOWN])}{more})"
+
+
+def _within(read: Sequence[tuple[str, HostCode]], isa: Isa, as_stock: Collection[str]) -> Iterator[Check]:
     """The proof: no constructor and no plain function needs what the ISA does not have."""
     table = feature_table(Machine[isa.arch.upper()])
     allowed = table.closure(isa.requires)
@@ -98,15 +107,18 @@ def _within(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Iterator[Check]:
         if not groups:
             clean += 1
             continue
-        yield _beyond(name, groups, isa, table, allowed)
+        yield _beyond(name, host, groups, isa, allowed, as_stock=name in as_stock)
     if clean:
         functions = sum(host.functions for _, host in read)
         reason = f"{clean} libraries: no static initialiser and no plain function needs more than {isa.label}"
         yield Check.of(Level.STATIC, f"host code within {isa.name}", True, reason, libraries=clean, functions=functions)
 
 
-def _beyond(name: str, groups: Sequence[UseGroup], isa: Isa, table: FeatureTable, allowed: frozenset[str]) -> Check:
-    words = table.strongest({word for group in groups for word in group.needs} - allowed)
+def _beyond(
+    name: str, host: HostCode, groups: Sequence[UseGroup], isa: Isa, allowed: frozenset[str], *, as_stock: bool
+) -> Check:
+    """A library that goes beyond the ISA: a failure, unless it loads and stock's instructions are the same."""
+    words = feature_table(host.machine).strongest({word for group in groups for word in group.needs} - allowed)
     counts = {reach: sum(g.functions for g in groups if g.reach is reach) for reach in _UNCONDITIONAL}
     said = []
     if counts[Reach.STARTUP]:
@@ -115,14 +127,20 @@ def _beyond(name: str, groups: Sequence[UseGroup], isa: Isa, table: FeatureTable
         said.append(f"{_count(counts[Reach.PLAIN], 'is', 'are')} behind no dispatch")
     first = groups[0].examples[0]
     where = readable(f"{first.function} ({first.because}) at {first.instruction}")
-    reason = (
-        f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}:"
-        " an illegal instruction on such a CPU"
-    )
-    return Check.of(
+    reason = f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}"
+    loads = not counts[Reach.STARTUP]
+    if loads:
+        share = f"of its {host.functions} functions, calling one of these"
+        reason += f"; it loads on such a CPU, and {share} is an illegal instruction there"
+    else:
+        reason += ": an illegal instruction on such a CPU"
+    inherited = loads and as_stock
+    if inherited:
+        reason += "; stock's instructions are the same, so this is not of this build: --via source compiles others"
+    check = Check.not_applicable if inherited else _failed
+    return check(
         Level.STATIC,
         f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}",
-        False,
         reason,
         library=name,
         beyond=words,
@@ -130,6 +148,10 @@ def _beyond(name: str, groups: Sequence[UseGroup], isa: Isa, table: FeatureTable
         plain=counts[Reach.PLAIN],
         functions=_examples(groups),
     )
+
+
+def _failed(level: Level, name: str, reason: str, /, **details: Any) -> Check:
+    return Check.of(level, name, False, reason, **details)
 
 
 def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:

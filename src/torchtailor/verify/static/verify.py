@@ -61,7 +61,7 @@ def verify_static(
         *fit_checks(libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, catalog),
         *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
-        *host_checks(libraries, expected.isa, catalog),
+        *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
     ]
@@ -80,6 +80,7 @@ class _Comparison:
         self.coverages: list[Coverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
+        self.same_code: set[str] = set()
 
     def compare(self, library: LibraryFile, path: Path) -> None:
         other = self._stock.get(library.name)
@@ -95,7 +96,9 @@ class _Comparison:
         with unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
             found = compare_code(library.name, file.path, path, policy)
-            if stripped(path) and not stripped(file.path) and same_code(file.path, path):
+            if same_code(file.path, path):
+                self.same_code.add(library.name)
+            if library.name in self.same_code and stripped(path) and not stripped(file.path):
                 self.host_of_stock[library.name] = host_code(file.path, self._expected.allowed, sha256=file.sha256)
         if found is not None:
             self.coverages.append(found)
