@@ -14,6 +14,8 @@ from torchtailor.host.model import GpuDevice, Host
 from torchtailor.verify.result import Check, Level
 
 MAIN_LIBRARY = "libtorch_cuda.so"
+# Topics of notes that say why a machine has no GPU to offer.
+_NO_GPU = frozenset({"no-gpu", "undriven-gpu", "no-driver", "container-without-gpu"})
 NAME = "GPU of this machine"
 _NAMED = 4
 
@@ -67,8 +69,9 @@ def _why_no_gpu(host: Host, code: TorchCode, catalog: Catalog) -> str:
     hidden = [gpu.label for gpu in host.gpus if not gpu.visible]
     if hidden:
         return f"{', '.join(hidden)} is hidden by CUDA_VISIBLE_DEVICES={host.cuda_visible_devices}"
-    notes = "".join(f"; {note.text.rstrip('.')}" for note in host.notes if "gpu" in note.topic)
-    return f"there is no NVIDIA GPU in this machine{notes}; this torch runs on {suitable_gpus(code.targets, catalog)}"
+    notes = [note.text.rstrip(".") for note in host.notes if note.topic in _NO_GPU]
+    why = "; ".join(notes) or "there is no NVIDIA GPU in this machine"
+    return f"{why}; this torch runs on {suitable_gpus(code.targets, catalog)}"
 
 
 def _device_check(device: GpuDevice, code: TorchCode, catalog: Catalog, wanted: Sequence[Capability]) -> Check:

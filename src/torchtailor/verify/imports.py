@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torchtailor.verify.suite_results import CaseResult, SuiteResults, load_resu
 STARTS = 3
 SUITE_SECONDS = 1800.0
 _SHOWN = 5
+_CUDA_IN_CONFIGURATION = re.compile(r"(?:CUDA Runtime |\bCUDA_VERSION=)(\d+\.\d+)")
 
 Progress = Callable[[str], None]
 
@@ -108,8 +110,9 @@ def suite_check(level: Level, name: str, cases: tuple[CaseResult, ...]) -> Check
         reasons = "; ".join(dict.fromkeys(case.reason for case in skipped))
         return Check.not_applicable(level, name, reasons, **details)
     worst = max((case.error / case.limit for case in cases if _measured(case)), default=0.0)  # type: ignore[operator]
-    apart = f", {len(skipped)} do not apply" if skipped else ""
-    reason = f"{passed} cases agree with their references{apart}; the worst uses {worst:.0%} of its tolerance"
+    apart = f", {len(skipped)} do{'es' if len(skipped) == 1 else ''} not apply" if skipped else ""
+    agree = "1 case agrees with its reference" if passed == 1 else f"{passed} cases agree with their references"
+    reason = f"{agree}{apart}; the worst uses {worst:.0%} of its tolerance"
     return Check.of(level, name, True, reason, **details)
 
 
@@ -142,10 +145,9 @@ def _versions(said: dict[str, Any]) -> Check:
 
 
 def _configuration(said: dict[str, Any]) -> Check:
-    """torch.__config__ must name the CUDA that torch.version names."""
+    """torch.__config__ must name the CUDA that torch.version names; without a GPU only its build settings do."""
     shown, cuda = said["configuration"], said["cuda"]
-    agrees = bool(shown.strip()) and (cuda is None) == ("CUDA Runtime" not in shown)
-    agrees = agrees and (cuda is None or f"CUDA Runtime {cuda}" in shown)
+    agrees = bool(shown.strip()) and set(_CUDA_IN_CONFIGURATION.findall(shown)) == ({cuda} if cuda else set())
     kernels = f"CPU kernels for {said['cpu_capability']}, {said['threads']} threads"
     reason = f"{'CUDA ' + cuda if cuda else 'no CUDA'}; {kernels}"
     if not agrees:

@@ -18,7 +18,7 @@ import pytest
 
 from torchtailor.build.environment import import_torch
 from torchtailor.gpucode.inspect import inspect
-from torchtailor.host.pythons import find_python
+from torchtailor.host.pythons import find_python, find_uv
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -106,7 +106,17 @@ def test_a_cuda_build_for_this_platform_is_installed_and_calculates(tmp_path: Pa
     python = str(environment / "bin" / "python")
     line = {
         "pip": [python, "-m", "pip", "install", "--quiet", "--index-url", house["index_url"], torch],
-        "uv": ["uv", "pip", "install", "--quiet", "--python", python, "--default-index", house["index_url"], torch],
+        "uv": [
+            find_uv() or "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            python,
+            "--default-index",
+            house["index_url"],
+            torch,
+        ],
     }[installer]
     done = subprocess.run(
         line, env=clean() | {"UV_CACHE_DIR": str(tmp_path / "uv")}, capture_output=True, text=True, check=False

@@ -47,6 +47,9 @@ def raises(site):
 def refuses(site):
     raise RuntimeError("No available kernel. Aborting execution.")
 
+def without_mkl(site):
+    raise RuntimeError("Calling add on a sparse CPU tensor requires compiling PyTorch with MKL.")
+
 counter = iter(range(1000))
 def unsteady(site):
     return site.normal(10) + (0 if site.reference else next(counter) * 1e-7)
@@ -61,7 +64,7 @@ print(json.dumps({
     "wrong": evaluated(wrong), "nan": evaluated(nan), "shape": evaluated(shape),
     "one_bit": evaluated(one_bit, torch.int32, tolerance.Tolerance.EXACT), "raises": evaluated(raises),
     "unrefused": evaluated(refuses), "refused": evaluated(refuses, refusals=("No available kernel",)),
-    "unsteady": evaluated(unsteady), "inapplicable": evaluated(inapplicable),
+    "without_mkl": evaluated(without_mkl), "unsteady": evaluated(unsteady), "inapplicable": evaluated(inapplicable),
     "gpu_only": evaluated(wrong, devices=("cuda",)),
     "good": evaluated(good),
 }))
@@ -89,6 +92,7 @@ def results(torch_launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> d
         ("raises", "fail"),
         ("unrefused", "fail"),
         ("refused", "not-applicable"),
+        ("without_mkl", "not-applicable"),
         ("inapplicable", "not-applicable"),
         ("gpu_only", "not-applicable"),
         ("unsteady", "pass"),

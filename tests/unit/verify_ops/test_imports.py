@@ -64,6 +64,17 @@ def test_a_good_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_suite")
+def test_configuration_without_a_gpu(tmp_path: Path) -> None:
+    """torch then leaves out its CUDA runtime and names CUDA in its build settings alone."""
+    built = "  - Build settings: BLAS_INFO=nvpl, CUDA_VERSION=13.0, CUDNN_VERSION=9.26.0"
+    found = checks(install(tmp_path / "right", TORCH.replace("  - CUDA Runtime 13.0", built)))["configuration"]
+    assert found.outcome is Outcome.PASS
+    wrong = built.replace("13.0", "12.8")
+    found = checks(install(tmp_path / "wrong", TORCH.replace("  - CUDA Runtime 13.0", wrong)))["configuration"]
+    assert found.outcome is Outcome.FAIL
+
+
+@pytest.mark.usefixtures("no_suite")
 @pytest.mark.parametrize(
     ("torch", "metadata", "name", "says"),
     [

@@ -16,7 +16,12 @@ Run = Callable[[Site], Any]
 CPU_AND_GPU = ("cpu", "cuda")
 GPU_ONLY = ("cuda",)
 # Said by torch's dispatcher from what it was compiled with, before any GPU code is looked for.
-NO_SUCH_KERNEL = ("not implemented for '", "Could not run 'aten::")
+NO_SUCH_KERNEL = (
+    "not implemented for '",
+    "Could not run 'aten::",
+    "without MKL. PyTorch built with MKL",
+    "requires compiling PyTorch with MKL",
+)
 
 
 class NotApplicable(Exception):  # noqa: N818  (not an error)

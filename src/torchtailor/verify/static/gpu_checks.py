@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
@@ -39,13 +40,17 @@ def fit_checks(
             Level.STATIC, "GPU code", f"no GPU was named (--gpu or --variant); the libraries hold {held}"
         )
         return
+    alike = Counter(Path(report.name).name for report in reports)
     for gpu in gpus:
         for report in reports:
-            yield _fit_check(report, gpu, catalog, stock.get(report.name))
+            short = Path(report.name).name
+            name = f"GPU code for {gpu.sm}: {short if alike[short] == 1 else report.name}"
+            yield _fit_check(name, report, gpu, catalog, stock.get(report.name))
 
 
-def _fit_check(report: LibraryReport, gpu: Capability, catalog: Catalog, stock: LibraryReport | None) -> Check:
-    name = f"GPU code for {gpu.sm}: {report.name.rsplit('/', 1)[-1]}"
+def _fit_check(
+    name: str, report: LibraryReport, gpu: Capability, catalog: Catalog, stock: LibraryReport | None
+) -> Check:
     fit = gpu_fit(report, gpu, catalog.rules)
     held = [group.label for group in report.architectures]
     details: dict[str, Any] = {"library": report.name, "gpu": str(gpu), "verdict": fit.verdict, "holds": held}
