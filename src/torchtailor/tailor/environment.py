@@ -76,7 +76,7 @@ def tailor_environment(site: Path, settings: Settings, watcher: Watcher | None =
         jobs, skipped = _jobs(site, site / FOLDER, settings)
         watch.begin(str(site), sum(job.size for job in jobs))
         outcomes = {}
-        for job, outcome in run_all(_stage, jobs, processes=settings.library_processes):
+        for job, outcome in run_all(_stage, jobs, processes=settings.processes):
             outcomes[job.name] = outcome
             watch.advance(job.size)
         return _outcome(site, [*outcomes.values(), *skipped], settings)
@@ -162,7 +162,7 @@ def _work(
             job.staged.parent.mkdir()
             to_do.append(job)
     by_name = {job.name: job for job in to_do}
-    for done, outcome in run_all(_stage, to_do, processes=settings.library_processes):
+    for done, outcome in run_all(_stage, to_do, processes=settings.processes):
         watch.advance(done.size)
         known.pop(done.name, None)
         placed = _put_in_place(journal, by_name[done.name], outcome, choices)

@@ -41,7 +41,7 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, watcher: Watch
         with working_folder(existing(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
-            results = run_all(_cut_or_copy, jobs, processes=settings.library_processes)
+            results = run_all(_cut_or_copy, jobs, processes=settings.processes)
             watch.begin(folder.name, sum(job.size for job in jobs))
             tree.copy_others()
             outcomes = {}

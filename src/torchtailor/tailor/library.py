@@ -21,17 +21,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.elf_headers import DynamicTag
 from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.tailor.files import FileSource, open_file, sha256
+from torchtailor.tailor.image_cache import StockPayloads
 from torchtailor.tailor.makers import maker_of
-from torchtailor.tailor.plan import Keep, Plan, choose_images, make_plan
+from torchtailor.tailor.plan import Keep, choose_images, make_plan
 from torchtailor.tailor.policy import Policy
 from torchtailor.tailor.proof import Library, prove
-from torchtailor.tailor.recompress import Recompress, recompress_images
+from torchtailor.tailor.recompress import Recompress, Recompression, recompress_images
 from torchtailor.tailor.result import CodeTally, LibraryResult, Recompressed, Status
 from torchtailor.tailor.shrink import Surgery, check_layout, prepare, write
 from torchtailor.tailor.strip import removable_sections
@@ -79,6 +80,10 @@ class _Stock:
     @cached_property
     def sha256(self) -> str:
         return sha256(self.library.source)
+
+    @cached_property
+    def payloads(self) -> StockPayloads:
+        return StockPayloads(self.library.source)
 
 
 _kept = threading.local()
@@ -136,30 +141,44 @@ class _Tailoring:
             return self._untouched(Status.NO_GPU_CODE)
         check_layout(self.elf)
         keep = choose_images(self.elf, self.code, self.policy)
-        surgery = self._surgery(make_plan(self.elf, self.code, keep))
-        recompressed = None
-        if self.recompress and self.code.containers and dst is not None:
-            new, recompressed = recompress_images(self.source, keep, self.recompress)
-            if new:
-                surgery = self._surgery(make_plan(self.elf, self.code, keep, new))
-        result = self._result(surgery, keep, recompressed, warnings)
+        if not self.recompress or not self.code.containers or dst is None:
+            return self._make(keep, None, warnings, dst, durable=durable)
+        recompression = recompress_images(self.stock.payloads, keep, self.recompress)
+        try:
+            return self._make(keep, recompression, warnings, dst, durable=durable)
+        except CheckFailedError:
+            if not recompression.drop_damaged():
+                raise
+        recompression = recompress_images(self.stock.payloads, keep, self.recompress)
+        return self._make(keep, recompression, warnings, dst, durable=durable)
+
+    def _make(
+        self,
+        keep: Keep,
+        recompression: Recompression | None,
+        warnings: tuple[str, ...],
+        dst: Path | None,
+        *,
+        durable: bool,
+    ) -> LibraryResult:
+        plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {})
+        surgery = prepare(self.elf, plan, self.removed)
+        result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if not result.status.written or dst is None:
             return result
         with _beside(dst) as (fd, temporary), ThreadPoolExecutor(1) as other:
             sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
+            proven = recompression.proven if recompression else None
             output = FileSource(fd)
-            prove(self.stock.library, output, policy, stripped=bool(self.removed), recompressed=bool(recompressed))
+            prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven)
             result = replace(result, sha256_out=sha256(output), sha256_in=sha256_in.result())
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
             if durable:
                 os.fsync(fd)
             temporary.replace(dst)
         return result
-
-    def _surgery(self, plan: Plan) -> Surgery:
-        return prepare(self.elf, plan, self.removed)
 
     def _untouched(self, status: Status, warnings: tuple[str, ...] = ()) -> LibraryResult:
         gpu = self.code.stored_size

@@ -9,6 +9,7 @@ from itertools import pairwise
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode, Reference
+from torchtailor.tailor.image_cache import Replacement
 from torchtailor.tailor.kernels import kernel_names
 from torchtailor.tailor.layout import Item, Span, common_alignment, merge, pack, subtract
 from torchtailor.tailor.policy import Policy
@@ -22,11 +23,11 @@ class NewImage:
     """A kept image, and its bytes where they are not copied from the input."""
 
     image: Image
-    replacement: bytes | None = None  # header and payload
+    replacement: Replacement | None = None
 
     @property
     def size(self) -> int:
-        return len(self.replacement) if self.replacement is not None else self.image.stored_size
+        return self.replacement.size if self.replacement else self.image.stored_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,8 @@ def choose_images(elf: ElfFile, code: LibraryCode, policy: Policy) -> dict[int, 
     return kept
 
 
-def make_plan(elf: ElfFile, code: LibraryCode, keep: Keep, replacements: Mapping[int, bytes] | None = None) -> Plan:
-    """Find every kept container its place. `replacements` are new bytes of images, by their offset."""
-    new = replacements or {}
+def make_plan(elf: ElfFile, code: LibraryCode, keep: Keep, new: Mapping[int, Replacement]) -> Plan:
+    """Find every kept container its place; `new` are images that are stored anew, by their offset."""
     pointers = movable(elf, code)
     cuts: list[Cut] = []
     free: list[Span] = []

@@ -1,7 +1,8 @@
 """The proof: stock and output are read from scratch and compared, before the output is put in place.
 
-It knows nothing of how the output was made. What it shows: every kept image is the stock one; what a target could
-use it can still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is
+It knows nothing of how the output was made; that a recompressed payload unpacks to the stock one it takes from the seal
+that was given when that was seen (`image_cache.py`). What it shows: every kept image is the stock one; what a target
+could use it can still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is
 the same at the same address, but for pointers that follow a container to its new place.
 """
 
@@ -13,6 +14,7 @@ from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.gpucode.elf import ElfFile
 from torchtailor.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.tailor.files import FileSource
+from torchtailor.tailor.image_cache import ProvenImages
 from torchtailor.tailor.policy import Policy
 from torchtailor.tailor.proof_bytes import check_loaded_bytes
 from torchtailor.tailor.proof_code import check_images, pair_containers
@@ -40,8 +42,13 @@ def _where_code_may_be(before: Library, after: ElfFile) -> list[tuple[int, int]]
     return [(section.offset, section.file_end) for section in after.sections if section.name in names]
 
 
-def prove(before: Library, output: FileSource, policy: Policy | None, *, stripped: bool, recompressed: bool) -> None:
-    """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing)."""
+def prove(
+    before: Library, output: FileSource, policy: Policy | None, *, stripped: bool, proven: ProvenImages | None
+) -> None:
+    """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing).
+
+    `proven` are pairs of payloads that were seen to unpack to the same; None means that all must be stored as before.
+    """
     try:
         output.searched = _where_code_may_be(before, ElfFile(output))
         after = Library.read(output)
@@ -52,6 +59,6 @@ def prove(before: Library, output: FileSource, policy: Policy | None, *, strippe
     check_segments(before.elf, after.elf)
     check_sections(before.elf, after.elf, stripped=stripped)
     pairs = pair_containers(before.code, after.code)
-    check_images(before, after, pairs, policy, recompressed=recompressed)
+    check_images(before, after, pairs, policy, proven)
     changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
     check_loaded_bytes(before, after, pairs, changed)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torchtailor.catalog.gpus import CodeKind
-from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, decompress
+from torchtailor.errors import CheckFailedError
+from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
 from torchtailor.tailor.files import FileSource, same_bytes
+from torchtailor.tailor.image_cache import ProvenImages
 from torchtailor.tailor.kernels import kernel_names
 from torchtailor.tailor.policy import Policy
 
@@ -47,18 +45,14 @@ def pair_containers(before: LibraryCode, after: LibraryCode) -> list[Pair]:
 
 
 def check_images(
-    before: Library, after: Library, pairs: Sequence[Pair], policy: Policy | None, *, recompressed: bool
+    before: Library, after: Library, pairs: Sequence[Pair], policy: Policy | None, proven: ProvenImages | None
 ) -> None:
     """Check each image that was kept, and what was lost with those that were not."""
     linked = before.code.device_linked
     same = _copied_whole(before.source, after.source, pairs)
-    with ThreadPoolExecutor(os.cpu_count() if recompressed else 1) as pool:  # decompression is outside Python's lock
-        changed = [pair for pair, is_same in zip(pairs, same, strict=True) if not is_same]
-        match = partial(_match, before.source, after.source, recompressed=recompressed)
-        matches = iter(list(pool.map(match, changed) if recompressed else map(match, changed)))
     for pair, is_same in zip(pairs, same, strict=True):
         images = pair.before.images
-        kept = list(images) if is_same else next(matches)
+        kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
         if policy is None or pair.before.address is None:
             if len(kept) != len(images):
                 raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
@@ -100,7 +94,7 @@ def _together(one: Pair, other: Pair) -> bool:
     )
 
 
-def _match(stock: FileSource, output: FileSource, pair: Pair, *, recompressed: bool) -> list[Image]:
+def _match(stock: FileSource, output: FileSource, pair: Pair, proven: ProvenImages | None) -> list[Image]:
     """The stock images that the images of the output are, in the same order."""
     matched: list[Image] = []
     position = 0
@@ -109,7 +103,7 @@ def _match(stock: FileSource, output: FileSource, pair: Pair, *, recompressed: b
         while position < len(candidates):
             candidate = candidates[position]
             position += 1
-            if _same_image(stock, candidate, output, image, recompressed=recompressed):
+            if _same_image(stock, candidate, output, image, proven):
                 matched.append(candidate)
                 break
         else:
@@ -117,7 +111,7 @@ def _match(stock: FileSource, output: FileSource, pair: Pair, *, recompressed: b
     return matched
 
 
-def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, *, recompressed: bool) -> bool:
+def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, proven: ProvenImages | None) -> bool:
     if (old.kind_number, old.sm, old.name, old.flags & ~_STORAGE) != (
         new.kind_number,
         new.sm,
@@ -129,18 +123,16 @@ def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, *
         stock, old.offset, output, new.offset, old.stored_size
     ):
         return True
-    if not recompressed or old.scrambled or new.compression is not Compression.ZSTD:
+    if proven is None or new.compression is not Compression.ZSTD or old.raw_size != new.raw_size:
         return False
     headers = [bytearray(stock.read(old.offset, old.header_size)), bytearray(output.read(new.offset, new.header_size))]
     for header in headers:
         for start, end in _STORAGE_FIELDS:
             header[start:end] = bytes(end - start)
-    if headers[0] != headers[1]:
+    payload_end = new.payload_offset + new.payload_size
+    if headers[0] != headers[1] or any(output.read(payload_end, new.end - payload_end)):
         return False
-    try:
-        return decompress(stock, old) == decompress(output, new)
-    except BadInputError:
-        return False
+    return proven.same_code(old, output, new)
 
 
 def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:

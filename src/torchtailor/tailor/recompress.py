@@ -1,31 +1,30 @@
 """Stores LZ4 and raw images anew as zstd: only where that is smaller and the driver can read it.
 
-Work is kept by content, so that the next variant that shares images pays nothing: the key is the SHA-256 of the
-payload as it was stored, how it was stored, and the level. LTO-IR is left alone: its users note its size elsewhere.
+Finished work is kept by content (`image_cache.py`), so that the next variant that shares images compresses nothing.
+LTO-IR is left alone: its users note its size elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from struct import pack_into
+from threading import Semaphore
+from typing import Protocol
 
-from torchtailor.errors import ImpossibleError
-from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, EntryFlag, Image, ImageKind, decompress_payload
-from torchtailor.gpucode.source import Source
+from torchtailor.errors import BadInputError, ImpossibleError
+from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
+from torchtailor.tailor.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, Stored, key_of
 from torchtailor.tailor.plan import Keep
 from torchtailor.tailor.result import Recompressed
 
 FIRST_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
-_FORMAT = 1  # change it when the same key would give other bytes
 _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
 _ZSTD_FLAG = int(EntryFlag.ZSTD)
 _KINDS = (ImageKind.PTX, ImageKind.CUBIN)
-_DIGEST = 32  # bytes of SHA-256 before the payload in a file of the cache
 _SMALLEST = 256  # bytes of payload worth a try
 
 
@@ -62,31 +61,65 @@ class Recompress:
         return Path(platformdirs.user_cache_dir("torchtailor")) / "images"
 
 
-def recompress_images(source: Source, keep: Keep, how: Recompress) -> tuple[dict[int, bytes], Recompressed]:
-    """New bytes (header and payload) for the images that get smaller, by the offset of the image."""
+class Slots(Protocol):
+    """Who holds one may compress; there are as many as cores to use."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+_shared: list[Slots] = []
+
+
+def share_slots(slots: Slots) -> None:
+    """In a worker process: take turns with the others, so that together they keep all cores busy and no more."""
+    _shared[:] = [slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Recompression:
+    """What recompression gives: replacements by the offset of the image, and what the proof may build on."""
+
+    new: Mapping[int, Replacement]
+    proven: ProvenImages
+    summary: Recompressed
+
+    def drop_damaged(self) -> bool:
+        """Throw away what is no longer what was proven; whether there was any."""
+        damaged = [one.stored for one in self.new.values() if one.stored.damaged]
+        for stored in damaged:
+            Path(stored.path).unlink(missing_ok=True)  # images can share one
+        return bool(damaged)
+
+
+def recompress_images(stock: StockPayloads, keep: Keep, how: Recompress) -> Recompression:
+    """Store anew the images that get smaller."""
     how.check()
     images = [image for kept in keep.values() for image in kept if _worth_a_try(image)]
-    cache = _Cache(how.folder)
-    new: dict[int, bytes] = {}
-    before = cached = 0
-    # the compressor works outside of Python's lock, so threads use all cores and share what they read
-    with ThreadPoolExecutor(max_workers=max(1, how.processes)) as pool:
-        jobs: dict[str, Future[tuple[bytes, bool]]] = {}
-        keys = pool.map(lambda image: _key(source, image, how.level), images)
-        names = []
-        for image, key in zip(images, keys, strict=True):
-            names.append(key)
-            if key not in jobs:
-                jobs[key] = pool.submit(_compressed, source, image, how.level, cache, key)
-        for image, key in zip(images, names, strict=True):
-            payload, was_cached = jobs[key].result()
-            cached += was_cached
-            entry = _entry(source, image, payload)
-            if len(entry) < image.stored_size:
-                new[image.offset] = entry
-                before += image.stored_size
-    after = sum(map(len, new.values()))
-    return new, Recompressed(len(new), before, after, how.level, cached)
+    cache = ImageCache(how.folder)
+    keys = [stock.key(image, how.level) for image in images]
+    stored: dict[bytes, Stored] = {}
+    missing: dict[bytes, Image] = {}
+    for image, key in zip(images, keys, strict=True):
+        if key in stored or key in missing:
+            continue
+        if found := cache.find(key):
+            stored[key] = found
+        else:
+            missing[key] = image
+    stored |= _compress_all(stock, missing, how, cache)
+    new: dict[int, Replacement] = {}
+    before = 0
+    for image, key in zip(images, keys, strict=True):
+        replacement = Replacement(_header(stock, image, stored[key]), stored[key])
+        if replacement.size < image.stored_size:
+            new[image.offset] = replacement
+            before += image.stored_size
+    after = sum(one.size for one in new.values())
+    cached = sum(key not in missing for key in keys)
+    proven = ProvenImages(stock, how.level, {one.stored.key: one.stored.seal for one in new.values()})
+    return Recompression(new, proven, Recompressed(len(new), before, after, how.level, cached))
 
 
 def _worth_a_try(image: Image) -> bool:
@@ -94,60 +127,34 @@ def _worth_a_try(image: Image) -> bool:
     return stored and image.kind in _KINDS and not image.scrambled and image.payload_size >= _SMALLEST
 
 
-def _key(source: Source, image: Image, level: int) -> str:
-    digest = hashlib.sha256(source.read(image.payload_offset, image.payload_size))
-    digest.update(f"{_FORMAT} {image.compression.value} {image.raw_size} {level}".encode())
-    return digest.hexdigest()
+def _compress_all(
+    stock: StockPayloads, missing: Mapping[bytes, Image], how: Recompress, cache: ImageCache
+) -> dict[bytes, Stored]:
+    slots = _shared[0] if _shared else Semaphore(max(1, how.processes))
+    futures: dict[bytes, Future[Stored]] = {}
+    # the compressor works outside of Python's lock, so threads use all cores
+    with ThreadPoolExecutor(max_workers=max(1, how.processes)) as pool:
+        for key, image in missing.items():
+            slots.acquire()
+            futures[key] = pool.submit(_compress, stock, image, how.level, cache, key)
+            futures[key].add_done_callback(lambda _: slots.release())
+        return {key: future.result() for key, future in futures.items()}
 
 
-def _compressed(source: Source, image: Image, level: int, cache: _Cache, key: str) -> tuple[bytes, bool]:
-    """The payload as zstd, and whether it was done before."""
-    payload = cache.get(key)
-    if payload is not None:
-        return payload, True
+def _compress(stock: StockPayloads, image: Image, level: int, cache: ImageCache, expected: bytes) -> Stored:
     import zstandard
 
-    stored = source.read(image.payload_offset, image.payload_size)
-    raw = decompress_payload(stored, image.compression, image.raw_size)
-    payload = zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
-    cache.put(key, payload)
-    return payload, False
+    payload = stock.read(image)
+    if key_of(hashlib.sha256(payload).digest(), image, level) != expected:  # or the cache would hold a lie
+        raise BadInputError("The file changed while it was read.", "try again")
+    raw = decompress_payload(payload, image.compression, image.raw_size)
+    return cache.put(expected, zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw), raw)
 
 
-def _entry(source: Source, image: Image, payload: bytes) -> bytes:
-    """A whole entry: the old header with the new sizes and flag, and the padded payload."""
-    header = bytearray(source.read(image.offset, image.header_size))
-    padded = -(-len(payload) // ALIGNMENT) * ALIGNMENT
-    pack_into("<QI", header, 8, padded, len(payload))
+def _header(stock: StockPayloads, image: Image, stored: Stored) -> bytes:
+    """The old header with the new sizes and flag."""
+    header = bytearray(stock.header(image))
+    pack_into("<QI", header, 8, stored.padded_size, stored.size)
     pack_into("<Q", header, 40, image.flags & ~_STORAGE | _ZSTD_FLAG)
     pack_into("<Q", header, 56, image.raw_size)
-    return bytes(header) + payload.ljust(padded, b"\0")
-
-
-class _Cache:
-    """Finished payloads in files named by key; a damaged file counts as none."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def get(self, key: str) -> bytes | None:
-        try:
-            data = self._path(key).read_bytes()
-        except OSError:
-            return None
-        digest, payload = data[:_DIGEST], data[_DIGEST:]
-        return payload if hashlib.sha256(payload).digest() == digest else None
-
-    def put(self, key: str, payload: bytes) -> None:
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-
-    def _path(self, key: str) -> Path:
-        return self._folder / key[:2] / key
+    return bytes(header)

@@ -55,8 +55,3 @@ class Settings:
         """How hard to pack so many bytes of a wheel: who waits for recompression wants a small wheel too, and where
         there is little to pack the difference in time is not felt."""
         return Effort.SMALL if self.recompress or size < _LITTLE else Effort.FAST
-
-    @property
-    def library_processes(self) -> int:
-        """Libraries worked on at once; with recompression each uses all cores itself."""
-        return 1 if self.recompress and self.recompress.processes > 1 else self.processes

@@ -196,7 +196,7 @@ def _write_container(cut: Cut, at: int, copies: _Copies, fd: int) -> None:
         if new.replacement is None:
             copies.add(new.image.offset, at, new.size)
         else:
-            write_at(fd, at, new.replacement)
+            write_at(fd, at, new.replacement.read())
         at += new.size
 
 

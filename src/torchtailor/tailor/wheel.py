@@ -200,7 +200,7 @@ def _cut_all(
     """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
     names = {job.member.name for job in jobs}
     others = [member for member in distribution.archive.files if member.name not in names]
-    results = run_all(_cut, jobs, processes=settings.library_processes)
+    results = run_all(_cut, jobs, processes=settings.processes)
     outcomes = {}
     with ThreadPoolExecutor(1) as checker:
         checked = [checker.submit(distribution.check, member) for member in others]

@@ -19,6 +19,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorErr
 from torchtailor.tailor.library import Recompress, tailor_library
 from torchtailor.tailor.outcome import LibraryOutcome
 from torchtailor.tailor.policy import Policy
+from torchtailor.tailor.recompress import Slots, share_slots
 from torchtailor.tailor.result import LibraryResult
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
@@ -101,7 +102,8 @@ def run_all(
     # forking spares the imports, and is safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
     context = multiprocessing.get_context(method)
-    pool = ProcessPoolExecutor(workers, context, initializer=_die_with, initargs=(os.getpid(),))
+    slots = context.Semaphore(processes)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
     return _results(pool, {pool.submit(function, job): job for job in ordered})
 
 
@@ -115,6 +117,11 @@ def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) ->
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_worker(parent: int, slots: Slots) -> None:
+    _die_with(parent)
+    share_slots(slots)
 
 
 def _die_with(parent: int) -> None:

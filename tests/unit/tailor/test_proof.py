@@ -36,10 +36,10 @@ class Bench:
         self.flipped = folder / "flipped.so"
         self.matters = self._matters()
 
-    def check(self, image: bytes, targets: str = "9.0", *, stripped: bool = True, recompressed: bool = False) -> None:
+    def check(self, image: bytes, targets: str = "9.0", *, stripped: bool = True) -> None:
         self.changed.write_bytes(image)
         with open_file(self.stock) as stock, open_file(self.changed) as output:
-            prove(Library.read(stock), output, policy(targets), stripped=stripped, recompressed=recompressed)
+            prove(Library.read(stock), output, policy(targets), stripped=stripped, proven=None)
 
     def check_flipped(self, at: int, bit: int) -> None:
         """Check the output with one bit changed; only that byte is written, there and back."""
@@ -49,7 +49,7 @@ class Bench:
             os.pwrite(file.fileno(), bytes([self.output[at] ^ 1 << bit]), at)
             try:
                 with open_file(self.flipped) as output:
-                    prove(Library.read(stock), output, policy("9.0"), stripped=True, recompressed=False)
+                    prove(Library.read(stock), output, policy("9.0"), stripped=True, proven=None)
             finally:
                 os.pwrite(file.fileno(), self.output[at : at + 1], at)
 
