@@ -1,8 +1,8 @@
 """`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and what it gives.
 
-Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress] [--rounds 3] [--copy-to FOLDER]
+Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--level 19]] [--rounds 3] [--copy-to DIR]
 
-TREE is a folder into which wheels were unpacked (torch and the NVIDIA packages it names); only it is read. FOLDER must
+TREE is a folder into which wheels were unpacked (torch and the NVIDIA packages it names); only it is read. DIR must
 be on the same disk and have room for a copy. Both are run with the tree in the page cache. Limits: without
 recompression 1.5 times `cp -r` and 400 MB of memory (proportional share of all processes together); with it, once the
 images are in the cache, 2 times `cp -r`.
@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("tree", type=Path)
     parser.add_argument("--gpu", default="9.0")
     parser.add_argument("--recompress", action="store_true")
+    parser.add_argument("--level", default="19", help="of recompression; a lower one fills the cache sooner")
     parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -121,7 +122,7 @@ def main() -> int:
     tailor = [str(Path(sys.executable).with_name("torchtailor")), "tailor", str(options.tree), "--gpu", options.gpu]
     tailor += ["--nvidia", "--strip", "-o", str(work / "tailored")]
     if options.recompress:
-        tailor.append("--recompress")
+        tailor += ["--recompress", "--level", options.level]
     copied, cut = [], []
     try:
         for round_ in range(options.rounds + options.recompress):  # the first with recompression fills the cache
