@@ -114,7 +114,8 @@ def fetch(source: Source, folders: Folders) -> Tree:
 
 
 _ARCHITECTURES = "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
-_SPELLING = re.compile(r'arch_name MATCHES "(?P<pattern>(?:[^"\\]|\\.)+)"')
+# The test of a number begins at the start of the name; the one before it only cuts off `+PTX`.
+_SPELLING = re.compile(r'arch_name MATCHES "(?P<pattern>\^(?:[^"\\]|\\.)+)"')
 
 
 def knows_gpu(tree: Path, gpu: Capability) -> bool:

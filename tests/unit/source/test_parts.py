@@ -104,7 +104,8 @@ def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
 def test_a_tree_knows_its_gpus(tmp_path: Path, pattern: str, known: set[str]) -> None:
     path = tmp_path / "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
     path.parent.mkdir(parents=True)
-    path.write_text(f'    if(arch_name MATCHES "{pattern}")\n')
+    ptx = r"(.*)\\+PTX$"
+    path.write_text(f'    if(arch_name MATCHES "{ptx}")\n    endif()\n    if(arch_name MATCHES "{pattern}")\n')
     asked = ("9.0", "12.1")
     assert {text for text in asked if knows_gpu(tmp_path, Capability.parse(text))} == known
     assert knows_gpu(tmp_path / "elsewhere", Capability(12, 1))
