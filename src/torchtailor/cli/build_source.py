@@ -47,7 +47,7 @@ Work = Annotated[Path | None, typer.Option(help="Where to compile (20 GB).", ric
 Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_PANEL)]
 Target = Annotated[
     list[str] | None,
-    typer.Option("--target", help="Only this CMake target, such as c10; no wheel.", rich_help_panel=_PANEL),
+    typer.Option("--target", help="Only this ninja target, such as c10; repeatable; no wheel.", rich_help_panel=_PANEL),
 ]
 Ccache = Annotated[
     bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_PANEL)

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchtailor.build.ledger import Ledger, Running
 from torchtailor.diagnose import Diagnosis, diagnose
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
-from torchtailor.source.ccache import Hits, read_hits
+from torchtailor.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.source.ccache import prepare as prepare_ccache
 from torchtailor.source.configuration import Configuration
 from torchtailor.source.jobs import Jobs, choose_jobs
@@ -153,6 +153,8 @@ class Attempt:
         environment["MAX_JOBS"] = str(self.jobs.total)
         self.running.configuration |= {"jobs": self.jobs.total, "heavy_jobs": self.jobs.heavy}
         self.log.say(f"{self.jobs.total} jobs, {self.jobs.heavy} of them for {heavy} heavy files: {self.jobs.why}")
+        if shop.ccache:
+            count_from_zero(environment)
         self._compile(environment)
         wheel = self._pack(environment) if shop.whole else None
         made = read_log(shop.build)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import Dotted
-from torchtailor.errors import NoMatchError
+from torchtailor.errors import EnvironmentProblem, NoMatchError
 from torchtailor.source.buildenv import BuildEnvironment, install
 from torchtailor.source.folders import Folders, key_of, locked
 from torchtailor.source.tables import Tables
@@ -17,6 +18,8 @@ from torchtailor.source.tables import Tables
 _READY = ".ready"
 _VERSIONED = re.compile(r"(lib[\w-]+\.so)\.[\d.]+")
 _PARTS = ("bin", "include", "lib", "nvvm")
+_DRIVER_FUNCTION = re.compile(r"\bCUresult\s+(cu\w+)\s*\(")
+_STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY, what NVIDIA's own stub answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,13 @@ def cuda_packages(tables: Tables, cuda: Dotted) -> tuple[str, ...]:
 
 
 def make_cuda(
-    folders: Folders, tables: Tables, environment: BuildEnvironment, cuda: Dotted, packages: Iterable[str] = ()
+    folders: Folders,
+    tables: Tables,
+    environment: BuildEnvironment,
+    cuda: Dotted,
+    packages: Iterable[str] = (),
+    *,
+    cc: str = "cc",
 ) -> CudaPrefix:
     """Install the wheels of a toolkit and join them into one prefix; made once."""
     wanted = tuple(packages) or cuda_packages(tables, cuda)
@@ -60,6 +69,7 @@ def make_cuda(
             path.mkdir(parents=True)
             install(environment.path, wanted, target=path / "wheels")
             join_prefix(path / "wheels" / "nvidia", path / "home")
+            write_driver_stub(path / "home", cc)
             (path / _READY).touch()
     return CudaPrefix(path / "home")
 
@@ -91,6 +101,27 @@ def join_prefix(wheels: Path, home: Path) -> None:
         if profile.is_file():
             (home / "bin" / "nvcc.profile").unlink(missing_ok=True)
             shutil.copy2(profile, home / "bin" / "nvcc.profile")
+
+
+def write_driver_stub(home: Path, cc: str) -> None:
+    """A libcuda.so to link with: toolkits have one, wheels do not, and the real one comes with the driver."""
+    header, stubs = home / "include" / "cuda.h", home / "lib" / "stubs"
+    declared = _compile([cc, "-E", "-P", "-x", "c", str(header)], "")
+    names = sorted(set(_DRIVER_FUNCTION.findall(declared)))
+    stubs.mkdir(parents=True, exist_ok=True)
+    line = [cc, "-shared", "-fPIC", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "-"]
+    text = "".join(f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in names)
+    _compile([*line, "-o", str(stubs / "libcuda.so")], text)
+
+
+def _compile(line: list[str], text: str) -> str:
+    done = subprocess.run(line, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EnvironmentProblem(
+            f"{line[0]} cannot make a libcuda.so to link with: {done.stderr.strip()[:200]}",
+            "Check the compiler, or install the toolkit and leave --toolchain.",
+        )
+    return done.stdout
 
 
 def _link_all(source: Path, target: Path) -> None:

@@ -147,7 +147,8 @@ class SourceBuilder:
         if request.cuda_from_wheels and request.variant.build.cuda:
             self.watcher.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
             cuda_version = request.variant.build.toolkit or request.variant.build.cuda
-            prefix = make_cuda(self.folders, self.tables, tools, cuda_version)
+            cc = seen.compiler.cc if seen.compiler else "cc"
+            prefix = make_cuda(self.folders, self.tables, tools, cuda_version, cc=cc)
             seen = self.preflight(prefix)
             seen.demand(request.skip_checks)
         self.watcher.stage("Fetching the source")
