@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.elf_headers import Machine
 from torchtailor.verify.hostcode.analyse import HostCode, analyse
 from torchtailor.verify.hostcode.cache import host_code
+from torchtailor.verify.hostcode.features import feature_table
 from torchtailor.verify.hostcode.image import CodeImage, Origin, same_code, stripped
 from torchtailor.verify.hostcode.reach import Reach
 from torchtailor.verify.result import Check, Outcome
 from torchtailor.verify.static.artifact import LibraryFile
-from torchtailor.verify.static.host_checks import host_checks
+from torchtailor.verify.static.host_checks import host_checks, who_has
 from torchtailor.verify.static.read import LibraryFacts
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "hostcode"
@@ -91,6 +94,16 @@ class TestReach:
         assert ("zmm" in said) if arch == "x86_64" else ("z" in said or "p0" in said)
 
 
+def test_cores_are_named_where_no_isa_has_it_all() -> None:
+    """Armv9-A does not ask for BF16, though its cores have it: the baseline of torch's official aarch64 wheels."""
+    catalog = load_catalog()
+    words = frozenset({"sve", "bf16"})
+    said = who_has(words, Machine.AARCH64, feature_table(Machine.AARCH64), catalog)
+    assert said.startswith("no ISA of the catalog has all of it, but ")
+    assert "neoverse_v1, neoverse_v2" in said
+    assert "neoverse_n1" not in said
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 class TestVerdict:
     def test_static_initialiser_is_caught(self, arch: str) -> None:
@@ -134,6 +147,10 @@ class TestVerdict:
         check = verdicts(arch, "startup_wide", BROAD[arch])[0]
         assert WIDE[arch] in check.details["loading"]
         assert "behind no dispatch" not in check.reason
+
+    def test_who_has_what_it_needs_is_said(self, arch: str) -> None:
+        check = verdicts(arch, "plain_wide", BROAD[arch])[0]
+        assert re.search(rf"every CPU of [\w, ]*{BROAD[arch]}[\w, ]* has that", check.reason)
 
     def test_what_loads_and_may_crash_later(self, arch: str) -> None:
         checks = verdicts(arch, "plain_wide", NARROW[arch])

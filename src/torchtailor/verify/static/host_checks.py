@@ -65,12 +65,7 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
             unguarded = frozenset(word for _, host in read for word in host.needs(Reach.PLAIN))
             needs = "needs" if plain == 1 else "need"
             reason += f"; {plain} behind no dispatch {needs} {_needed(read, unguarded, table, Reach.PLAIN)}"
-        runs = [
-            isa.name
-            for isa in catalog.isas.values()
-            if isa.arch == machine.arch and words <= table.closure(isa.requires)
-        ]
-        reason += f"; every CPU of {', '.join(runs)} has that" if runs else "; no ISA of the catalog has all of it"
+        reason += f"; {who_has(words, machine, table, catalog)}"
     else:
         reason += f"what always runs needs {base} and no more"
     if dispatched:
@@ -88,6 +83,19 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
         functions=functions,
         code_bytes=size,
     )
+
+
+def who_has(words: frozenset[str], machine: Machine, table: FeatureTable, catalog: Catalog) -> str:
+    """The ISAs whose every CPU has these words; where there is none, the cores that do."""
+    isas = [i.name for i in catalog.isas.values() if i.arch == machine.arch and words <= table.closure(i.requires)]
+    if isas:
+        return f"every CPU of {', '.join(isas)} has that"
+    cores = [
+        core.name
+        for core in catalog.microarchitectures.values()
+        if core.arch == machine.arch and words <= table.closure(core.flags)
+    ]
+    return "no ISA of the catalog has all of it" + (f", but {', '.join(cores)} have" if cores else "")
 
 
 def _needed(read: Sequence[tuple[str, HostCode]], words: frozenset[str], table: FeatureTable, reach: Reach) -> str:
