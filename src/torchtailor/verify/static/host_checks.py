@@ -138,8 +138,8 @@ def _beyond(
     reason = f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}"
     loads = not counts[Reach.STARTUP]
     if loads:
-        share = f"of its {host.functions} functions, calling one of these"
-        reason += f"; it loads on such a CPU, and {share} is an illegal instruction there"
+        called = f"calling one of these, of {host.functions}, is an illegal instruction there"
+        reason += f"; it loads on such a CPU, but {called}"
     else:
         reason += ": an illegal instruction on such a CPU"
     inherited = loads and as_stock
