@@ -3,11 +3,12 @@
 #
 #   sudo tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
 #
-# ISA is armv8_2 on ARM and avx2 on x86 unless named, and stands for the CPU variant. It may be stopped at any time: the same command goes on. Wheel,
-# manifest and index end in FOLDER/work/dist, logs and the ledger in FOLDER/work/state.
+# ISA is armv8_2 on ARM and avx2 on x86 unless named, and stands for the variant without a GPU. It may be stopped at any
+# time: the same command goes on. Wheel, manifest and index end in FOLDER/work/dist, logs and the ledger in
+# FOLDER/work/state.
 set -eu
 
-root=${1:?"usage: $0 FOLDER [ISA] [options]"}
+root=${1:?"usage: $0 FOLDER [ISA or VARIANT] [options]"}
 shift
 case ${1:-} in
     ''|-*) case $(uname -m) in aarch64) variant=cpu-armv8_2 ;; *) variant=cpu-avx2 ;; esac ;;
