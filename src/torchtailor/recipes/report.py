@@ -8,6 +8,8 @@ from pathlib import Path
 from torchtailor.recipes.audit import Finding, Report
 from torchtailor.recipes.rules import RULES, Severity
 
+_MANY = 6
+
 _HEAD = """\
 # Rules of the recipe audit
 
@@ -51,12 +53,18 @@ def github_lines(reports: Sequence[Report], base: Path) -> Iterator[str]:
 
 
 def text_lines(report: Report) -> Iterator[tuple[Severity | None, str]]:
-    """Lines for people, each with the severity it is coloured by: findings, then how to mend each kind."""
+    """Lines for people, each with the severity it is coloured by: findings, then how to mend each kind.
+
+    What is the same in many files is said once.
+    """
+    same: dict[tuple[str, str], list[Finding]] = {}
     for finding in report.findings:
-        yield (
-            finding.severity,
-            f"{finding.file}:{finding.line}: {finding.severity.value}: {finding.message} [{finding.rule}]",
-        )
+        same.setdefault((finding.rule, finding.message), []).append(finding)
+    for group in same.values():
+        for finding in group if len(group) < _MANY else group[:1]:
+            more = f", and in {len(group) - 1} more places" if len(group) >= _MANY else ""
+            text = f"{finding.severity.value}: {finding.message} [{finding.rule}]{more}"
+            yield finding.severity, f"{finding.file}:{finding.line}: {text}"
     rules = sorted({finding.rule for finding in report.findings})
     if rules:
         yield None, ""

@@ -30,6 +30,13 @@ def test_the_repositorys_tree_does_not_drift(catalog: Catalog) -> None:
     assert len([step for step in plan.steps if step.path.suffix == ".nix"]) == 59
 
 
+def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "check", str(REPO)]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert "0 errors" in lines[-1]
+    assert len([line for line in lines if "[pin-hash]" in line]) == 1  # said once for all files
+
+
 def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -> None:
     variants = recipe_variants(catalog, "cuda-12_9")
     readme = render_all(catalog, pins, variants)["README.md"]
