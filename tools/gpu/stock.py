@@ -8,10 +8,12 @@ import shutil
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from torchtailor.tailor.installed import Installed, installed_in
 
 _OURS = re.compile(r"torch|triton|(?:nvidia|cuda)-.+")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def site_of(prefix: Path) -> Path:
@@ -43,11 +45,5 @@ def with_torch(installed: dict[str, Installed]) -> tuple[Installed, ...]:
         if name in found or name not in installed or not _OURS.fullmatch(name):
             continue
         found[name] = installed[name]
-        waiting += [_normal(text) for text in installed[name].metadata.requires]
+        waiting += [canonicalize_name(Requirement(text).name) for text in installed[name].metadata.requires]
     return tuple(found[name] for name in sorted(found))
-
-
-def _normal(requirement: str) -> str:
-    """The name that a requirement begins with, as indexes spell it."""
-    match = _NAME.match(requirement)
-    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""

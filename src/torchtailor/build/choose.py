@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchtailor.catalog import Catalog, Way
 from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
 
 _GLOB_SIGNS = "*?[{"
@@ -48,12 +47,6 @@ def choose(
         for choice in found:
             chosen.setdefault(choice.variant.unique_name, choice)
     return tuple(chosen.values())
-
-
-def running_python() -> str:
-    """`3.11`, `3.13t`: what torchtailor itself runs on."""
-    threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    return f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}"
 
 
 def _is_glob(word: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
@@ -53,16 +53,24 @@ class Cutter:
         """Where the results are kept."""
         return self._cache.root
 
-    def cut(self, stock: Fetched, gpus: Sequence[Capability], watcher: Watcher | None = None) -> dict[Capability, Cut]:
+    def cut(
+        self,
+        stock: Fetched,
+        gpus: Sequence[Capability],
+        watcher: Watcher | None = None,
+        making: Callable[[Sequence[Capability]], None] | None = None,
+    ) -> dict[Capability, Cut]:
         """The wheel for each GPU, from the cache or made now, all in one pass; each is proven before it is there.
 
-        A GPU that none of the wheel's code runs on is left out.
+        A GPU that none of the wheel's code runs on is left out. `making` is told for which it must be made now.
         """
-        cuts = self.known(stock, gpus)
-        missing = [gpu for gpu in gpus if gpu not in cuts]
+        folders = {gpu: self._cache.made(self._key(stock.sha256, stock.file.filename, gpu)) for gpu in gpus}
+        cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
+        missing = [gpu for gpu in folders if gpu not in cuts]
         if not missing:
             return cuts
-        folders = {gpu: self._folder(stock, gpu) for gpu in missing}
+        if making:
+            making(missing)
         with ExitStack() as stages:
             scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
             orders = [Order(scratch[gpu], self._settings(gpu)) for gpu in missing]
@@ -74,14 +82,6 @@ class Cutter:
                     assert made is not None
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
-
-    def known(self, stock: Fetched, gpus: Sequence[Capability]) -> dict[Capability, Cut]:
-        """The cuts of a wheel that were made before."""
-        found = {gpu: _read(self._folder(stock, gpu), stock) for gpu in gpus}
-        return {gpu: cut for gpu, cut in found.items() if cut is not None}
-
-    def _folder(self, stock: Fetched, gpu: Capability) -> Path:
-        return self._cache.made(self._key(stock.sha256, stock.file.filename, gpu))
 
     def _key(self, sha256: str, filename: str, gpu: Capability) -> str:
         options = self._options

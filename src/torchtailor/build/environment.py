@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.build.choose import running_python
 from torchtailor.build.wheelhouse import SIMPLE, Wheelhouse
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.fetch.target import Target
-from torchtailor.host.pythons import find_python, find_uv
+from torchtailor.host.pythons import WHAT_IT_IS, find_python, find_uv, running_python
 
 # What pip and uv must not add from the user's own settings: everything comes from the wheelhouse.
 _FOREIGN = ("PIP_", "UV_")
@@ -29,13 +28,6 @@ x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 assert torch.equal(x @ x.T, torch.tensor([[5.0, 14.0], [14.0, 50.0]]))
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
                   "gpus": torch.cuda.device_count(), "path": torch.__file__}))
-"""
-
-
-_VERSION = """
-import platform, sys, sysconfig
-threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-print(f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}", platform.machine())
 """
 
 
@@ -148,7 +140,7 @@ def _check_python(environment: Path, target: Target) -> None:
     python = _python_of(environment)
     if not python.exists():
         raise EnvironmentProblem(f"{environment} has no bin/python.", "Name a Python environment with --into.")
-    done = _run([str(python), "-I", "-c", _VERSION], "ask the environment for its Python")
+    done = _run([str(python), "-I", "-c", WHAT_IT_IS], "ask the environment for its Python")
     version, machine = done.split()
     if (version, machine) != (target.python, target.arch):
         raise UsageError(

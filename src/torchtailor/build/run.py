@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -130,15 +132,17 @@ class _Work:
                     wanted.setdefault(item.file.url, (item, {}))[1][plan.variant.gpu.capability] = None
         began, size = time.monotonic(), 0
         for url, (item, gpus) in wanted.items():
-            if missing := [gpu for gpu in gpus if gpu not in self._cutter.known(fetched[url], tuple(gpus))]:
-                self._say("cut", f"Cutting {item.name} for {', '.join(map(str, missing))}")
+            making = partial(self._say_cutting, item.name)
             with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
-                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch)
+                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch, making)
             self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
             size += sum(item.size for cut in cuts.values() if not cut.from_cache)
         if size > 10_000_000:
             for running in self._running.values():
                 running.configuration[CUT_KEY] = round(size / (time.monotonic() - began))
+
+    def _say_cutting(self, name: str, gpus: Sequence[Capability]) -> None:
+        self._say("cut", f"Cutting {name} for {', '.join(map(str, gpus))}")
 
     def _place(self, plan: VariantPlan, item: Input, stock: Fetched) -> Placed:
         if item.treatment is not Treatment.CUT or plan.variant.gpu is None:

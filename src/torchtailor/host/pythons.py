@@ -10,18 +10,31 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-_VERSION = (
-    "import sys, sysconfig; threaded = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else '';"
-    " print(f'{sys.version_info[0]}.{sys.version_info[1]}{threaded}')"
-)
+# Asks a Python what it is: `3.13t x86_64`.
+WHAT_IT_IS = """
+import platform, sys, sysconfig
+threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print(f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}", platform.machine())
+"""
+
+
+def running_python() -> str:
+    """`3.11`, `3.13t`: what torchtailor itself runs on."""
+    threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+    return f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}"
 
 
 def find_python(version: str) -> Path | None:
     """A Python such as 3.13 or 3.13t: the one that runs torchtailor, else the first found that says it is one."""
-    threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    if version == f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}":
+    if version == running_python():
         return Path(sys.executable)
     return next((path for path in _candidates(version) if _says(path, version)), None)
+
+
+def find_base_python(version: str) -> Path | None:
+    """The same, but not that of an environment where torchtailor runs in one: it may go away."""
+    base = Path(sys.base_prefix) / "bin" / f"python{version}"
+    return base if version == running_python() and base.exists() else find_python(version)
 
 
 def find_uv() -> str | None:
@@ -47,7 +60,7 @@ def _candidates(version: str) -> Iterator[Path]:
 def _says(path: Path, version: str) -> bool:
     """What is on the PATH may be pyenv's shim for a Python that is switched off."""
     try:
-        done = subprocess.run([path, "-I", "-c", _VERSION], capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run([path, "-I", "-c", WHAT_IT_IS], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0 and done.stdout.strip() == version
+    return done.returncode == 0 and done.stdout.split()[:1] == [version]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.build.choose import running_python
 from torchtailor.errors import EnvironmentProblem, NetworkError
+from torchtailor.host.pythons import find_uv
 from torchtailor.source.configuration import Configuration
 from torchtailor.source.folders import Folders, key_of, locked
 from torchtailor.source.ninja import STATUS
@@ -37,30 +36,6 @@ class BuildEnvironment:
         return self.path / "bin" / "ninja"
 
 
-def find_python(version: str) -> Path | None:
-    """A Python of this version with which environments can be made; one that does not start is passed over."""
-    if version == running_python():
-        base = Path(sys.base_prefix) / "bin" / f"python{version}"
-        return base if base.exists() else Path(sys.executable)
-    candidates = [shutil.which(f"python{version}")]
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates += sorted(map(str, pyenv.glob(f"versions/*/bin/python{version}")), reverse=True)
-    if uv := _uv():
-        line = [uv, "python", "find", "--no-project", "--no-python-downloads", version]
-        candidates.append(subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip())
-    return next((Path(path) for path in candidates if path and _is_python(path, version)), None)
-
-
-def _is_python(path: str, version: str) -> bool:
-    question = "import sys, sysconfig; print(*sys.version_info[:2], bool(sysconfig.get_config_var('Py_GIL_DISABLED')))"
-    try:
-        done = subprocess.run([path, "-I", "-c", question], capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    major, minor = version.rstrip("t").split(".")
-    return done.stdout.split() == [major, minor, str(version.endswith("t"))]
-
-
 def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnvironment:
     """The environment with the pinned tools, made once and used by every build."""
     packages = tables.environment.packages
@@ -69,7 +44,7 @@ def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnv
         if not (path / _READY).is_file():
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            uv = _uv()
+            uv = find_uv()
             _run([str(python), "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make an environment")
             install(path, packages)
             (path / _READY).touch()
@@ -79,7 +54,7 @@ def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnv
 def install(environment: Path, packages: tuple[str, ...], *, target: Path | None = None) -> None:
     """Install with uv where it is there, else with the environment's own pip; from the configured indexes."""
     python = environment / "bin" / "python"
-    uv = _uv()
+    uv = find_uv()
     line = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
     try:
         _run([*line, *(["--target", str(target)] if target else []), *packages], "install")
@@ -134,11 +109,6 @@ def process_environment(
         if compiler:
             values |= {"CUDAHOSTCXX": compiler.cxx, "CMAKE_CUDA_HOST_COMPILER": compiler.cxx}
     return {**values, **(cuda_paths or {}), **(ccache or {}), **configuration.environment}
-
-
-def _uv() -> str | None:
-    beside = Path(sys.executable).with_name("uv")
-    return shutil.which("uv") or (str(beside) if beside.exists() else None)
 
 
 def _run(line: list[str], what: str) -> None:

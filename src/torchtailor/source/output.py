@@ -19,8 +19,8 @@ from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError,
 from torchtailor.fetch.cache import Cache, link_or_copy
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
+from torchtailor.host.pythons import find_base_python
 from torchtailor.publish.index import METADATA_SUFFIX, index_pages, indexed
-from torchtailor.source.buildenv import find_python
 from torchtailor.source.configuration import Configuration
 from torchtailor.source.tree import Origin, Source, Tree
 from torchtailor.variants.variant import Variant
@@ -152,7 +152,7 @@ class Output:
         checks = list(verify_static(artifact, expected, self.catalog).checks)
         if whole and runs_here(variant):
             levels = frozenset({Level.STATIC, Level.IMPORT})
-            python = find_python(variant.python)
+            python = find_base_python(variant.python)
             checks += running_checks(artifact, expected, self.catalog, levels, python=python, asked=True)
         failed = [check for check in checks if check.outcome.value == "fail"]
         if failed:

@@ -14,8 +14,9 @@ from torchtailor.build.wheelhouse import Wheelhouse
 from torchtailor.catalog import Capability, Catalog, Dotted, Way
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
+from torchtailor.host.pythons import find_base_python
 from torchtailor.source.attempt import Attempt, BuildStoppedError, Made, Workshop
-from torchtailor.source.buildenv import find_python, make_environment, process_environment
+from torchtailor.source.buildenv import make_environment, process_environment
 from torchtailor.source.ccache import Hits, ccache_environment
 from torchtailor.source.configuration import Configuration, configure
 from torchtailor.source.cudawheels import CudaPrefix, make_cuda
@@ -101,7 +102,7 @@ class SourceBuilder:
         self.source = Source.parse(request.source, request.variant)
         known = version_here(self.source)
         self.request = replace(request, variant=of_tree(request.variant, known)) if known else request
-        self.python = find_python(request.variant.python)
+        self.python = find_base_python(request.variant.python)
         self.ccache = self.probe.which("ccache") if request.ccache else None
 
     def configuration(self, blas: str | None = None) -> Configuration:

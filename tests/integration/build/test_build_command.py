@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.build.conftest import Shell
+from tests.integration.build.pips import pip_on
 from tests.unit.build.test_build import NAME, TORCH, tree
 from torchtailor.errors import ExitCode
 from torchtailor.host.pythons import find_python
@@ -78,16 +79,10 @@ def test_clear_errors(shell: Shell, words: tuple[str, ...], code: ExitCode, said
     assert "Traceback" not in done.stderr
 
 
-# pip's --platform chooses wheels, but markers are still those of the machine that it runs on.
-PIP_ON_X86_64 = (
-    "import platform, runpy; platform.machine = lambda: 'x86_64'; runpy.run_module('pip', run_name='__main__')"
-)
-
-
 def pip_report(shell: Shell, *words: str) -> dict[str, str]:
     """What pip would install on x86_64, by name: version and where it comes from."""
     done = shell.run(
-        "python", "-c", PIP_ON_X86_64, "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
+        "python", *pip_on("x86_64"), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
         "--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64",
         "--python-version", "3.13", "--implementation", "cp", "--target", "unused", *words,
     )  # fmt: skip

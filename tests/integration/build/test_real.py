@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.build.pips import pip_on
 from torchtailor.build.environment import import_torch
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.host.pythons import find_python, find_uv
@@ -63,14 +64,10 @@ def foreign_cubins(folder: Path, own: str) -> dict[str, set[str]]:
 
 
 def pip_resolution(index: str, arch: str) -> dict[str, str]:
-    # --platform chooses wheels; markers are those of the machine that pip believes to be on.
-    elsewhere = (
-        f"import platform, runpy; platform.machine = lambda: {arch!r}; runpy.run_module('pip', run_name='__main__')"
-    )
     platforms = [word for tag in ("manylinux_2_28", "manylinux2014") for word in ("--platform", f"{tag}_{arch}")]
     between = [word for minor in range(5, 28) for word in ("--platform", f"manylinux_2_{minor}_{arch}")]
     done = subprocess.run(
-        [str(python_313()), "-c", elsewhere, "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
+        [str(python_313()), *pip_on(arch), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
          "--target", "unused", "--only-binary", ":all:", *platforms, *between, "--python-version", "3.13",
          "--implementation", "cp", "--index-url", index, "torch"],
         env=clean(), capture_output=True, text=True, check=False,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from torchtailor.build.choose import running_python
 from torchtailor.build.ledger import Ledger
 from torchtailor.catalog import Catalog, Way, load_catalog
 from torchtailor.errors import NetworkError
-from torchtailor.source.buildenv import find_python, make_environment
+from torchtailor.host.pythons import find_base_python, running_python
+from torchtailor.source.buildenv import make_environment
 from torchtailor.source.folders import Folders
 from torchtailor.source.runner import Request, SourceBuilder, SourceResult
 from torchtailor.source.tables import load_tables
@@ -46,7 +46,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler here")
     kept = os.environ.get("TORCHTAILOR_TEST_WORK")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("work")
-    python = find_python(running_python())
+    python = find_base_python(running_python())
     assert python is not None
     try:
         make_environment(Folders(folder, folder), load_tables(), python)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.source.conftest import ISA
-from torchtailor.build.choose import running_python
 from torchtailor.build.ledger import Ledger, Result
 from torchtailor.errors import ExitCode
+from torchtailor.host.pythons import running_python
 
 pytestmark = pytest.mark.xdist_group("source")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.source.conftest import Build
-from torchtailor.build.choose import running_python
 from torchtailor.build.ledger import Ledger
 from torchtailor.catalog import Dotted
 from torchtailor.errors import EnvironmentProblem, NetworkError
 from torchtailor.gpucode.scan import scan_file
-from torchtailor.source.buildenv import find_python, make_environment
+from torchtailor.host.pythons import find_base_python, running_python
+from torchtailor.source.buildenv import make_environment
 from torchtailor.source.ccache import ccache_environment, prepare, read_hits
 from torchtailor.source.cudawheels import make_cuda, write_driver_stub
 from torchtailor.source.folders import Folders
@@ -85,7 +85,7 @@ def test_nvcc_of_wheels_compiles_for_two_gpus(tmp_path: Path) -> None:
     """The toolkit is made of wheels alone; cubins are those that were asked for; another ISA reuses them all."""
     folders = Folders(Path(os.environ.get("TORCHTAILOR_TEST_WORK") or tmp_path), tmp_path)
     tables = load_tables()
-    python = find_python(running_python())
+    python = find_base_python(running_python())
     assert python is not None
     line = "13.0"
     parts = ("nvcc", "crt", "runtime", "cccl")

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.build.conftest import Workshop
-from torchtailor.build.choose import choose, running_python
+from torchtailor.build.choose import choose
 from torchtailor.build.options import Options
 from torchtailor.build.plan import Treatment
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
+from torchtailor.host.pythons import running_python
 
 
 class Usage(NamedTuple):

@@ -28,20 +28,7 @@ def fat() -> bytes:
 @pytest.fixture
 def stock(tmp_path: Path, fat: bytes) -> Path:
     """A stock wheel of torch in small."""
-    folder = tmp_path / "stock"
-    folder.mkdir()
-    return build_wheel(
-        folder,
-        {
-            "torch/__init__.py": b"",
-            "torch/lib/libtorch_cuda.so": fat,
-            "torch/lib/libtorch_cpu.so": (HOST / "x86_64" / "dispatched.so").read_bytes(),
-            "torch/_C.cpython-313-x86_64-linux-gnu.so": (HOST / "x86_64" / "startup_base.so").read_bytes(),
-        },
-        name="torch",
-        version="2.10.0",
-        tag="cp313-cp313-manylinux_2_28_x86_64",
-    )
+    return _torch(tmp_path / "stock", "x86_64", fat, "2.10.0", {})
 
 
 @pytest.fixture
@@ -54,18 +41,22 @@ def arm_fat() -> bytes:
 @pytest.fixture
 def arm_torch(tmp_path: Path, arm_fat: bytes) -> Path:
     """The same for aarch64."""
-    folder = tmp_path / "arm"
+    version = {"torch/version.py": b"__version__ = '2.15.0+cu132'\n"}
+    return _torch(tmp_path / "arm", "aarch64", arm_fat, "2.15.0", version)
+
+
+def _torch(folder: Path, arch: str, cuda: bytes, version: str, more: dict[str, bytes]) -> Path:
     folder.mkdir()
     return build_wheel(
         folder,
         {
             "torch/__init__.py": b"",
-            "torch/version.py": b"__version__ = '2.15.0+cu132'\n",
-            "torch/lib/libtorch_cuda.so": arm_fat,
-            "torch/lib/libtorch_cpu.so": (HOST / "aarch64" / "dispatched.so").read_bytes(),
-            "torch/_C.cpython-313-aarch64-linux-gnu.so": (HOST / "aarch64" / "startup_base.so").read_bytes(),
+            **more,
+            "torch/lib/libtorch_cuda.so": cuda,
+            "torch/lib/libtorch_cpu.so": (HOST / arch / "dispatched.so").read_bytes(),
+            f"torch/_C.cpython-313-{arch}-linux-gnu.so": (HOST / arch / "startup_base.so").read_bytes(),
         },
         name="torch",
-        version="2.15.0",
-        tag="cp313-cp313-manylinux_2_28_aarch64",
+        version=version,
+        tag=f"cp313-cp313-manylinux_2_28_{arch}",
     )

@@ -100,20 +100,18 @@ def classify(code: Superset, places: Numbers) -> npt.NDArray[np.uint8]:
     return table().of(code.keys[places], code.modrm[places])
 
 
-def features(code: bytes) -> frozenset[str]:
-    """All words that the instructions of a function need."""
+def _instructions(code: bytes) -> tuple[Superset, Numbers]:
+    """A function decoded, and where its instructions begin."""
     decoded = superset(code)
-    places = np.array(starts(decoded.lengths, 0, len(code)), np.int64)
-    sets = table().sets
-    return frozenset().union(*(sets[number] for number in np.unique(classify(decoded, places)).tolist()))
+    return decoded, np.array(starts(decoded.lengths, 0, len(code)), np.int64)
 
 
 def references(code: bytes, address: int) -> set[int]:
     """Addresses that a function calls, jumps to, or takes by distance."""
-    decoded = superset(code)
+    decoded, places = _instructions(code)
     padded = code + bytes(32)
     targets: set[int] = set()
-    for place in starts(decoded.lengths, 0, len(code)):
+    for place in places.tolist():
         number, end = int(decoded.keys[place]), place + decoded.lengths[place]
         kind = (Space(number >> 13), number & 0xFF)
         modrm_at = int(decoded.modrm_at[place])
@@ -136,8 +134,7 @@ def _disassembler() -> capstone.Cs:
 
 def example(code: bytes, address: int, words: frozenset[str]) -> str:
     """The first instruction of a function that needs one of the words, as text with its address."""
-    decoded = superset(code)
-    places = np.array(starts(decoded.lengths, 0, len(code)), np.int64)
+    decoded, places = _instructions(code)
     wanted = np.array([bool(needs & words) for needs in table().sets])
     for place in places[wanted[classify(decoded, places)]].tolist():
         raw = code[place : place + decoded.lengths[place]]

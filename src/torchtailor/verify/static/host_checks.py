@@ -13,7 +13,7 @@ from torchtailor.verify.hostcode.analyse import HostCode, UseGroup
 from torchtailor.verify.hostcode.features import FeatureTable, feature_table
 from torchtailor.verify.hostcode.reach import Reach
 from torchtailor.verify.hostcode.readable import readable
-from torchtailor.verify.result import Check, Level
+from torchtailor.verify.result import Check, Level, Outcome
 from torchtailor.verify.static.read import LibraryFacts
 
 _BASE = {Machine.X86_64: "x86-64", Machine.AARCH64: "Armv8.0-A"}
@@ -145,21 +145,15 @@ def _beyond(
     inherited = loads and as_stock
     if inherited:
         reason += "; stock's instructions are the same, so this is not of this build: --via source compiles others"
-    check = Check.not_applicable if inherited else _failed
-    return check(
-        Level.STATIC,
-        f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}",
-        reason,
-        library=name,
-        beyond=words,
-        startup=counts[Reach.STARTUP],
-        plain=counts[Reach.PLAIN],
-        functions=_examples(groups),
-    )
-
-
-def _failed(level: Level, name: str, reason: str, /, **details: Any) -> Check:
-    return Check.of(level, name, False, reason, **details)
+    details = {
+        "library": name,
+        "beyond": words,
+        "startup": counts[Reach.STARTUP],
+        "plain": counts[Reach.PLAIN],
+        "functions": _examples(groups),
+    }
+    outcome = Outcome.NOT_APPLICABLE if inherited else Outcome.FAIL
+    return Check(Level.STATIC, f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}", outcome, reason, details)
 
 
 def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:
