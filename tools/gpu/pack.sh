@@ -23,9 +23,12 @@ rm -rf "$out.part"
 # NumPy is on the machine, beside its torch; zstandard's second back end is for PyPy.
 rm -rf "$out.part"/bin "$out.part"/numpy* "$out.part"/zstandard/_cffi.*
 find "$out.part" \( -name tests -o -name __pycache__ \) -type d -prune -exec rm -rf {} +
-if [ "$(uname -m)" = x86_64 ] && command -v strip >/dev/null; then
-    find "$out.part" -name '*.so*' -exec strip --strip-debug {} +
-fi
+for strip in x86_64-linux-gnu-strip llvm-strip; do
+    if command -v "$strip" >/dev/null; then
+        find "$out.part" -name '*.so*' -exec "$strip" --strip-debug {} +
+        break
+    fi
+done
 rm -rf "$out"
 mv "$out.part" "$out"
 

@@ -172,6 +172,45 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
             say(f"  {case.verdict.value}: {case.name}: {case.reason}")
 
 
+def verified(notes: Notes, options: argparse.Namespace) -> None:
+    """`torchtailor verify`, as a user would call it: each right cut at all levels, the wrong one on paper."""
+    made = [name for name in ("wrong", *RIGHT) if (WORK / name).is_dir() and (not options.cuts or name in options.cuts)]
+    for name in made:
+        guarded(f"verify {name}", lambda name=name: verify(notes, name))  # type: ignore[misc]
+
+
+def verify(notes: Notes, name: str) -> None:
+    pages = ["--junit", f"verify-{name}.xml", "--report", f"verify-{name}.html"] if name == "tailored" else []
+    level = ["--level", "static"] if name == "wrong" else []
+    stock = ["--against", str(WORK / "stock")]
+    arguments = [str(WORK / name), *stock, "--gpu", "9.0", *level, "--json", "--plain", *pages]
+    began = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-m", "torchtailor", "verify", *arguments],
+        cwd=OUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=1500,
+    )
+    write_whole(OUT / f"verify-{name}.json", ran.stdout.encode())
+    result = json.loads(ran.stdout)
+    failed = [f"{check['name']}: {check['reason']}" for check in result["checks"] if check["outcome"] == "fail"]
+    notes.put(
+        f"verify_{name}",
+        {
+            "command": " ".join(["torchtailor", "verify", *arguments]),
+            "exit": ran.returncode,
+            "counts": result["counts"],
+            "failed": failed,
+            "seconds": round(time.monotonic() - began, 1),
+        },
+    )
+    say(f"verify {name}: exit {ran.returncode}, {result['counts']} in {time.monotonic() - began:.0f} s")
+    for line in failed:
+        say(f"  FAIL {line}")
+
+
 def measured(notes: Notes, options: argparse.Namespace) -> None:
     """Start each build cold and warm, and time a few ops, the builds in turn."""
     os.environ.pop("OMP_NUM_THREADS", None)
@@ -200,11 +239,13 @@ STAGES: dict[str, Callable[[Notes, argparse.Namespace], None]] = {
     "suite": suite,
     "compare": compared,
     "measure": measured,
+    "verify": verified,
     "report": report,
 }
 GROUPS = {
     "stage1": ("prepare", "wrong", "suite", "compare", "report"),
     "stage2": ("prepare", "measure", "report"),
+    "stage3": ("prepare", "verify", "report"),
     "all": tuple(STAGES),
 }
 

@@ -14,7 +14,7 @@ RIGHT = ("tailored", "recompressed")
 def markdown(found: Mapping[str, Any]) -> str:
     """Everything that was found, each part only where it was."""
     lines = list(_machine(found))
-    for part in (_sizes, _libraries, _suite, _starts, _throughput, _wrong):
+    for part in (_sizes, _libraries, _suite, _starts, _throughput, _wrong, _verify):
         made = list(part(found))
         if made:
             lines += ["", *made]
@@ -172,3 +172,21 @@ def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {name}: **{check['outcome']}** in {check['seconds']} s: {check['reason']}"
         if "cuda_says" in check:
             yield f"  CUDA itself: {check['cuda_says']}"
+
+
+def _verify(found: Mapping[str, Any]) -> Iterator[str]:
+    runs = [(name, found[f"verify_{name}"]) for name in (*RIGHT, "wrong") if f"verify_{name}" in found]
+    if not runs:
+        return
+    yield "## `torchtailor verify`"
+    yield ""
+    words = ("pass", "fail", "not-applicable")
+    rows = [
+        [name, run["exit"], *(run["counts"][word] for word in words), f"{run['seconds']:.0f}"] for name, run in runs
+    ]
+    yield from _table(["copy", "exit code", *words, "seconds"], rows)
+    for name, run in runs:
+        yield ""
+        yield f"`{run['command']}`" + (":" if run["failed"] else "")
+        for line in run["failed"]:
+            yield f"- {name}: **fail**: {line}"

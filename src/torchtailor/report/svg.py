@@ -8,9 +8,10 @@ from html import escape
 from torchtailor.report.figures import HOST, Bytes, Chart, Row
 from torchtailor.ui.format import human_bytes
 
-_WIDTH, _LEFT, _RIGHT = 960, 236, 92
+_WIDTH, _LEFT, _RIGHT = 960, 310, 92
 _BAR, _GAP, _SPACE = 17, 3, 16
-_NAME = 30  # characters of a library's name that fit the column
+_NAME, _NAME_WIDTH = 34, _LEFT - 62  # characters of a library's name that fit the column, and its width
+_ROOMY = 26  # characters that fit it in any font
 _CHARACTER = 6.6  # width of one in the labels inside bars
 
 
@@ -52,8 +53,9 @@ def _row(chart: Chart, row: Row, y: int) -> Iterator[str]:
     name = row.name.rsplit("/", 1)[-1]
     shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
     middle = y + height / 2 + 4
-    yield f'<text class="name" x="{_LEFT - 62}" y="{middle}" text-anchor="end"><title>{escape(row.name)}</title>'
-    yield f"{escape(shown)}</text>"
+    fit = f' textLength="{_NAME_WIDTH}" lengthAdjust="spacingAndGlyphs"' if len(shown) > _ROOMY else ""
+    yield f'<text class="name" x="{_NAME_WIDTH}" y="{middle}" text-anchor="end"{fit}>'
+    yield f"<title>{escape(row.name)}</title>{escape(shown)}</text>"
     if row.before:
         yield from _bar(chart, row.before, y, "before")
         y += _BAR + _GAP

@@ -97,7 +97,8 @@ def _device_check(device: GpuDevice, code: TorchCode, catalog: Catalog, wanted: 
     if fit.fit is Fit.JIT:
         reason += "; the driver compiles each kernel at its first use, which takes minutes once"
     if empty:
-        reason += f"; {len(empty)} libraries hold nothing for it: {', '.join(Path(one).name for one in empty[:4])}"
+        libraries = "1 library holds" if len(empty) == 1 else f"{len(empty)} libraries hold"
+        reason += f"; {libraries} nothing for it: {', '.join(Path(one).name for one in empty[:4])}"
     return Check.of(Level.GPU, name, True, reason, **details)
 
 

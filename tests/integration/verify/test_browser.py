@@ -154,6 +154,16 @@ def test_narrow_screens_do_not_overflow(page: Any) -> None:
         page.set_window_size(1200, 1600)
 
 
+def test_long_names_are_not_clipped(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "long.html"
+    names = ["nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9", "w" * 60 + ".so", "WM_" * 20]
+    write_report(report(libraries=[library(name, {HOST: 5}) for name in names], stock=None), path)
+    browser.get(path.as_uri())
+    lefts = ask(browser, "return [...document.querySelectorAll('svg text.name')].map(t => t.getBBox().x)")
+    assert len(lefts) == 4
+    assert min(lefts) >= 0
+
+
 def test_a_page_of_almost_nothing(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "small.html"
     write_report(report(libraries=[library("a.so", {HOST: 5})], stock=None, wheels=[], install=[]), path)

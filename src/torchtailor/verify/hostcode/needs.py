@@ -1,7 +1,8 @@
-"""What every function of a library needs: both architectures, two processes, one number per function."""
+"""What every function of a library needs: both architectures, all cores, one number per function."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from torchtailor.verify.hostcode.image import CodeImage, Functions
 Words = frozenset[str]
 
 _SMALL = 2 << 20  # bytes of code for which starting processes costs more than it saves
-_PARTS = 16  # shares of the work, so that a slow one does not keep the other process waiting
+_PROCESSES = 8  # at most: each takes some 250 MB
+_PARTS = 32  # shares of the work, so that a slow one does not keep the other processes waiting
 _CHUNK = 4 << 20  # instructions classified at a time on aarch64
 _X86_PART = 1 << 19  # bytes decoded at a time on x86_64, at every one of them
 
@@ -38,8 +40,9 @@ class Needs:
         return np.flatnonzero(chosen[self.indices]) if len(self.indices) else np.empty(0, np.int64)
 
 
-def read_needs(image: CodeImage, *, processes: int = 2) -> Needs:
-    """Read all instructions of a library."""
+def read_needs(image: CodeImage, *, processes: int = 0) -> Needs:
+    """Read all instructions of a library, in as many processes as there are cores where no number is given."""
+    processes = processes or min(len(os.sched_getaffinity(0)), _PROCESSES)
     functions = image.functions
     if not len(functions):
         return Needs((frozenset(),), np.empty(0, np.uint16))
