@@ -181,7 +181,7 @@ class Attempt:
 
     def _configure(self, environment: Mapping[str, str]) -> None:
         shop = self.workshop
-        wanted = {"digest": self.configuration.digest, "source": shop.tree.identity}
+        wanted = {"digest": self.configuration.digest, "source": shop.tree.identity, "python": str(shop.python)}
         state = shop.folder / _STATE
         if (shop.build / "build.ninja").is_file() and _read(state) == wanted:
             self.log.say("configured as before")

@@ -1,7 +1,7 @@
 """Where builds from source live.
 
 WORK/trees/KEY/                 sources as they were fetched or unpacked, never built in
-WORK/builds/VARIANT-KEY/src/    the copy that one build works in, with PyTorch's own build/ inside
+WORK/builds/VARIANT-KEY/src/    the copy that one build works in, with PyTorch's own build/ inside; for all Pythons
 WORK/builds/VARIANT-KEY/state.json, lock
 WORK/env/KEY/                   build environments
 WORK/cuda/KEY/                  CUDA toolkits made of NVIDIA's wheels

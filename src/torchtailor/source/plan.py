@@ -78,7 +78,8 @@ def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *
 
 
 def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> Cost:
-    """Naively every variant compiles everything. Shared, there is one host set per ISA and one device set per GPU.
+    """Naively every variant compiles everything. Shared, there is one host set per ISA, of which each further Python
+    compiles its own part again, and one device set per GPU.
 
     Host objects depend on the ISA alone and device objects on the GPU alone, so a compiler cache serves the latter
     across the ISAs of one machine; x86 and ARM have device sets of their own.
@@ -88,7 +89,9 @@ def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> Cost:
     naive = len(distinct) * (row.host_core_hours + row.link_core_hours) + len(with_gpu) * row.device_core_hours
     isas = {(item.release.name, item.isa.name, item.build.label) for item in distinct}
     devices = {(item.release.name, item.build.label, item.arch, item.gpu.capability) for item in with_gpu if item.gpu}
+    pythons = {(item.release.name, item.isa.name, item.build.label, item.python) for item in distinct}
     shared = len(isas) * (row.host_core_hours + row.link_core_hours) + len(devices) * row.device_core_hours
+    shared += (len(pythons) - len(isas)) * row.python_core_hours
     return Cost(naive, shared + len(with_gpu) * row.cut_core_hours)
 
 

@@ -258,10 +258,13 @@ class SourceBuilder:
         return Output(self.catalog, self.request, self.source, tree, self.configuration()).write(made.wheel)
 
     def _name(self, tree: Tree, configuration: Configuration) -> str:
-        """One folder for what must be one build: the same source, profile, switches of the user and GPUs."""
+        """One folder for what must be one build: the same source, profile, switches of the user and GPUs.
+
+        All Pythons share it: ninja then compiles libtorch once, and what sees Python's headers for each of them.
+        """
         request = self.request
         parts = (tree.identity, request.profile, *sorted(request.overrides), configuration.arch_list)
-        return f"{request.variant.unique_name}-{key_of(*parts, str(request.cuda_from_wheels))}"
+        return f"{request.variant.any_python}-{key_of(*parts, str(request.cuda_from_wheels))}"
 
 
 def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] = ()) -> str:

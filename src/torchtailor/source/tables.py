@@ -91,6 +91,7 @@ class CostRow(Strict, frozen=True):
 
     host_files: int
     host_core_hours: float
+    python_core_hours: float  # of these, what sees Python's headers
     device_files: int
     device_core_hours: float
     link_core_hours: float

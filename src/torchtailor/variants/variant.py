@@ -35,9 +35,18 @@ class Variant:
         return f"{self.release.tag}-{self._rest}"
 
     @property
+    def any_python(self) -> str:
+        """The same without its Python, for what all of them share: `pytorch210-cpu-avx2`."""
+        return f"{self.release.tag}-{self._code}"
+
+    @property
     def _rest(self) -> str:
+        return f"python{self.python.replace('.', '')}-{self._code}"
+
+    @property
+    def _code(self) -> str:
         cuda = f"cuda{str(self.build.cuda).replace('.', '_')}-" if self.build.cuda else ""
-        return f"python{self.python.replace('.', '')}-{cuda}{self.short_name}"
+        return f"{cuda}{self.short_name}"
 
     @property
     def arch(self) -> str:

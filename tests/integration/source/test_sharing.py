@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from torchtailor.source.ccache import ccache_environment, prepare, read_hits
 from torchtailor.source.cudawheels import make_cuda, write_driver_stub
 from torchtailor.source.folders import Folders
 from torchtailor.source.tables import load_tables
+from torchtailor.variants import Variant
 
 pytestmark = pytest.mark.xdist_group("source")
 
@@ -55,6 +59,52 @@ def test_another_build_with_the_same_flags_compiles_nothing(
     assert first.hits.hits + first.hits.misses == 6, "the files of the project, without CMake's own tests"
     assert (second.hits.hits, second.hits.misses) == (6, 0)
     assert ledger.attempts()[-1].configuration["ccache_hits"] == 1
+
+
+PYTHON_PART = """
+add_library(torch_python SHARED torch/csrc/Module.cpp)
+target_include_directories(torch_python PRIVATE ${PYTHON_INCLUDE})
+target_link_libraries(torch_python torch_cpu)
+install(TARGETS torch_python LIBRARY DESTINATION lib)
+"""
+MODULE = """
+#include <Python.h>
+extern "C" const char* python_of_headers() { return PY_VERSION; }
+"""
+
+
+def test_libtorch_is_compiled_once_for_all_pythons(
+    build: Build, ledger: Ledger, project: Path, variant: Variant, tmp_path: Path
+) -> None:
+    """Another Python compiles what sees its headers and nothing else; each wheel holds its own part."""
+    others = [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if version != variant.python]
+    found = [version for version in others if (path := find_base_python(version)) and has_headers(path)]
+    if not found:
+        pytest.skip("only one Python with its headers here")
+    setup, lists = project / "setup.py", project / "CMakeLists.txt"
+    include = "import sysconfig; PYTHON = f\"-DPYTHON_INCLUDE={sysconfig.get_path('include')}\""
+    text = setup.read_text().replace("import subprocess\n", f"import subprocess\n{include}\n")
+    setup.write_text(text.replace("*options, ", "*options, PYTHON, "))
+    lists.write_text(lists.read_text() + PYTHON_PART)
+    (project / "torch" / "csrc" / "Module.cpp").write_text(MODULE)
+    compiled = []
+    for python in (variant.python, found[0], variant.python):
+        result = build(variant=replace(variant, python=python))
+        assert result.wheel is not None
+        assert f"cp{python.replace('.', '')}" in result.wheel.name
+        names = re.findall(r"Building CXX object \S*/(\w+)\.cpp\.o", Path(ledger.attempts()[-1].log).read_text())
+        compiled.append(sorted(names))
+        place = tmp_path / f"unpacked-{len(compiled)}"
+        zipfile.ZipFile(result.wheel).extractall(place)
+        library = (place / "torch" / "lib" / "libtorch_python.so").read_bytes()
+        assert re.findall(rb"\0(\d\.\d+)\.\d+\w*\0", library) == [python.encode()]
+    assert compiled == [["Module", "a", "b", "big_0", "big_1", "c", "d"], ["Module"], ["Module"]]
+
+
+def has_headers(python: Path) -> bool:
+    code = "import sysconfig; print(sysconfig.get_path('include'))"
+    said = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    return Path(said.strip(), "Python.h").is_file()
 
 
 def test_a_toolkit_of_wheels_has_a_driver_to_link_with(tmp_path: Path) -> None:

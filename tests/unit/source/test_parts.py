@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -172,6 +173,15 @@ def test_all_gpus_of_one_isa_are_one_build(catalog: Catalog, tables: Tables, var
     single = plan_matrix(catalog, tables, [variant("cpu-avx2")], all_gpus=True)
     assert single.groups[0].gpus == ()
     assert single.cost.naive == pytest.approx(single.cost.shared)
+
+
+def test_another_python_costs_its_own_part(catalog: Catalog, tables: Tables, variant: Named) -> None:
+    first = variant("cpu-avx2")
+    one, three = [first], [replace(first, python=python) for python in ("3.11", "3.12", "3.13")]
+    more = matrix_cost(tables.cost, three).shared - matrix_cost(tables.cost, one).shared
+    assert more == pytest.approx(2 * tables.cost.python_core_hours)
+    assert matrix_cost(tables.cost, three).naive == pytest.approx(3 * matrix_cost(tables.cost, one).naive)
+    assert {item.any_python for item in three} == {f"{first.release.tag}-cpu-avx2"}
 
 
 def test_hits_of_the_compiler_cache(tmp_path: Path) -> None:
