@@ -4,8 +4,9 @@
 #   sudo tools/trixie/setup.sh FOLDER [--dry-run]
 #
 # Needs root, debootstrap, 6 GB of disk and a few minutes. Packages come from the mirror that this machine's own apt
-# uses; on another distribution, set MIRROR to one. Every step is passed over when it was done before, so after a
-# broken connection the same command goes on. tools/trixie/build.sh then compiles in it.
+# uses; on another distribution, set MIRROR to one. A step is passed over when it was done before, so after a broken
+# connection the same command goes on; torchtailor itself is always the one of this repository. tools/trixie/build.sh
+# then compiles in it.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -85,16 +86,15 @@ if ! done_before source; then
     mark source
 fi
 
-if ! done_before torchtailor; then
-    say "installing torchtailor"
-    run mkdir -p "$root/torchtailor"
-    run cp -r "$repository/pyproject.toml" "$repository/README.md" "$repository/LICENSE" "$repository/src" "$root/torchtailor/"
-    # This machine's certificates, which may hold one of the local network; the package has written its own.
-    bundle=/etc/ssl/certs/ca-certificates.crt
-    [ ! -f "$bundle" ] || run cp -L "$bundle" "$root$bundle"
-    [ ! -f /etc/pip.conf ] || run cp /etc/pip.conf "$root/etc/pip.conf"
-    run chroot "$root" sh -c 'python3 -m venv /opt/torchtailor && /opt/torchtailor/bin/pip install -q /torchtailor'
-    mark torchtailor
-fi
+say "installing torchtailor"
+run rm -rf "$root/torchtailor"
+run mkdir -p "$root/torchtailor"
+run cp -r "$repository/pyproject.toml" "$repository/README.md" "$repository/LICENSE" "$repository/src" "$root/torchtailor/"
+# This machine's certificates, which may hold one of the local network; the package has written its own.
+bundle=/etc/ssl/certs/ca-certificates.crt
+[ ! -f "$bundle" ] || run cp -L "$bundle" "$root$bundle"
+[ ! -f /etc/pip.conf ] || run cp /etc/pip.conf "$root/etc/pip.conf"
+run chroot "$root" sh -c 'python3 -m venv /opt/torchtailor && /opt/torchtailor/bin/pip install -q /torchtailor &&
+    /opt/torchtailor/bin/pip install -q --force-reinstall --no-deps /torchtailor'
 
 say "ready: tools/trixie/build.sh $root"

@@ -75,9 +75,11 @@ class Estimate:
     ) -> None:
         done = set(made)
         self._kinds = kinds
-        self._left = {name: kind.seconds for name, kind in kinds.items() if name not in done}
+        self._missing = {name: kind.seconds for name, kind in kinds.items() if name not in done}
+        # Ninja may make them again: a header has changed, or a flag.
+        self._made = {name: kind.seconds for name, kind in kinds.items() if name in done}
+        self._finished = 0.0
         self._jobs, self._speed, self._whole = jobs, speed, whole
-        self._begun_with = sum(self._left.values())
         self._started = time.monotonic()
         self._last: Status | None = None
         self._sample = Sample(0, ())
@@ -87,7 +89,7 @@ class Estimate:
         # Before all else ninja brings build.ninja up to date, and counts only that: code generators, CMake.
         if self._last or status.output in self._kinds:
             self._last = status
-        self._left.pop(status.output, None)
+        self._finished += self._missing.pop(status.output, 0.0) or self._made.pop(status.output, 0.0)
 
     def look(self, sample: Sample) -> None:
         self._sample = sample
@@ -95,17 +97,19 @@ class Estimate:
 
     @property
     def progress(self) -> Progress:
-        done, total = (self._last.done, self._last.total) if self._last else (0, len(self._left))
+        done, total = (self._last.done, self._last.total) if self._last else (0, len(self._missing))
         earlier = max(0, len(self._kinds) - total) if self._whole else 0  # ninja counts what this run has to do
         return Progress(earlier + done, earlier + total, self._sample.memory, self._sample.files[:3], self._remaining())
 
     def _remaining(self) -> float | None:
         if not self._whole:
             return None  # which files a part has, only ninja knows
-        left = sum(self._left.values())
-        finished = self._begun_with - left
-        elapsed = time.monotonic() - self._started
+        left = sum(self._missing.values())
         planned = self._speed / self._jobs  # wall seconds for a second of weight
-        if self._last and self._last.done >= _ENOUGH and finished:
-            planned = elapsed / finished
+        if self._last:
+            again = self._last.total - self._last.done - len(self._missing)
+            if again > 0 and self._made:  # which ones, only ninja knows
+                left += min(again, len(self._made)) * sum(self._made.values()) / len(self._made)
+            if self._last.done >= _ENOUGH and self._finished:
+                planned = (time.monotonic() - self._started) / self._finished
         return left * planned

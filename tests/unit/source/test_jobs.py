@@ -143,6 +143,20 @@ def test_the_estimate_counts_weights_not_files(tables: Tables) -> None:
     assert part.progress.percent == pytest.approx(100 / 9)
 
 
+def test_the_estimate_counts_what_is_made_again(tables: Tables) -> None:
+    """A build of 2.12.1 was resumed with other flags: ninja made everything again, and hours were missing."""
+    kind = next(kind for kind in tables.kinds if kind.name == "c10")
+    files = {f"{number}.o": kind for number in range(100)}
+    resumed = Estimate(files, made=[f"{number}.o" for number in range(60)], jobs=2, speed=1.0)
+    assert resumed.progress.remaining == pytest.approx(40 * kind.seconds / 2)
+    for done in range(1, 11):
+        status = read_status(f"[{done}/100] Building CXX object {done}.o")
+        assert status is not None
+        resumed.take(status)
+    assert resumed.progress.remaining == pytest.approx(90 * kind.seconds / 2)
+    assert resumed.progress.percent == pytest.approx(10)
+
+
 def test_what_ninja_does_before_it_knows_its_files_is_no_progress(tables: Tables) -> None:
     """Lines of a build of 2.12.1: four steps bring build.ninja up to date, and only then are the files counted."""
     kind = next(kind for kind in tables.kinds if kind.name == "c10")
