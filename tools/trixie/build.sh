@@ -18,10 +18,12 @@ esac
 [ "$(id -u)" = 0 ] || { echo "trixie: this needs root"; exit 1; }
 mkdir -p "$root/work"
 # Only who mounts takes it away again: another build may be running here.
-if ! mountpoint -q "$root/proc"; then
-    mount -t proc proc "$root/proc"
-    trap 'umount -l "$root/proc"' EXIT
-fi
+mounted=
+trap 'for place in $mounted; do umount -l "$place"; done' EXIT
+for kind in proc sysfs; do
+    place=$root/${kind%fs}
+    mountpoint -q "$place" || { mount -t "$kind" "$kind" "$place" && mounted="$mounted $place"; }
+done
 
 # USE_SYSTEM_LIBS: Debian's packages stand for the submodules. Its source is of another version than the newest
 # release, and its wheel's name follows the source.

@@ -81,6 +81,8 @@ if ! done_before source; then
         say "the pool has no $newer: fetching the suite's own source"
         run chroot "$root" sh -ec 'cd /src && rm -rf pytorch && apt-get -q source --download-only pytorch && dpkg-source -x pytorch_*.dsc pytorch'
     fi
+    # Debian's libraries are found by the system; those of a wheel find each other.
+    run chroot "$root" sh -ec "cd /src/pytorch && sed -i 's/^set(CMAKE_INSTALL_RPATH \"\")/set(CMAKE_INSTALL_RPATH \"\${_rpath_portable_origin}\")/' cmake/Dependencies.cmake"
     # Debian's label of the version is taken back: torchtailor gives its own.
     run chroot "$root" sh -ec "cd /src/pytorch && sed '/^Index: .*version.txt/,\$d' debian/patches/2000-version.patch | patch -R -p1"
     mark source

@@ -188,6 +188,7 @@ class Attempt:
             return
         self._stage("configure", "Configuring")
         state.unlink(missing_ok=True)
+        _clear_installed(shop)
         shop.include.write_text(self.configuration.cmake_text(), "utf-8")
         (shop.build / "CMakeCache.txt").unlink(missing_ok=True)
         self._run((str(shop.python), "setup.py", "build", "--cmake-only"), shop.source, environment)
@@ -255,6 +256,18 @@ class Attempt:
             return diagnose(io.BytesIO(b"".join(self.log.tail)))
         with self.log.path.open("rb") as file:
             return diagnose(file)
+
+
+def _clear_installed(shop: Workshop) -> None:
+    """What another configuration installed beside the sources would be packed too; setuptools would keep its module."""
+    with suppress(OSError):
+        for line in (shop.build / "install_manifest.txt").read_text("utf-8").splitlines():
+            path = Path(line)
+            if path.is_relative_to(shop.source):
+                path.unlink(missing_ok=True)
+    for pattern in ("lib.*-*", "temp.*-*", "bdist.*-*"):
+        for folder in shop.build.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(path: Path) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.build.ledger import Ledger
+from torchtailor.build.ledger import Ledger, Running
 from torchtailor.build.wheelhouse import Wheelhouse
 from torchtailor.catalog import Capability, Catalog, Dotted, Way
 from torchtailor.errors import EnvironmentProblem
@@ -190,8 +190,7 @@ class SourceBuilder:
         with locked(folder / "lock", request.variant.unique_name):
             if not request.resume:
                 shop.start_over()
-            made, attempts, log = self._attempts(shop, configuration)
-            houses = self._houses(made, tree)
+            made, houses, attempts, log = self._attempts(shop, configuration)
         return SourceResult(
             variant=request.variant.unique_name,
             wheel=made.wheel,
@@ -212,7 +211,7 @@ class SourceBuilder:
                 "Take a newer source; PyTorch 2.6 takes capabilities of two digits.",
             )
 
-    def _attempts(self, shop: Workshop, configuration: Configuration) -> tuple[Made, int, Path]:
+    def _attempts(self, shop: Workshop, configuration: Configuration) -> tuple[Made, tuple[Wheelhouse, ...], int, Path]:
         """Try; fewer jobs after a kill for memory, safe mends as often as allowed, until it is done or beyond that."""
         jobs: Jobs | None = None
         mends = self.request.auto_mend
@@ -234,7 +233,8 @@ class SourceBuilder:
                     running.log = str(path)
                     with Log(path) as log:
                         attempt = Attempt(shop, configuration, jobs, running, self.ledger, log, self.watcher)
-                        return attempt.carry_out(), count, path
+                        made = attempt.carry_out()
+                        return made, self._houses(made, shop.tree, running), count, path
             except BuildStoppedError as stopped:
                 assert attempt is not None
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
@@ -249,13 +249,16 @@ class SourceBuilder:
                 configuration, jobs, told = mended
                 self.watcher.stage(f"{stopped.message} Mended: {told}; trying again")
 
-    def _houses(self, made: Made, tree: Tree) -> tuple[Wheelhouse, ...]:
+    def _houses(self, made: Made, tree: Tree, running: Running) -> tuple[Wheelhouse, ...]:
         if made.wheel is None:
             return ()
+        running.stage = "proof"
         from torchtailor.source.output import Output
 
         self.watcher.stage("Proving the wheel and writing the wheelhouse")
-        return Output(self.catalog, self.request, self.source, tree, self.configuration()).write(made.wheel)
+        houses = Output(self.catalog, self.request, self.source, tree, self.configuration()).write(made.wheel)
+        running.stage = ""
+        return houses
 
     def _name(self, tree: Tree, configuration: Configuration) -> str:
         """One folder for what must be one build: the same source, profile, switches of the user and GPUs.

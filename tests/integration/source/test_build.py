@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.integration.source.conftest import Build
 from torchtailor.build.ledger import Ledger, Result
 from torchtailor.catalog import Catalog, Way
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
 from torchtailor.source.attempt import BuildStoppedError
 from torchtailor.variants import Matrix, Variant
 
@@ -27,8 +28,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def imported(wheel: Path, folder: Path, expression: str) -> str:
     """What an expression is in a Python that has the wheel installed."""
-    import zipfile
-
     zipfile.ZipFile(wheel).extractall(folder)
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); import torch; print(({expression}))"
     return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -62,6 +61,43 @@ def test_from_a_folder_to_a_wheelhouse(
     assert attempt.percent == 100
     assert attempt.configuration["jobs"] == 2
     assert Path(attempt.log).read_text().count("Building CXX object") == 6
+
+
+def test_a_library_is_in_the_wheel_once(build: Build, project: Path) -> None:
+    """Debian's source gives libraries versions: links in a folder, which become copies in a wheel."""
+    versions = "set_target_properties(torch_cpu PROPERTIES VERSION 2.99.0 SOVERSION 2.99)"
+    with (project / "CMakeLists.txt").open("a") as file:
+        file.write(f'option(HAVE_SOVERSION "" ON)\nif(HAVE_SOVERSION)\n  {versions}\nendif()\n')
+    setup = project / "setup.py"
+    setup.write_text(setup.read_text().replace("lib/*.so", "lib/*.so*"))
+    wheel = build().wheel
+    assert wheel is not None
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if ".so" in name] == ["torch/lib/libtorch_cpu.so"]
+
+
+def test_what_another_configuration_installed_is_not_packed(build: Build) -> None:
+    first = build()
+    source = first.build / "src"
+    old = source / "torch" / "lib" / "libold.so"
+    old.write_bytes(b"left by a configuration with another switch")
+    with (source / "build" / "install_manifest.txt").open("a") as file:
+        file.write(f"\n{old}")
+    (first.build / "state.json").write_text("{}")
+    wheel = build().wheel
+    assert wheel is not None
+    assert "torch/lib/libold.so" not in zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_wheel_that_is_not_what_it_should_be_is_a_failed_attempt(
+    build: Build, ledger: Ledger, tmp_path: Path
+) -> None:
+    """This torch is none: compiling went well, the proof did not, and the ledger says so."""
+    with pytest.raises(CheckFailedError, match="not what"):
+        build(verify=True, with_dependencies=True)
+    (attempt,) = ledger.attempts()
+    assert (attempt.result, attempt.stage) == (Result.FAILED, "proof")
+    assert "not what" in attempt.error
+    assert not list((tmp_path / "dist").glob("*"))
 
 
 def test_cache_variables_reach_cmake_without_setup_py(

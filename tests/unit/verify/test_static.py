@@ -18,9 +18,11 @@ from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.verify.result import Check, Outcome
-from torchtailor.verify.static.artifact import TargetKind, open_artifact
-from torchtailor.verify.static.elf_checks import promised_glibc
+from torchtailor.verify.static.artifact import Artifact, LibraryFile, TargetKind, open_artifact
+from torchtailor.verify.static.elf_checks import elf_checks, promised_glibc
+from torchtailor.verify.static.elf_facts import ElfFacts
 from torchtailor.verify.static.expect import expectation
+from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.verify.static.verify import StaticProof, verify_static
 
 CATALOG = load_catalog()
@@ -421,3 +423,30 @@ class TestKinds:
         (house / "manifest.json").write_text("{")
         with pytest.raises(BadInputError, match="not JSON"):
             open_artifact(house)
+
+
+class TestLibrariesOfTheSystem:
+    """A torch compiled here may be linked with what the system has: its wheelhouse says so, an environment shows it."""
+
+    @staticmethod
+    def needed(kind: TargetKind, wanted: str, manifest: dict[str, object]) -> Check:
+        file = LibraryFile("torch/lib/libtorch_cpu.so", "", 1, Path("libtorch_cpu.so"))
+        facts = LibraryFacts(file, elf=ElfFacts("x86_64", "libtorch_cpu.so", (wanted,), ("$ORIGIN",), (), ()))
+        artifact = Artifact(Path("x"), kind, (), (file,), manifest, {})
+        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "libraries found")
+
+    def test_what_the_manifest_names_is_found(self) -> None:
+        manifest: dict[str, object] = {"proof": {"libraries_of_the_system": ["libopenblas.so.0"]}}
+        check = self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", manifest)
+        assert check.outcome is Outcome.PASS
+        assert "libopenblas.so.0" in check.reason
+
+    @pytest.mark.parametrize("proof", [None, {}, {"libraries_of_the_system": ["libfmt.so.10"]}])
+    def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
+        assert self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
+
+    def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "libopenblas.so.0").touch()
+        monkeypatch.setattr("torchtailor.verify.static.elf_checks._loader_places", lambda: (tmp_path,))
+        assert not self.needed(TargetKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
+        assert self.needed(TargetKind.ENVIRONMENT, "libfmt.so.10", {}).failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import posixpath
 import re
 import tomllib
@@ -61,13 +62,18 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     read = [(facts.name, facts.elf) for facts in libraries if facts.elf]
     places = {path for path, _ in read}
     sonames = {elf.soname for _, elf in read} | {posixpath.basename(path) for path in places}
+    declared = frozenset((artifact.manifest.get("proof") or {}).get("libraries_of_the_system", ()))
     missing: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
+    linked: set[str] = set()
     asked = 0
     for path, elf in read:
         for wanted in elf.needed:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
+                continue
+            if wanted in declared or (artifact.kind is TargetKind.ENVIRONMENT and _of_this_machine(wanted)):
+                linked.add(wanted)
                 continue
             target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
@@ -86,7 +92,22 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             f"all found but those that {reason[len(str(len(elsewhere))) + 1 :]}",
             elsewhere=elsewhere,
         )
-    return Check.of(Level.STATIC, name, True, f"all {asked} names lead to a library here or of the system")
+    reason = f"all {asked} names lead to a library here or of the system"
+    if linked:
+        reason += f"; {len(linked)} of these are not on every system: {', '.join(sorted(linked))}"
+    return Check.of(Level.STATIC, name, True, reason, **({"not_everywhere": sorted(linked)} if linked else {}))
+
+
+@cache
+def _loader_places() -> tuple[Path, ...]:
+    """Where this machine's loader looks without being told, without asking ldconfig."""
+    triplet = f"{platform.machine()}-linux-gnu"
+    folders = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib", f"/lib/{triplet}", f"/usr/lib/{triplet}")
+    return tuple(Path(folder) for folder in folders)
+
+
+def _of_this_machine(wanted: str) -> bool:
+    return any((folder / wanted).exists() for folder in _loader_places())
 
 
 def _on_disk(elf: ElfFacts, wanted: str) -> bool:
