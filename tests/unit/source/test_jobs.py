@@ -37,6 +37,28 @@ def kinds(tables: Tables, **counts: int) -> list[Kind]:
     return [named[name] for name, count in counts.items() for _ in range(count)]
 
 
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (
+            "caffe2/torch/CMakeFiles/torch_python.dir/csrc/autograd/generated/python_torch_functions_0.cpp.o",
+            "generated",
+        ),
+        ("caffe2/torch/CMakeFiles/torch_python.dir/csrc/jit/python/init.cpp.o", "JIT"),
+        ("caffe2/torch/CMakeFiles/torch_python.dir/csrc/dynamo/utils.cpp.o", "Python binding"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/autograd/generated/VariableType_2.cpp.o", "generated autograd"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/SortingKernel.cpp.DEFAULT.cpp.o", "CPU kernels"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/Loss.cpp.o", "ATen"),
+        ("c10/CMakeFiles/c10.dir/util/tempfile.cpp.o", "c10"),
+        ("lib/libtorch_cpu.so", "link"),
+    ],
+)
+def test_kinds_of_files_of_a_real_build(tables: Tables, output: str, kind: str) -> None:
+    found = tables.kind(output)
+    assert found is not None
+    assert found.name.startswith(kind)
+
+
 def test_memory_decides_not_cores(tables: Tables) -> None:
     files = kinds(tables, ATen=100, c10=50, generated_autograd=10)
     assert choose_jobs(Capacity(64, 200 * 10**9), files).total == 64
