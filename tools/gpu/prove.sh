@@ -6,7 +6,7 @@
 #   tools/gpu/prove.sh              everything
 #   tools/gpu/prove.sh stage1      prepare, wrong target, op suite, comparison
 #   tools/gpu/prove.sh stage2      prepare, measurements
-#   tools/gpu/prove.sh stage3      prepare, `torchtailor verify` at all levels (about fifteen minutes)
+#   tools/gpu/prove.sh stage3      prepare, `torchtailor verify` at all levels (twenty minutes)
 #   tools/gpu/prove.sh prepare wrong suite compare measure verify report       any of these, in any number
 #
 # A stage that fails is noted and the next one runs; what an earlier call left in $WORK is used again.

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Compiles Debian's pytorch source in the system that setup.sh has made; some two and a quarter hours on two cores with --no-ccache.
+# Compiles Debian's pytorch source in the system that setup.sh has made; some two and a quarter hours on two cores with
+# --no-ccache.
 #
 #   sudo tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
 #

@@ -96,7 +96,6 @@ run cp -r "$repository/pyproject.toml" "$repository/README.md" "$repository/LICE
 bundle=/etc/ssl/certs/ca-certificates.crt
 [ ! -f "$bundle" ] || run cp -L "$bundle" "$root$bundle"
 [ ! -f /etc/pip.conf ] || run cp /etc/pip.conf "$root/etc/pip.conf"
-run chroot "$root" sh -c 'python3 -m venv /opt/torchtailor && /opt/torchtailor/bin/pip install -q /torchtailor &&
-    /opt/torchtailor/bin/pip install -q --force-reinstall --no-deps /torchtailor'
+run chroot "$root" sh -c 'python3 -m venv /opt/torchtailor && /opt/torchtailor/bin/pip install -q /torchtailor'
 
 say "ready: tools/trixie/build.sh $root"
