@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchtailor.verify.launch import Launch
+from torchtailor.artifact.launch import Launch
 from torchtailor.verify.measures import measure, ratios
 
 SAYS = "import torch; print(torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"

@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-from torchtailor.verify.hostcode.analyse import analyse
-from torchtailor.verify.hostcode.image import CodeImage
-from torchtailor.verify.hostcode.needs import read_needs
-from torchtailor.verify.hostcode.reach import Reach
+from torchtailor.hostcode.analyse import analyse
+from torchtailor.hostcode.image import CodeImage
+from torchtailor.hostcode.needs import read_needs
+from torchtailor.hostcode.reach import Reach
 
 
 def family(pid: str = "self") -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OUTPUT = Path(__file__).parents[1] / "src/torchtailor/verify/hostcode/data/x86_64.toml"
+OUTPUT = Path(__file__).parents[1] / "src/torchtailor/hostcode/data/x86_64.toml"
 SLOT = 16
 
 # What gas calls a feature -> the word of /proc/cpuinfo, the weakest first: of several that would do the first counts.

@@ -17,8 +17,8 @@ from typing import Any
 
 from stock import copy_stock, site_of  # beside this file
 
+from torchtailor.artifact.launch import Launch, op_suite
 from torchtailor.verify.compare import Verdict, compare
-from torchtailor.verify.launch import Launch, op_suite
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
 from torchtailor.verify.output import write_whole
 from torchtailor.verify.suite_results import SuiteResults, load_results

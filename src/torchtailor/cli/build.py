@@ -12,9 +12,9 @@ from torchtailor.cli import build_source as by_source
 from torchtailor.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.build.options import Options
-    from torchtailor.build.plan import BuildPlan
-    from torchtailor.build.run import Built
+    from torchtailor.backends.wheel.options import Options
+    from torchtailor.backends.wheel.plan import BuildPlan
+    from torchtailor.backends.wheel.run import Built
     from torchtailor.catalog import Catalog
     from torchtailor.fetch.finder import Finder
 
@@ -157,7 +157,7 @@ def read_options(
     """The command line's choices; NVIDIA's libraries are cut when --nvidia or torchtailor.toml says so."""
     import re
 
-    from torchtailor.build.options import Options
+    from torchtailor.backends.wheel.options import Options
 
     found = re.fullmatch(r"2\.(\d{1,2})", glibc)
     if not found:
@@ -199,10 +199,10 @@ def make_plan(
     python: str | None,
     out: Path,
 ) -> BuildPlan:
-    from torchtailor.build.choose import choose
-    from torchtailor.build.ledger import Ledger
-    from torchtailor.build.plan import Planner
-    from torchtailor.build.rates import Rates, learned
+    from torchtailor.backends.choose import choose
+    from torchtailor.backends.wheel.plan import Planner
+    from torchtailor.ledger.ledger import Ledger
+    from torchtailor.ledger.rates import Rates, learned
 
     choices = choose(catalog, words, everything=everything, release=release, python=python)
     try:
@@ -248,7 +248,7 @@ def _fetched(download: int, size: int) -> str:
 
 
 def run_plan(plan: BuildPlan, catalog: Catalog, finder: Finder, *, quiet: bool, plain: bool) -> Built:
-    from torchtailor.build.run import build
+    from torchtailor.backends.wheel.run import build
     from torchtailor.cli._progress import BuildProgress
 
     plan.check()

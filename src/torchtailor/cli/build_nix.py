@@ -26,10 +26,10 @@ def build_via_nix(
 ) -> None:
     """Build the recipes of variants one after another: of this folder's tree, or written below `out`."""
     from torchtailor import ui
-    from torchtailor.build.choose import choose
-    from torchtailor.build.ledger import Ledger
-    from torchtailor.build.nix import plan_nix, run_nix_job
+    from torchtailor.backends.choose import choose
+    from torchtailor.backends.nix import plan_nix, run_nix_job
     from torchtailor.catalog import Way
+    from torchtailor.ledger.ledger import Ledger
     from torchtailor.recipes.write import recipe_releases
 
     if release is None and any(sign in word for word in words for sign in _GLOB_SIGNS):

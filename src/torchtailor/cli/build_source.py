@@ -12,10 +12,10 @@ import typer
 from torchtailor.errors import UsageError
 
 if TYPE_CHECKING:
+    from torchtailor.backends.source.plan import MatrixPlan
+    from torchtailor.backends.source.progress import Progress
+    from torchtailor.backends.source.runner import Request, SourceBuilder, SourceResult
     from torchtailor.catalog import Catalog
-    from torchtailor.source.plan import MatrixPlan
-    from torchtailor.source.progress import Progress
-    from torchtailor.source.runner import Request, SourceBuilder, SourceResult
 
 _PANEL = "With --via source"
 
@@ -102,11 +102,11 @@ def build_via_source(
 ) -> None:
     """Compile each variant; several GPUs of one ISA come out of one fat library."""
     from torchtailor import ui
-    from torchtailor.build.choose import choose
+    from torchtailor.backends.choose import choose
+    from torchtailor.backends.source.plan import plan_matrix
+    from torchtailor.backends.source.runner import SourceBuilder
+    from torchtailor.backends.source.tables import load_tables
     from torchtailor.catalog import Way
-    from torchtailor.source.plan import plan_matrix
-    from torchtailor.source.runner import SourceBuilder
-    from torchtailor.source.tables import load_tables
 
     choices = choose(catalog, words, everything=everything, release=release, python=python, via=Way.SOURCE)
     plan = plan_matrix(catalog, load_tables(), [item.variant for item in choices], all_gpus=_all_gpus(options))
@@ -140,7 +140,7 @@ def _all_gpus(options: SourceOptions) -> bool:
 
 
 def _request(variant: Any, gpus: Any, options: SourceOptions, out: Path) -> Request:
-    from torchtailor.source.runner import Request
+    from torchtailor.backends.source.runner import Request
 
     return Request(
         variant=variant,

@@ -11,7 +11,7 @@ import typer
 from torchtailor.errors import BadInputError, ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.diagnose import Diagnosis
+    from torchtailor.failures import Diagnosis
 
 
 def command(
@@ -20,7 +20,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Name the cause of a failed build, and the mend, from its log."""
-    from torchtailor.diagnose import diagnose
+    from torchtailor.failures import diagnose
     from torchtailor.ui import print_json
 
     if (log is None) == (not last):
@@ -37,7 +37,7 @@ def command(
 
 def _last_log() -> Path:
     """The log of the newest attempt that left one."""
-    from torchtailor.build.ledger import Ledger
+    from torchtailor.ledger.ledger import Ledger
 
     logs = [Path(attempt.log) for attempt in Ledger().attempts() if attempt.log]
     if not logs:

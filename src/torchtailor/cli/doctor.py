@@ -10,7 +10,7 @@ import typer
 from torchtailor.errors import BadInputError, ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.verify.doctor import Finding
+    from torchtailor.doctor.doctor import Finding
 
 _LOG_LIMIT = 8 << 20  # the end of a log holds the error
 
@@ -33,9 +33,9 @@ def command(
 ) -> int:
     """Say why torch does not run on this machine, and the command that mends it."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.doctor.consultation import elsewhere, here
+    from torchtailor.doctor.doctor import examine
     from torchtailor.ui import print_json
-    from torchtailor.verify.consultation import elsewhere, here
-    from torchtailor.verify.doctor import examine
 
     catalog = load_catalog()
     text = _read(message)

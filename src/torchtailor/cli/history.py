@@ -20,8 +20,8 @@ def command(
     import sys
 
     from torchtailor import ui
-    from torchtailor.build.ledger import Ledger, as_markdown, describe, stopped_at
-    from torchtailor.source.history import switch_columns
+    from torchtailor.ledger.history import switch_columns
+    from torchtailor.ledger.ledger import Ledger, as_markdown, describe, stopped_at
 
     attempts = Ledger().attempts(variant=variant, limit=limit)
     if json:

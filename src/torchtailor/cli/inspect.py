@@ -65,7 +65,7 @@ def _gpus(catalog: Catalog, texts: Iterable[str]) -> tuple[Gpu, ...]:
 
 
 def _inspect(paths: Sequence[Path], *, quiet: bool) -> tuple[InputReport, ...]:
-    from torchtailor.gpucode.inputs import open_input
+    from torchtailor.artifact.inputs import open_input
     from torchtailor.gpucode.inspect import inspect_inputs
     from torchtailor.ui import progress
 

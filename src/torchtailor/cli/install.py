@@ -51,9 +51,9 @@ def command(
     uv or pip installs it; then torch must import and calculate.
     """
     from torchtailor import ui
-    from torchtailor.build.environment import check_environment, find_environment, install, make_environment
     from torchtailor.catalog import load_catalog
     from torchtailor.cli.build import make_finder, make_plan, read_options, run_plan, show_plan
+    from torchtailor.wheelhouse.install import check_environment, find_environment, install, make_environment
 
     environment = find_environment(into)
     catalog = load_catalog()

@@ -47,9 +47,9 @@ def command(
 
 def _index(dist: Path, to: str, *, publish_nvidia: bool, dry_run: bool, json: bool, quiet: bool) -> None:
     from torchtailor import ui
-    from torchtailor.build.wheelhouse import read_wheelhouse
     from torchtailor.publish.publish import find_wheelhouses, publish
     from torchtailor.publish.store import open_store
+    from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
     houses = [read_wheelhouse(path) for path in find_wheelhouses(dist)]
     if dry_run:

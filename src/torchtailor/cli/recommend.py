@@ -43,7 +43,7 @@ def command(
     """Say which PyTorch fits a machine, and why not the others."""
     from torchtailor.catalog import load_catalog
     from torchtailor.recommend import Request, recommend
-    from torchtailor.recommend.planned import Named
+    from torchtailor.recommend.hypothetical import Named
     from torchtailor.ui import out, print_json
     from torchtailor.variants import Matrix
 
@@ -65,7 +65,7 @@ def _host(catalog: Catalog, named: object, source: Path | None) -> Host:
     from torchtailor.host.detect import detect
     from torchtailor.host.probe import LiveProbe
     from torchtailor.host.store import load
-    from torchtailor.recommend.planned import Named, plan
+    from torchtailor.recommend.hypothetical import Named, plan
 
     assert isinstance(named, Named)
     base = load(source) if source is not None else None

@@ -115,10 +115,10 @@ def _settings(
     dry_run: bool,
 ) -> Settings:
     from torchtailor.catalog import load_catalog
-    from torchtailor.tailor.policy import Policy
-    from torchtailor.tailor.recompress import Recompress
+    from torchtailor.gpucode.policy import Policy
+    from torchtailor.gpucode.targets import read_targets
+    from torchtailor.surgery.recompress import Recompress
     from torchtailor.tailor.settings import Settings
-    from torchtailor.tailor.targets import read_targets
 
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, os.environ, keep_ptx=keep_ptx)

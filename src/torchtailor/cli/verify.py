@@ -11,9 +11,9 @@ import typer
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
+    from torchtailor.artifact.artifact import Artifact
     from torchtailor.catalog import Capability, Catalog
     from torchtailor.verify.result import Check, Level, Report
-    from torchtailor.verify.static.artifact import Artifact
     from torchtailor.verify.static.expect import Expectation
 
 
@@ -47,10 +47,10 @@ def command(
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
     """Prove an artifact: its GPU code, host code, files, import, and results on the GPU."""
+    from torchtailor.artifact.artifact import open_artifact
     from torchtailor.catalog import load_catalog
     from torchtailor.ui import print_json
     from torchtailor.verify.output import as_json, write_junit
-    from torchtailor.verify.static.artifact import open_artifact
     from torchtailor.verify.static.expect import expectation
 
     catalog = load_catalog()
@@ -76,7 +76,7 @@ def command(
 def _gpus(catalog: Catalog, words: list[str]) -> tuple[Capability, ...]:
     if not words:
         return ()
-    from torchtailor.tailor.targets import read_targets
+    from torchtailor.gpucode.targets import read_targets
 
     return read_targets(words, catalog, {}).devices
 

@@ -14,9 +14,9 @@ from enum import Enum, IntEnum, IntFlag
 from functools import lru_cache
 from typing import NamedTuple
 
+from torchtailor.binary.source import Bytes, Source
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.source import Bytes, Source
 
 CONTAINER_HEADER = struct.Struct("<IHHQ")
 CONTAINER_MAGIC = 0xBA55ED50

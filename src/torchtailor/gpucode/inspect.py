@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from torchtailor.artifact.inputs import Input, InputKind, Item, open_input
+from torchtailor.binary.elf import NotElfError, UnsupportedElfError
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf import NotElfError, UnsupportedElfError
-from torchtailor.gpucode.inputs import Input, InputKind, Item, open_input
 from torchtailor.gpucode.report import InputReport, LibraryReport, Skipped, summarise
 from torchtailor.gpucode.scan import scan_file, scan_member
 

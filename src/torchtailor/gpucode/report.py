@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from torchtailor.artifact.inputs import InputKind
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, Part
-from torchtailor.gpucode.inputs import InputKind
 from torchtailor.gpucode.scan import LibraryCode, Reference
 
 

@@ -13,9 +13,11 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from torchtailor.artifact.wheel import Member, open_member
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import Machine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.binary.source import Source, open_source
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf import ElfFile
-from torchtailor.gpucode.elf_headers import Machine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.gpucode.fatbin import (
     ALIGNMENT,
     CONTAINER_START,
@@ -27,8 +29,6 @@ from torchtailor.gpucode.fatbin import (
     read_container,
     read_wrapper,
 )
-from torchtailor.gpucode.source import Source, open_source
-from torchtailor.gpucode.wheel import Member, open_member
 
 WRAPPER_SECTION = ".nvFatBinSegment"
 RELOCATABLE_SECTION = "__nv_relfatbin"

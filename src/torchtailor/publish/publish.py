@@ -17,11 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from torchtailor.build.variants_index import FOLDER as VARIANTS
-from torchtailor.build.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
-from torchtailor.publish.index import (
+from torchtailor.index.pages import (
     HTML_NAME,
     HTML_TYPE,
     JSON_NAME,
@@ -32,8 +30,10 @@ from torchtailor.publish.index import (
     read_project_json,
     root_pages,
 )
+from torchtailor.index.variants import join_documents
 from torchtailor.publish.store import Store
-from torchtailor.publish.variants import join_documents
+from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
+from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
 
 _VARIANTS_JSON = "-variants.json"
 _TRIES = 5

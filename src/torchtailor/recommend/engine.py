@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtailor.host.model import Host
+from torchtailor.recommend.advice import own_rows, ways_out
 from torchtailor.recommend.alternatives import alternatives
 from torchtailor.recommend.candidates import Candidate, Judgement, judge_all
 from torchtailor.recommend.explain import machine_line, pick, why
@@ -20,8 +21,7 @@ from torchtailor.recommend.rejections import (
 from torchtailor.recommend.request import Request
 from torchtailor.recommend.result import Recommendation, Rejection, WayOut
 from torchtailor.recommend.situation import Situation
-from torchtailor.recommend.unlocks import unlocks
-from torchtailor.recommend.ways_out import own_rows, ways_out
+from torchtailor.recommend.upgrades import unlocks
 from torchtailor.variants import Matrix
 
 

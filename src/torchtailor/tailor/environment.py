@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchtailor.artifact.inputs import site_packages
+from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
-from torchtailor.gpucode.inputs import site_packages
 from torchtailor.tailor.consent import needs_consent
-from torchtailor.tailor.disk import explained, sync_folder
-from torchtailor.tailor.installed import Installed, installed_in
+from torchtailor.tailor.delta import write_removed
 from torchtailor.tailor.journal import FOLDER, Change, FileState, Journal
 from torchtailor.tailor.manifest import library_json
 from torchtailor.tailor.outcome import Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.reconcile import Chains, reconcile
-from torchtailor.tailor.removed import write_removed
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
 

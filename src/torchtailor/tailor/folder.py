@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.artifact.installed import Installed, find_installed
+from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.tailor.consent import needs_consent
-from torchtailor.tailor.disk import copy_file, existing, explained, working_folder, write_atomically
-from torchtailor.tailor.installed import Installed, find_installed
 from torchtailor.tailor.manifest import library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.disk import sha256_file, sync_folder, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem
-from torchtailor.tailor.disk import sha256_file, sync_folder, write_atomically
 
 FOLDER = ".torchtailor"
 _PATIENCE = 1.0  # seconds

@@ -9,10 +9,10 @@ from typing import Any
 
 from torchtailor import __version__
 from torchtailor.errors import BadInputError
-from torchtailor.tailor.library import Recompress
+from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.library import Recompress
+from torchtailor.surgery.result import CodeTally
 from torchtailor.tailor.outcome import LibraryOutcome
-from torchtailor.tailor.result import CodeTally
-from torchtailor.tailor.targets import Targets
 
 SCHEMA = 1
 

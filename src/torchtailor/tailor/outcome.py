@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from torchtailor.tailor.result import LibraryResult, Status
+from torchtailor.surgery.result import LibraryResult, Status
 
 COPIED = "Nothing was cut: copied as it is."
 

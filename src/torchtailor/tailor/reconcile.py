@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtailor.tailor.disk import write_atomically
-from torchtailor.tailor.installed import Installed, read_installed
+from torchtailor.artifact.installed import Installed, read_installed
+from torchtailor.disk import write_atomically
 from torchtailor.tailor.journal import Change, FileState, Journal
 from torchtailor.tailor.manifest import environment_manifest
 from torchtailor.wheels.distribution import MANIFEST

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.artifact.installed import Installed, read_installed
+from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import CheckFailedError
-from torchtailor.tailor.disk import explained, sync_folder
-from torchtailor.tailor.installed import Installed, read_installed
+from torchtailor.tailor.delta import rebuilt
 from torchtailor.tailor.journal import FOLDER, Change, Journal
 from torchtailor.tailor.reconcile import reconcile
-from torchtailor.tailor.removed import rebuilt
 from torchtailor.tailor.settings import Unwatched, Watcher
 
 

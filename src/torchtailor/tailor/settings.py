@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchtailor.tailor.library import Recompress
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.library import Recompress
 from torchtailor.tailor.manifest import Choices
-from torchtailor.tailor.policy import Policy
-from torchtailor.tailor.targets import Targets
 from torchtailor.wheels.deflate import Effort
 
 _LITTLE = 64 << 20

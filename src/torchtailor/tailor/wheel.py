@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.errors import BadInputError, UsageError
+from torchtailor.surgery.library import reading_once
 from torchtailor.tailor.consent import needs_consent
-from torchtailor.tailor.disk import copy_file, existing, explained, sha256_file, working_folder
-from torchtailor.tailor.library import reading_once
 from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
-from torchtailor.tailor.library import Recompress, tailor_library
+from torchtailor.gpucode.policy import Policy
+from torchtailor.surgery.library import Recompress, tailor_library
+from torchtailor.surgery.recompress import Slots, share_slots
+from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailor.outcome import LibraryOutcome
-from torchtailor.tailor.policy import Policy
-from torchtailor.tailor.recompress import Slots, share_slots
-from torchtailor.tailor.result import LibraryResult
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1

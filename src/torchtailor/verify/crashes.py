@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from torchtailor.verify.launch import Ran
+from torchtailor.artifact.launch import Ran
 
 _SIGNALS = {
     signal.SIGILL: "an illegal instruction: this CPU lacks an instruction set that the build uses without asking",

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.artifact.launch import Launch, Ran, op_suite
 from torchtailor.errors import BadInputError
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.crashes import how_it_ended, missing_dependency
-from torchtailor.verify.launch import Launch, Ran, op_suite
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.suite_results import CaseResult, SuiteResults, load_results
 

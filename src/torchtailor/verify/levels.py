@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from torchtailor.artifact.artifact import Artifact, TargetKind
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact, TargetKind
 from torchtailor.verify.static.expect import Expectation
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def running_checks(
     if why := _cannot_start(artifact, asked=asked):
         yield from (Check.not_applicable(level, _NAMES[level], why) for level in wanted)
         return
+    from torchtailor.artifact.launch import NotHereError, open_target
     from torchtailor.errors import NoMatchError
-    from torchtailor.verify.launch import NotHereError, open_target
 
     with ExitStack() as stack:
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.artifact.launch import Launch, op_suite
 from torchtailor.errors import CheckFailedError
-from torchtailor.verify.launch import Launch, op_suite
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 # Numbers of one start, by their place in what measure.py prints.

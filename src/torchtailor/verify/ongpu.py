@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.host.model import Host
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.compare import Comparison, Verdict, compare
 from torchtailor.verify.gpu_presence import presence_checks, read_torch
 from torchtailor.verify.imports import run_suite, suite_check
-from torchtailor.verify.launch import Launch
 from torchtailor.verify.measures import Measures, Ratio, measure, ratios
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.suite_results import SuiteResults

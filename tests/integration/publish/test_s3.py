@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.build.conftest import Shell
-from tests.integration.build.test_build_command import pip_report
+from tests.integration.backends.conftest import Shell
+from tests.integration.backends.test_build_command import pip_report
 
 boto3 = pytest.importorskip("boto3")
 server = pytest.importorskip("moto.server")

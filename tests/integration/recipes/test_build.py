@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
-from torchtailor.build import nix as backend
-from torchtailor.build.ledger import Ledger, Result
-from torchtailor.build.nix import build_nix, check_disk, default_cores, nix_job, plan_nix, run_nix_job
+from torchtailor.backends import nix as backend
+from torchtailor.backends.nix import build_nix, check_disk, default_cores, nix_job, plan_nix, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.releases import Way
 from torchtailor.cli import main
@@ -25,6 +24,7 @@ from torchtailor.errors import (
     NoMatchError,
     TorchtailorError,
 )
+from torchtailor.ledger.ledger import Ledger, Result
 from torchtailor.recipes.hashes import fetch_source, find_hashes, prefetch_tarball, to_sri
 from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.nix import find_tool, run_nix

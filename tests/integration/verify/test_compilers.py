@@ -12,8 +12,8 @@ import pytest
 from tests.unit.verify.test_hostcode import FIXTURES
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
-from torchtailor.verify.hostcode.analyse import analyse
-from torchtailor.verify.hostcode.reach import Reach
+from torchtailor.hostcode.analyse import analyse
+from torchtailor.hostcode.reach import Reach
 
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 
@@ -62,9 +62,9 @@ def test_static_initialiser(
 
 def test_every_feature_a_compiler_may_use_is_within_its_isa(tmp_path: Path) -> None:
     """What gcc makes with the catalog's own flags needs nothing beyond the catalog's words."""
+    from torchtailor.binary.elf_headers import Machine
     from torchtailor.catalog import load_catalog
-    from torchtailor.gpucode.elf_headers import Machine
-    from torchtailor.verify.hostcode.features import feature_table
+    from torchtailor.hostcode.features import feature_table
 
     for isa in load_catalog().isas.values():
         for source in ("startup.cpp", "dispatched.cpp"):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Place, elf
+from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.binary.elf_headers import DynamicTag, Machine, SegmentType
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf import ElfFile, NotElfError, UnsupportedElfError
-from torchtailor.gpucode.elf_headers import DynamicTag, Machine, SegmentType
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 SIZE = (FIXTURES / "size.so").read_bytes()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, LZ4, ZSTD, Entry, container
+from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
     Compression,
@@ -20,7 +21,6 @@ from torchtailor.gpucode.fatbin import (
     read_container,
     read_wrapper,
 )
-from torchtailor.gpucode.source import BufferSource
 
 entries = st.builds(
     Entry,

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from tests.unit.gpucode.builders import FIXTURES
+from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import decompress
 from torchtailor.gpucode.report import summarise
 from torchtailor.gpucode.scan import scan_source
-from torchtailor.gpucode.source import BufferSource
 
 CASES = 50_000
 LONGEST = 2.0  # seconds for one small file: more is as good as hanging

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, container, elf
+from torchtailor.artifact.inputs import InputKind, open_input
+from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import Capability, Fit, load_catalog
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
-from torchtailor.gpucode.inputs import InputKind, open_input
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.gpucode.report import LibraryReport, merge_groups, summarise
 from torchtailor.gpucode.scan import scan_source
-from torchtailor.gpucode.source import BufferSource
 
 RULES = load_catalog().rules
 PTX, LTO = 1, 8

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf import ElfFile
-from torchtailor.gpucode.elf_headers import Machine
 from torchtailor.gpucode.fatbin import decompress
 from torchtailor.gpucode.scan import LibraryCode, Reference, scan_file, scan_source
-from torchtailor.gpucode.source import BufferSource
 
 ONE = container(Entry(b"code" * 30), Entry(b"ptx" * 30, kind=1))
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
+from torchtailor.artifact.wheel import begins_with, list_members, open_member
+from torchtailor.binary.inflate import InflateSource
+from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.inflate import InflateSource
 from torchtailor.gpucode.scan import scan_file, scan_member, scan_source
-from torchtailor.gpucode.source import BufferSource
-from torchtailor.gpucode.wheel import begins_with, list_members, open_member
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 

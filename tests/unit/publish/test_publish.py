@@ -11,12 +11,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.unit.build.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from torchtailor.build.options import Options
+from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
+from torchtailor.backends.wheel.options import Options
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
 from torchtailor.fetch.cache import Cache
+from torchtailor.index.pages import IndexedFile, index_pages, project_pages, read_project_json
 from torchtailor.publish.flox import FloxCall
-from torchtailor.publish.index import IndexedFile, index_pages, project_pages, read_project_json
 from torchtailor.publish.publish import publish
 from torchtailor.publish.store import FolderStore, RemoteStore, Store, open_store
 

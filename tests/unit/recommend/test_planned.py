@@ -8,7 +8,7 @@ from tests import machines
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.host.model import Cpu, Host
 from torchtailor.recommend import Recommendation, Request, recommend
-from torchtailor.recommend.planned import Named, plan
+from torchtailor.recommend.hypothetical import Named, plan
 
 
 def here() -> Cpu:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtailor.binary.elf_headers import Machine
 from torchtailor.catalog import load_catalog
-from torchtailor.gpucode.elf_headers import Machine
-from torchtailor.verify.hostcode import x86, x86_decode
-from torchtailor.verify.hostcode.features import ASKS_CPU, UNKNOWN, feature_table
+from torchtailor.hostcode import x86, x86_decode
+from torchtailor.hostcode.features import ASKS_CPU, UNKNOWN, feature_table
 
 X86 = feature_table(Machine.X86_64)
 ARM = feature_table(Machine.AARCH64)

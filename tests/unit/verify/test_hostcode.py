@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from torchtailor.artifact.artifact import LibraryFile
+from torchtailor.binary.elf_headers import Machine
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf_headers import Machine
-from torchtailor.verify.hostcode.analyse import HostCode, analyse
-from torchtailor.verify.hostcode.cache import host_code
-from torchtailor.verify.hostcode.features import feature_table
-from torchtailor.verify.hostcode.image import CodeImage, Origin, same_code, stripped
-from torchtailor.verify.hostcode.reach import Reach
+from torchtailor.hostcode.analyse import HostCode, analyse
+from torchtailor.hostcode.cache import host_code
+from torchtailor.hostcode.features import feature_table
+from torchtailor.hostcode.image import CodeImage, Origin, same_code, stripped
+from torchtailor.hostcode.reach import Reach
 from torchtailor.verify.result import Check, Outcome
-from torchtailor.verify.static.artifact import LibraryFile
 from torchtailor.verify.static.host_checks import host_checks, who_has
 from torchtailor.verify.static.read import LibraryFacts
 
@@ -190,7 +190,7 @@ def test_same_code_with_and_without_names(arch: str) -> None:
 def test_the_second_reading_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = library("x86_64", "startup_wide")
     first = host_code(path, folder=tmp_path)
-    monkeypatch.setattr("torchtailor.verify.hostcode.cache.analyse", lambda *_, **__: pytest.fail("read again"))
+    monkeypatch.setattr("torchtailor.hostcode.cache.analyse", lambda *_, **__: pytest.fail("read again"))
     assert host_code(path, folder=tmp_path) == first
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
-from tests.unit.tailor_front.helpers import install
+from tests.unit.tailor.helpers import install
 from tests.unit.verify.conftest import HOST
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.artifact.artifact import Artifact, LibraryFile, TargetKind, open_artifact
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.verify.result import Check, Outcome
-from torchtailor.verify.static.artifact import Artifact, LibraryFile, TargetKind, open_artifact
 from torchtailor.verify.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verify.static.elf_facts import ElfFacts
 from torchtailor.verify.static.expect import expectation

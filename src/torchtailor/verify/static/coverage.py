@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.binary.source import Source, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
+from torchtailor.gpucode.kernels import names_in_cubin
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.scan import LibraryCode, Reference, scan_source
-from torchtailor.gpucode.source import Source, open_source
-from torchtailor.tailor.kernels import names_in_cubin
-from torchtailor.tailor.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

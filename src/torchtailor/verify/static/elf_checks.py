@@ -11,9 +11,9 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from torchtailor.artifact.artifact import Artifact, TargetKind
 from torchtailor.catalog import Dotted
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact, TargetKind
 from torchtailor.verify.static.elf_facts import ElfFacts
 from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.wheels.name import WheelName

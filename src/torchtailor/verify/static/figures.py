@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchtailor.verify.static.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact, installed_path
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchtailor.artifact.artifact import Artifact, installed_path
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.tailor.makers import maker_of
-from torchtailor.tailor.policy import Policy
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact, installed_path
 from torchtailor.verify.static.coverage import Coverage
 from torchtailor.verify.static.read import LibraryFacts
 

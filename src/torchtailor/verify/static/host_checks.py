@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from torchtailor.binary.elf_headers import Machine
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.cpus import Isa
-from torchtailor.gpucode.elf_headers import Machine
-from torchtailor.verify.hostcode.analyse import HostCode, UseGroup
-from torchtailor.verify.hostcode.features import FeatureTable, feature_table
-from torchtailor.verify.hostcode.reach import Reach
-from torchtailor.verify.hostcode.readable import readable
+from torchtailor.hostcode.analyse import HostCode, UseGroup
+from torchtailor.hostcode.features import FeatureTable, feature_table
+from torchtailor.hostcode.reach import Reach
+from torchtailor.hostcode.readable import readable
 from torchtailor.verify.result import Check, Level, Outcome
 from torchtailor.verify.static.read import LibraryFacts
 

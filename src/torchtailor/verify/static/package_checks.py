@@ -12,11 +12,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from torchtailor.artifact.artifact import Artifact, TargetKind, installed_path
+from torchtailor.artifact.inputs import site_packages
+from torchtailor.artifact.installed import Installed, installed_in
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.inputs import site_packages
-from torchtailor.tailor.installed import Installed, installed_in
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.artifact import Artifact, TargetKind, installed_path
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.wheels.archive import WheelArchive

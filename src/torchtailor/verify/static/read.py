@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.artifact.artifact import Artifact, LibraryFile, Unpacked, unpacked
+from torchtailor.binary.elf import ElfFile, UnsupportedElfError
+from torchtailor.binary.elf_headers import FileType
+from torchtailor.binary.source import open_source
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.elf import ElfFile, UnsupportedElfError
-from torchtailor.gpucode.elf_headers import FileType
 from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.scan import scan_elf
-from torchtailor.gpucode.source import open_source
-from torchtailor.verify.hostcode.analyse import HostCode
-from torchtailor.verify.static.artifact import Artifact, LibraryFile, Unpacked, unpacked
+from torchtailor.hostcode.analyse import HostCode
 from torchtailor.verify.static.elf_facts import ElfFacts, read_elf
 
 WhileOpen = Callable[[LibraryFile, Path], None]
@@ -81,7 +81,7 @@ def read_library(
         linked = elf.header.type is not FileType.RELOCATABLE
     host = None
     if host_code and linked:
-        from torchtailor.verify.hostcode.cache import host_code as read_host_code
+        from torchtailor.hostcode.cache import host_code as read_host_code
 
         host = read_host_code(path, allowed, sha256=file.sha256)
     return LibraryFacts(library, file.sha256, facts, gpu, host)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
 from torchtailor.catalog import Catalog, TorchArch
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
+from torchtailor.hostcode.analyse import HostCode
+from torchtailor.hostcode.cache import host_code
+from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.tailor.makers import maker_of
-from torchtailor.tailor.policy import Policy
-from torchtailor.verify.hostcode.analyse import HostCode
-from torchtailor.verify.hostcode.cache import host_code
-from torchtailor.verify.hostcode.image import same_code, stripped
 from torchtailor.verify.result import Check
-from torchtailor.verify.static.artifact import Artifact, LibraryFile, unpacked
 from torchtailor.verify.static.coverage import Coverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation

@@ -1,0 +1,1 @@
+"""What a path is: a library, a wheel, a folder, a wheelhouse or an environment, and what is in it."""

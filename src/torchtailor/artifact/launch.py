@@ -1,0 +1,174 @@
+"""How the Python of what is verified is started: an environment's own, or one with folders put before its path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
+from torchtailor.host.pythons import find_python
+from torchtailor.wheels.name import wheels_in
+
+_EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+t?)-(\w+)-linux-gnu\.so")
+_NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
+
+
+class NotHereError(TorchtailorError):
+    """The target is sound, but this machine cannot start it: another architecture, no such Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A process that has ended."""
+
+    code: int
+    output: str
+    errors: str
+    seconds: float
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, where one did."""
+        return -self.code if self.code < 0 else None
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it said on stderr, in one line."""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        return (lines[-1] if lines else "it said nothing")[:500]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A Python interpreter and the folders that come first on its path."""
+
+    python: Path
+    folders: tuple[Path, ...] = ()
+    whole: bool = True  # False for loose packages, whose dependencies may be elsewhere
+
+    def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> Ran:
+        """Run the interpreter with arguments in an otherwise clean environment, away from the current folder."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment["PYTHONNOUSERSITE"] = "1"
+        if self.folders:
+            environment["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
+        command = [str(self.python), "-W", "ignore", *map(str, arguments)]
+        started = time.perf_counter()
+        try:
+            with tempfile.TemporaryDirectory(prefix="torchtailor-") as folder:
+                done = subprocess.run(
+                    command, capture_output=True, timeout=timeout, env=environment, cwd=folder, check=False
+                )
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentProblem(
+                f"{self.python} did not finish within {timeout:.0f} s.", "Is the machine busy, or the GPU hung?"
+            ) from error
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{self.python} cannot be started: {error.strerror}.", "Name another with --python."
+            ) from error
+        seconds = time.perf_counter() - started
+        return Ran(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
+
+    def torch_folder(self) -> Path | None:
+        """Where it would import torch from, found without importing it."""
+        script = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s and s.origin else '')"
+        origin = self.run(["-c", script], timeout=60).output.strip()
+        return Path(origin).parent if origin else None
+
+
+@contextmanager
+def open_target(path: Path, python: Path | None = None) -> Iterator[Launch]:
+    """Make a target startable; wheels are unpacked into a temporary folder for as long."""
+    wheels = wheels_in(path)
+    if not wheels:
+        yield _installed(path, python)
+        return
+    with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
+        folder = Path(name)
+        for wheel in wheels:
+            _unpack(wheel, folder)
+        yield _loose(folder, python)
+
+
+@contextmanager
+def op_suite() -> Iterator[Path]:
+    """The folder of the op suite as real files."""
+    with as_file(files("torchtailor") / "opsuite") as folder:
+        yield folder
+
+
+def _installed(path: Path, python: Path | None) -> Launch:
+    if not path.exists():
+        raise NoMatchError(f"{path} does not exist.", "Give an environment, a folder, a wheel or a wheelhouse.")
+    if path.is_file():
+        if os.access(path, os.X_OK):
+            return Launch(path.absolute())
+        raise BadInputError(f"{path} is no Python interpreter, wheel or folder.", "Give an environment's folder.")
+    for name in ("bin/python3", "bin/python"):
+        if (path / name).exists():
+            return Launch((path / name).absolute())
+    if path.name == "site-packages" and (own := path.parents[2] / "bin" / "python3").exists():
+        return Launch(own.absolute())
+    return _loose(path, python)
+
+
+def _loose(path: Path, python: Path | None) -> Launch:
+    """A folder that holds packages: directly, or as the output of a Nix build does."""
+    roots = [path, *sorted(path.glob("lib/python3*/site-packages"))]
+    root = next((root for root in roots if (root / "torch" / "version.py").is_file()), None)
+    if root is None:
+        raise NoMatchError(f"{path} holds no torch.", "Give the folder that `import torch` would find it in.")
+    folders = (root.absolute(), *_nix_dependencies(path))
+    return Launch(python or _fitting_python(root), folders, whole=False)
+
+
+def _fitting_python(root: Path) -> Path:
+    """An interpreter of the version and architecture that torch's extension was built for."""
+    found = [match for file in (root / "torch").glob("_C.*.so") if (match := _EXTENSION.fullmatch(file.name))]
+    if not found:
+        return Path(sys.executable)
+    version, arch = f"{found[0][1]}.{found[0][2]}", found[0][3]
+    if arch != platform.machine():
+        raise NotHereError(f"It is made for {arch}, and this machine is {platform.machine()}.")
+    if python := find_python(version):
+        return python
+    raise NotHereError(f"It is made for Python {version}, and there is no python{version} here.", "Use --python.")
+
+
+def _nix_dependencies(path: Path) -> Iterator[Path]:
+    """The package folders of what a Nix output propagates, each once."""
+    waiting, seen = [path], {path}
+    while waiting:
+        inputs = waiting.pop() / _NIX_INPUTS
+        if not inputs.is_file():
+            continue
+        for word in inputs.read_text("utf-8").split():
+            item = Path(word)
+            if item not in seen:
+                seen.add(item)
+                waiting.append(item)
+                yield from sorted(item.glob("lib/python3*/site-packages"))
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)  # drops `..` and leading slashes from names
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BadInputError(f"{wheel} cannot be unpacked: {error}.", "Download it again.") from error
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,118 @@
+"""The build environment: pinned tools in a virtual environment, and a process environment made from nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.backends.source.configuration import Configuration
+from torchtailor.backends.source.folders import Folders, key_of, locked
+from torchtailor.backends.source.ninja import STATUS
+from torchtailor.backends.source.tables import Tables
+from torchtailor.backends.source.toolchain import Cuda, HostCompiler
+from torchtailor.errors import EnvironmentProblem, NetworkError
+from torchtailor.host.pythons import find_uv
+
+_READY = ".ready"
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEnvironment:
+    """A virtual environment with the tools of a build."""
+
+    path: Path
+
+    @property
+    def python(self) -> Path:
+        return self.path / "bin" / "python"
+
+    @property
+    def ninja(self) -> Path:
+        return self.path / "bin" / "ninja"
+
+
+def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnvironment:
+    """The environment with the pinned tools, made once and used by every build."""
+    packages = tables.environment.packages
+    path = folders.environment(key_of(str(python), *packages))
+    with locked(path.with_name(path.name + ".lock"), "The build environment", wait=True):
+        if not (path / _READY).is_file():
+            shutil.rmtree(path, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            uv = find_uv()
+            _run([str(python), "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make an environment")
+            install(path, packages)
+            (path / _READY).touch()
+    return BuildEnvironment(path)
+
+
+def install(environment: Path, packages: tuple[str, ...], *, target: Path | None = None) -> None:
+    """Install with uv where it is there, else with the environment's own pip; from the configured indexes."""
+    python = environment / "bin" / "python"
+    uv = find_uv()
+    line = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
+    try:
+        _run([*line, *(["--target", str(target)] if target else []), *packages], "install")
+    except EnvironmentProblem as error:
+        raise NetworkError(
+            f"The tools of the build cannot be installed: {error.message}", "Check pip's or uv's index and the network."
+        ) from error
+
+
+def process_environment(
+    tables: Tables,
+    environment: BuildEnvironment,
+    configuration: Configuration,
+    *,
+    version: str,
+    include: Path,
+    compiler: HostCompiler | None,
+    cuda: Cuda | None,
+    cuda_paths: Mapping[str, str] | None = None,
+    ccache: Mapping[str, str] | None = None,
+    outer: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """What a build sees: the named few of the user's shell, and what is set here; nothing else leaks in.
+
+    LD_LIBRARY_PATH and the like are set to be empty, so that scripts that run with `set -u` find them.
+    """
+    shell = os.environ if outer is None else outer
+    values = {name: shell[name] for name in tables.environment.passed if name in shell}
+    path = [str(environment.path / "bin"), *([f"{cuda.home}/bin"] if cuda else []), _SYSTEM_PATH]
+    values |= {
+        "PATH": ":".join(path),
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "SHELL": "/bin/sh",
+        "LD_LIBRARY_PATH": "",
+        "PYTHONPATH": "",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "VIRTUAL_ENV": str(environment.path),
+        "NINJA_STATUS": STATUS,
+        "PYTORCH_BUILD_VERSION": version,
+        "PYTORCH_BUILD_NUMBER": "1",
+        "CMAKE_GENERATOR": "Ninja",
+        "CMAKE_TOOLCHAIN_FILE": str(include),
+        "CMAKE_PREFIX_PATH": str(environment.path),
+    }
+    if compiler:
+        values |= {"CC": compiler.cc, "CXX": compiler.cxx}
+    if cuda:
+        values |= {"CUDA_HOME": cuda.home, "CUDACXX": cuda.nvcc, "CUDA_NVCC_EXECUTABLE": cuda.nvcc}
+        values["CMAKE_PREFIX_PATH"] = f"{environment.path};{cuda.home}"
+        if compiler:
+            values |= {"CUDAHOSTCXX": compiler.cxx, "CMAKE_CUDA_HOST_COMPILER": compiler.cxx}
+    return {**values, **(cuda_paths or {}), **(ccache or {}), **configuration.environment}
+
+
+def _run(line: list[str], what: str) -> None:
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [text for text in done.stderr.strip().splitlines() if text.strip()] or ["no message"]
+        raise EnvironmentProblem(f"{Path(line[0]).name} could not {what}: {lines[-1].strip()}", "Run it by hand.")

@@ -1,0 +1,78 @@
+"""ccache, set up so that builds share: another GPU reuses all host objects, another ISA all device objects."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.backends.source.folders import Folders
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """How often the cache had the answer."""
+
+    hits: int
+    misses: int
+
+    @property
+    def rate(self) -> float | None:
+        total = self.hits + self.misses
+        return self.hits / total if total else None
+
+    def __str__(self) -> str:
+        return (
+            "nothing compiled" if self.rate is None else f"{self.hits} of {self.hits + self.misses} ({self.rate:.0%})"
+        )
+
+
+def ccache_environment(program: str, folders: Folders, build: Path) -> dict[str, str]:
+    """Own cache and settings, whatever the user's are.
+
+    Paths below the build's folder become relative and the working directory is not hashed, so that two builds in
+    different folders ask for the same thing. Statistics go to a log of their own for each build.
+    """
+    return {
+        "CCACHE_DIR": str(folders.ccache),
+        "CCACHE_CONFIGPATH": str(folders.ccache / "torchtailor.conf"),
+        "CCACHE_BASEDIR": str(build),
+        "CCACHE_NOHASHDIR": "1",
+        "CCACHE_MAXSIZE": "30G",
+        "CCACHE_COMPILERCHECK": "content",
+        "CCACHE_STATSLOG": str(build / "ccache-stats.log"),
+        "CMAKE_C_COMPILER_LAUNCHER": program,
+        "CMAKE_CXX_COMPILER_LAUNCHER": program,
+        "CMAKE_CUDA_COMPILER_LAUNCHER": program,
+    }
+
+
+def prepare(environment: Mapping[str, str]) -> None:
+    """An empty configuration file, so that no other one is read."""
+    conf = Path(environment["CCACHE_CONFIGPATH"])
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    conf.touch()
+
+
+def count_from_zero(environment: Mapping[str, str]) -> None:
+    """Forget the statistics so far: CMake's own tests, while it configures, say nothing about PyTorch's files."""
+    Path(environment["CCACHE_STATSLOG"]).unlink(missing_ok=True)
+
+
+def read_hits(environment: Mapping[str, str]) -> Hits | None:
+    """Hits and misses of this build; None where ccache wrote no statistics."""
+    try:
+        text = Path(environment["CCACHE_STATSLOG"]).read_text("utf-8", "replace")
+    except OSError:
+        return None
+    words = text.split()
+    hits = sum(word in ("direct_cache_hit", "preprocessed_cache_hit") for word in words)
+    return Hits(hits, words.count("cache_miss"))
+
+
+def version(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+(?:\.\d+)+)", done.stdout)
+    return found[1] if found else ""

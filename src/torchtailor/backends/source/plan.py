@@ -1,0 +1,112 @@
+"""The plan of a set of variants: what is compiled once for several of them, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchtailor.backends.source.tables import CostRow, Tables
+from torchtailor.catalog import Capability, Catalog, Way
+from torchtailor.variants import Matrix, Variant, coverage
+
+
+@dataclass(frozen=True)
+class Group:
+    """Variants that one build makes: all of one ISA, release, CUDA and Python."""
+
+    variant: Variant  # the one whose name the build has
+    gpus: tuple[Capability, ...]  # empty where the library is for one GPU, or for none
+
+    @property
+    def variants(self) -> int:
+        return max(1, len(self.gpus))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Core-hours of a set of variants."""
+
+    naive: float
+    shared: float
+
+    @property
+    def saved(self) -> float:
+        return 1 - self.shared / self.naive if self.naive else 0.0
+
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """What will be built, and what it costs."""
+
+    groups: tuple[Group, ...]
+    cost: Cost
+
+    @property
+    def variants(self) -> int:
+        return sum(group.variants for group in self.groups)
+
+    @property
+    def said(self) -> str:
+        each = f"{self.variants} variants one by one: {self.cost.naive:.0f} core-hours. "
+        if self.variants == 1:
+            return f"About {self.cost.naive:.1f} core-hours."
+        return f"{each}Shared ({len(self.groups)} builds): {self.cost.shared:.0f} core-hours."
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "groups": [
+                {"variant": group.variant.unique_name, "gpus": [str(gpu) for gpu in group.gpus]}
+                for group in self.groups
+            ],
+            "variants": self.variants,
+            "core_hours_naive": round(self.cost.naive, 1),
+            "core_hours_shared": round(self.cost.shared, 1),
+        }
+
+
+def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *, all_gpus: bool = False) -> MatrixPlan:
+    """Group variants that one fat library can serve; `all_gpus` takes every GPU of the builds that are named."""
+    wanted = [*variants]
+    if all_gpus:
+        wanted = [other for variant in variants for other in _all_of(catalog, variant)]
+    together: dict[tuple[str, str, str, str], list[Variant]] = {}
+    for variant in {item.unique_name: item for item in wanted}.values():
+        key = (variant.release.name, variant.build.label, variant.isa.name, variant.python)
+        together.setdefault(key, []).append(variant)
+    groups = tuple(_group(members) for members in together.values())
+    return MatrixPlan(groups, matrix_cost(tables.cost, wanted))
+
+
+def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> Cost:
+    """Naively every variant compiles everything. Shared, there is one host set per ISA, of which each further Python
+    compiles its own part again, and one device set per GPU.
+
+    Host objects depend on the ISA alone and device objects on the GPU alone, so a compiler cache serves the latter
+    across the ISAs of one machine; x86 and ARM have device sets of their own.
+    """
+    distinct = {variant.unique_name: variant for variant in variants}.values()
+    with_gpu = [variant for variant in distinct if variant.gpu]
+    naive = len(distinct) * (row.host_core_hours + row.link_core_hours) + len(with_gpu) * row.device_core_hours
+    isas = {(item.release.name, item.isa.name, item.build.label) for item in distinct}
+    devices = {(item.release.name, item.build.label, item.arch, item.gpu.capability) for item in with_gpu if item.gpu}
+    pythons = {(item.release.name, item.isa.name, item.build.label, item.python) for item in distinct}
+    shared = len(isas) * (row.host_core_hours + row.link_core_hours) + len(devices) * row.device_core_hours
+    shared += (len(pythons) - len(isas)) * row.python_core_hours
+    return Cost(naive, shared + len(with_gpu) * row.cut_core_hours)
+
+
+def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
+    return [
+        other
+        for other in Matrix(catalog).variants(variant.release.name, variant.python)
+        if other.isa == variant.isa
+        and other.build.label == variant.build.label
+        and coverage(catalog, other, Way.SOURCE).available
+    ]
+
+
+def _group(members: list[Variant]) -> Group:
+    """The newest GPU stands for all: what only older ones lack stays in, and each GPU's wheel has what it can use."""
+    gpus = sorted({member.gpu.capability for member in members if member.gpu})
+    newest = max(members, key=lambda member: member.gpu.capability if member.gpu else Capability(0, 0))
+    return Group(newest, tuple(gpus) if len(gpus) > 1 else ())

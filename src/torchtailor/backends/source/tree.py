@@ -1,0 +1,272 @@
+"""Where the source comes from: a git address with a ref, a tarball, or a folder. It is never changed, only copied."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from torchtailor.backends.source.folders import Folders, locked
+from torchtailor.catalog import Capability
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.variants.variant import Variant
+
+OFFICIAL = "https://github.com/pytorch/pytorch.git"
+_GIT = re.compile(r"(?:https?|ssh|git|file)://\S+|\S+@\S+:\S+")
+_TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_MARKS = ("setup.py", "CMakeLists.txt")
+# What a copy leaves behind: results of the user's own builds in that folder.
+_LEFT_BEHIND = frozenset({"build", "dist", "torch.egg-info", "__pycache__", ".mypy_cache"})
+
+
+class Origin(Enum):
+    """The three kinds of sources."""
+
+    GIT = "git"
+    TARBALL = "tarball"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source as the user names it."""
+
+    origin: Origin
+    place: str
+    ref: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None, variant: Variant) -> Source:
+        """`GIT-URL@REF`, a tarball or a folder; nothing means the official tag of the variant's release."""
+        if not text:
+            return cls(Origin.GIT, OFFICIAL, f"v{variant.release.version}")
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return cls(Origin.FOLDER, str(path.absolute()))
+        if path.is_file():
+            if not path.name.endswith(_TAR):
+                raise BadInputError(f"{path} is not a tarball.", f"It should end with {', '.join(_TAR)}.")
+            return cls(Origin.TARBALL, str(path.absolute()))
+        address, at, ref = text.rpartition("@")
+        if at and "/" not in ref.partition(":")[0] and _GIT.fullmatch(address):
+            return cls(Origin.GIT, address, ref)
+        if _GIT.fullmatch(text):
+            return cls(Origin.GIT, text, "HEAD")
+        raise UsageError(
+            f"{text!r} is no source: neither a folder nor a tarball nor a git address.",
+            "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.place}@{self.ref}" if self.ref else self.place
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A source tree on this disk, to be copied from."""
+
+    path: Path
+    version: str  # of version.txt, with the commit for trees between releases
+    identity: str  # what the tree is, for the name of the build and the manifest
+
+
+def version_here(source: Source) -> str | None:
+    """The version of a folder; None where it is not known before the source is fetched."""
+    if source.origin is not Origin.FOLDER:
+        return None
+    path = Path(source.place)
+    _check(path, str(source))
+    return _version(path, _commit(path))
+
+
+def fetch(source: Source, folders: Folders) -> Tree:
+    """Have the source here; a tarball or a git ref is unpacked once and kept."""
+    if source.origin is Origin.FOLDER:
+        path = Path(source.place)
+        _check(path, str(source))
+        return Tree(path, _version(path, _commit(path)), _fingerprint(path))
+    if source.origin is Origin.TARBALL:
+        identity = _sha256(Path(source.place))
+        commit = ""
+    else:
+        commit = _remote_commit(source)
+        identity = commit
+    target = folders.tree(identity[:16])
+    with locked(target.with_name(target.name + ".lock"), "The source", wait=True):
+        if not target.is_dir():
+            with _beside(target) as stage:
+                if source.origin is Origin.TARBALL:
+                    _unpack(Path(source.place), stage)
+                else:
+                    _clone(source, commit, stage)
+                _check(stage, str(source))
+                stage.rename(target)
+    released = source.ref.startswith("v") and source.ref.count(".") >= 1
+    return Tree(target, _version(target, "" if released else commit), identity)
+
+
+_ARCHITECTURES = "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
+# The test of a number begins at the start of the name; the one before it only cuts off `+PTX`.
+_SPELLING = re.compile(r'arch_name MATCHES "(?P<pattern>\^(?:[^"\\]|\\.)+)"')
+
+
+def knows_gpu(tree: Path, gpu: Capability) -> bool:
+    """Whether the tree's CMake takes this GPU: sources before Blackwell refuse a capability of two digits."""
+    try:
+        found = _SPELLING.search((tree / _ARCHITECTURES).read_text("utf-8", "replace"))
+    except OSError:
+        return True
+    if not found:
+        return True
+    return re.search(found["pattern"].replace("\\\\", "\\"), str(gpu)) is not None
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """A copy to build in, sharing blocks where the disk can; results of earlier builds stay behind."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return set(names) & _LEFT_BEHIND if Path(folder) == source else set()
+
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_clone_file)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise EnvironmentProblem(f"The source cannot be copied: {error}.", "Free some disk, or set --work.") from error
+    except shutil.Error as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise EnvironmentProblem(f"The source cannot be copied: {error.args[0][0][2]}.", "Check its files.") from error
+
+
+def _clone_file(source: str, target: str) -> str:
+    import fcntl
+
+    ficlone = 0x40049409
+    with Path(source).open("rb") as old, Path(target).open("wb") as new:
+        try:
+            fcntl.ioctl(new, ficlone, old.fileno())
+        except OSError:
+            shutil.copyfileobj(old, new, 1 << 20)
+    shutil.copystat(source, target)
+    return target
+
+
+def _fingerprint(path: Path) -> str:
+    """Changes when any file of a folder does, so that a build is never continued with another source."""
+    hasher = hashlib.sha256(str(path).encode())
+    for folder, folders, names in os.walk(path):
+        if Path(folder) == path:
+            folders[:] = [name for name in folders if name not in _LEFT_BEHIND and name != ".git"]
+        folders.sort()
+        for name in sorted(names):
+            info = (Path(folder) / name).lstat()
+            hasher.update(f"{folder}/{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode(errors="surrogateescape"))
+    return hasher.hexdigest()
+
+
+def _check(path: Path, named: str) -> None:
+    missing = [mark for mark in _MARKS if not (path / mark).is_file()]
+    if missing:
+        raise BadInputError(f"{named} has no {missing[0]}: it is no PyTorch source.", "Give the folder that holds it.")
+
+
+def _version(path: Path, commit: str) -> str:
+    """`2.10.0`, or `2.13.0a0+git1a2b3c4` between releases."""
+    try:
+        text = (path / "version.txt").read_text("utf-8").strip()
+    except OSError as error:
+        raise BadInputError(f"{path} has no version.txt: it is no PyTorch source.", "Give a PyTorch source.") from error
+    if not re.fullmatch(r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?", text):
+        raise BadInputError(f"version.txt of {path} holds {text!r}.", "It should hold a version such as 2.10.0.")
+    return f"{text}+git{commit[:7]}" if commit and re.search(r"[a-z]", text) else text
+
+
+def _commit(path: Path) -> str:
+    if not (path / ".git").exists():
+        return ""
+    done = subprocess.run(
+        ["git", "-C", str(path), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_git_environment(),
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _remote_commit(source: Source) -> str:
+    if re.fullmatch(r"[0-9a-f]{40}", source.ref):
+        return source.ref
+    done = _git("ls-remote", source.place, source.ref, f"{source.ref}^{{}}")
+    lines = [line.split("\t") for line in done.splitlines() if "\t" in line]
+    if not lines:
+        raise NetworkError(f"{source.place} has no {source.ref!r}.", "Name a tag, a branch or a full commit.")
+    peeled = [commit for commit, name in lines if name.endswith("^{}")]
+    return (peeled or [lines[0][0]])[0]
+
+
+def _clone(source: Source, commit: str, stage: Path) -> None:
+    _git("init", "-q", str(stage))
+    _git("-C", str(stage), "fetch", "-q", "--depth", "1", source.place, commit)
+    _git("-C", str(stage), "checkout", "-q", "FETCH_HEAD")
+    if (stage / ".gitmodules").is_file():
+        _git("-C", str(stage), "submodule", "update", "-q", "--init", "--recursive", "--depth", "1")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, env=_git_environment(), timeout=7200
+        )
+    except FileNotFoundError as error:
+        raise EnvironmentProblem("There is no git.", "sudo apt-get install git") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NetworkError(f"git {arguments[0]} failed: {last}", "Check the address and the ref; or give a tarball.")
+    return done.stdout
+
+
+def _git_environment() -> dict[str, str]:
+    return {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def _unpack(tarball: Path, stage: Path) -> None:
+    """The tarball's one folder, or all of it, in `stage`."""
+    try:
+        with tarfile.open(tarball) as archive:
+            archive.extractall(stage, filter="data")
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise BadInputError(f"{tarball} is damaged: {error}.", "Fetch it again.") from error
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{tarball} cannot be unpacked: {error.strerror or error}.", "Free some disk."
+        ) from error
+    inside = list(stage.iterdir())
+    if len(inside) == 1 and inside[0].is_dir():
+        moved = stage.with_name(stage.name + ".in")
+        inside[0].rename(moved)
+        stage.rmdir()
+        moved.rename(stage)
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    stage = target.with_name(f".{target.name}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

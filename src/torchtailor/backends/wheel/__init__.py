@@ -1,0 +1,1 @@
+"""The wheel backend: official wheels, cut for one GPU."""

@@ -1,0 +1,150 @@
+"""Random access to deflated bytes that can only be unpacked forward.
+
+Going back by more than a window starts again from the beginning. The scanner needs two passes over a library:
+the section table is at its end, what the table describes before it. Memory stays at a few megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from isal import igzip_lib, isal_zlib
+
+from torchtailor.binary.source import check_range
+from torchtailor.errors import BadInputError
+
+_INPUT_STEP = 1 << 18
+_WINDOW = 1 << 20
+_KEPT_LIMIT = 1 << 28
+_INFLATE_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # isal's stubs say it is an instance
+_AGAIN = "Fetch the wheel again and compare its hash with the index's."
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A range that is remembered when it passes by."""
+
+    offset: int
+    size: int
+    data: bytearray = field(default_factory=bytearray)
+
+    def take(self, start: int, window: bytes) -> None:
+        wanted = self.offset + len(self.data)
+        if start <= wanted < start + len(window):
+            self.data += window[wanted - start : self.offset + self.size - start]
+
+    def holds(self, offset: int, end: int) -> bool:
+        return self.offset <= offset and end <= self.offset + len(self.data)
+
+
+class InflateSource:
+    """A raw deflate stream of known size and checksum, unpacked as it is read."""
+
+    def __init__(self, packed: Callable[[int, int], bytes], size: int, crc: int) -> None:
+        """`packed(offset, size)` gives packed bytes, fewer than asked for at the end."""
+        self.size = size
+        self.passes = 0
+        self._packed = packed
+        self._expected_crc = crc
+        self._kept: list[_Kept] = []
+        self._restart()
+
+    def read(self, offset: int, size: int) -> bytes:
+        check_range(offset, size, self.size)
+        if size == 0:
+            return b""
+        end = offset + size
+        for kept in self._kept:
+            if kept.holds(offset, end):
+                return bytes(kept.data[offset - kept.offset : end - kept.offset])
+        if offset < self._start - len(self._before):
+            self._restart()
+        while offset >= self._start + len(self._window):
+            self._advance()
+        if self._start <= offset and end <= self._start + len(self._window):
+            return self._window[offset - self._start : end - self._start]
+        return self._gather(offset, end)
+
+    def find(self, needle: bytes, start: int, end: int) -> int:
+        while start + len(needle) <= end:
+            reach = start + len(needle)
+            if start >= self._start:  # else the read starts again, and this window is of no use
+                reach = max(reach, min(end, self._start + len(self._window)))
+            position = self.read(start, reach - start).find(needle)
+            if position >= 0:
+                return start + position
+            start = reach - len(needle) + 1
+        return -1
+
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
+        room = _KEPT_LIMIT
+        for offset, size in ranges:
+            check_range(offset, size, self.size)
+            room -= size
+            if room >= 0:
+                self._kept.append(_Kept(offset, size))
+
+    def verify(self) -> None:
+        """Unpack what is left, if this is still the first pass, and so check the checksum."""
+        while self.passes == 1 and self._start + len(self._window) < self.size:
+            self._advance()
+
+    def _gather(self, offset: int, end: int) -> bytes:
+        """A range that is not wholly in one window."""
+        data = bytearray()
+        if offset < self._start:
+            first = len(self._before) - (self._start - offset)
+            data += self._before[first : first + end - offset]
+        while offset + len(data) < end:
+            at = offset + len(data) - self._start
+            if at >= len(self._window):
+                self._advance()
+            else:
+                data += self._window[at : at + end - offset - len(data)]
+        return bytes(data)
+
+    def _restart(self) -> None:
+        self._inflate = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE)
+        self._fed = 0
+        self._crc = 0
+        self._start = 0  # of the window in the unpacked bytes
+        self._window = b""
+        self._before = b""  # the window before this one, for reads that go back a little
+        self.passes += 1
+
+    def _advance(self) -> None:
+        """Unpack the next window."""
+        window = self._unpack()
+        if not window:
+            raise BadInputError(f"Packed bytes end {self.size - self._start} bytes too early.", _AGAIN)
+        self._start += len(self._window)
+        self._before, self._window = self._window, window
+        unpacked = self._start + len(window)
+        if self.passes == 1:  # enough: `verify` sees to it that the first pass goes to the end
+            self._crc = isal_zlib.crc32(window, self._crc)
+            if unpacked == self.size and self._crc != self._expected_crc:
+                raise BadInputError("Packed bytes do not have the checksum they should have.", _AGAIN)
+        if unpacked > self.size or (unpacked == self.size and self._unpack()):
+            raise BadInputError("Packed bytes unpack to more than the zip's table says.", _AGAIN)
+        for kept in self._kept:
+            kept.take(self._start, window)
+
+    def _unpack(self) -> bytes:
+        """The next window, full unless it is the last: reads that go back a little count on its size."""
+        parts: list[bytes] = []
+        room = _WINDOW
+        try:
+            while room and not self._inflate.eof:
+                step = b""
+                if self._inflate.needs_input:
+                    step = self._packed(self._fed, _INPUT_STEP)
+                    self._fed += len(step)
+                    if not step:
+                        break
+                parts.append(self._inflate.decompress(step, room))
+                room -= len(parts[-1])
+        except (_INFLATE_ERROR, EOFError) as error:
+            raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
+        return b"".join(parts)

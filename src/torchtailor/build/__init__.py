@@ -1,1 +1,0 @@
-"""From a variant to an installable set of wheels: plan, backends, wheelhouse, ledger."""

@@ -1,6 +1,0 @@
-"""Reads build logs and names the cause of a failure and its mend."""
-
-from torchtailor.diagnose.engine import Diagnosis, Finding, diagnose
-from torchtailor.diagnose.failures import AutoMend, Failure, load_failures
-
-__all__ = ["AutoMend", "Diagnosis", "Failure", "Finding", "diagnose", "load_failures"]

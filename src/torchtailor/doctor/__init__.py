@@ -1,0 +1,1 @@
+"""Why torch does not run on a machine, and what fixes it."""

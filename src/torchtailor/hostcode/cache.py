@@ -1,0 +1,79 @@
+"""Results of disassembly, kept by the content of the library they were read from."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from platformdirs import user_cache_path
+
+from torchtailor.errors import EnvironmentProblem
+from torchtailor.hostcode.analyse import HostCode, analyse
+from torchtailor.hostcode.image import CodeImage
+from torchtailor.hostcode.needs import Needs, read_needs
+from torchtailor.verify.output import write_whole
+
+_ENGINE = 7  # raise when code changes what is found
+
+
+def host_code(
+    path: Path, allowed: frozenset[str] = frozenset(), *, sha256: str = "", folder: Path | None = None
+) -> HostCode:
+    """`analyse`, but the same bytes are read only once per machine; `sha256` spares hashing a file again."""
+    folder = folder or user_cache_path("torchtailor") / "hostcode"
+    content = sha256 or sha256_of(path)
+    key = hashlib.sha256("\0".join((content, fingerprint(), *sorted(allowed))).encode()).hexdigest()
+    kept = folder / f"{key}.json"
+    if (found := _load(kept)) is not None:
+        return found
+    code = analyse(path, allowed, needs=_needs(path, content, folder))
+    _keep(kept, msgspec.json.encode(code))
+    return code
+
+
+@cache
+def fingerprint() -> str:
+    """Changes whenever the same bytes could give another result."""
+    digest = hashlib.sha256(f"{_ENGINE} {version('capstone')}".encode())
+    for name in ("features.toml", "aarch64.toml", "x86_64.toml", "dispatch.toml"):
+        digest.update(files("torchtailor.hostcode").joinpath("data", name).read_bytes())
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _keep(kept: Path, content: bytes) -> None:
+    """A cache that cannot be written costs time the next time, and nothing else."""
+    with suppress(EnvironmentProblem):
+        write_whole(kept, content)
+
+
+def _load(kept: Path) -> HostCode | None:
+    try:
+        return msgspec.json.decode(kept.read_bytes(), type=HostCode)
+    except (OSError, msgspec.DecodeError):  # absent, or cut short by a full disk: it is made again
+        return None
+
+
+def _needs(path: Path, content: str, folder: Path) -> Needs:
+    """The reading of all instructions, which is most of the time, does not depend on what is allowed."""
+    key = hashlib.sha256(f"{content}\0{fingerprint()}\0needs".encode()).hexdigest()
+    kept = folder / f"{key}.msgpack"
+    try:
+        sets, indices = msgspec.msgpack.decode(kept.read_bytes(), type=tuple[tuple[tuple[str, ...], ...], bytes])
+        return Needs(tuple(map(frozenset, sets)), np.frombuffer(indices, np.uint16))
+    except (OSError, msgspec.DecodeError):
+        pass
+    needs = read_needs(CodeImage(path))
+    rows = tuple(tuple(sorted(words)) for words in needs.sets)
+    _keep(kept, msgspec.msgpack.encode((rows, needs.indices.tobytes())))
+    return needs

@@ -1,0 +1,145 @@
+"""What every function of a library needs: both architectures, all cores, one number per function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from torchtailor.binary.elf_headers import Machine
+from torchtailor.hostcode.image import CodeImage, Functions
+
+Words = frozenset[str]
+
+_SMALL = 2 << 20  # bytes of code for which starting processes costs more than it saves
+_PROCESSES = 8  # at most: each takes some 250 MB
+_PARTS = 32  # shares of the work, so that a slow one does not keep the other processes waiting
+_CHUNK = 4 << 20  # instructions classified at a time on aarch64
+_X86_PART = 1 << 19  # bytes decoded at a time on x86_64, at every one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The words that each function needs: an index into the distinct sets for each function."""
+
+    sets: tuple[Words, ...]
+    indices: npt.NDArray[np.uint16]
+
+    def of(self, function: int) -> Words:
+        return self.sets[int(self.indices[function])]
+
+    def matching(self, wanted: Callable[[Words], bool]) -> npt.NDArray[np.int64]:
+        """The functions whose set satisfies a predicate."""
+        chosen = np.array([wanted(words) for words in self.sets], bool)
+        return np.flatnonzero(chosen[self.indices]) if len(self.indices) else np.empty(0, np.int64)
+
+
+def read_needs(image: CodeImage, *, processes: int = 0) -> Needs:
+    """Read all instructions of a library, in as many processes as there are cores where no number is given."""
+    processes = processes or min(len(os.sched_getaffinity(0)), _PROCESSES)
+    functions = image.functions
+    if not len(functions):
+        return Needs((frozenset(),), np.empty(0, np.uint16))
+    total = int((functions.ends - functions.starts).sum())
+    if processes < 2 or total < _SMALL:
+        return _part(image, functions, 0, len(functions))
+    # equal shares of bytes, not of functions: the largest functions hold most of the code
+    ends = np.cumsum(functions.ends - functions.starts)
+    cuts = np.unique(np.searchsorted(ends, [total * i // _PARTS for i in range(1, _PARTS)]))
+    bounds = [0, *(int(cut) for cut in cuts if 0 < cut < len(functions)), len(functions)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_open, initargs=(image.path,)) as pool:
+        return _join(list(pool.map(_part_of_opened, bounds[:-1], bounds[1:])))
+
+
+_opened: CodeImage | None = None
+
+
+def _open(path: Path) -> None:
+    global _opened  # noqa: PLW0603  (each worker maps the library once, not once per share)
+    _opened = CodeImage(path)
+
+
+def _part_of_opened(start: int, end: int) -> Needs:
+    assert _opened is not None
+    return _part(_opened, _opened.functions, start, end)
+
+
+def _part(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    if image.machine is Machine.X86_64:
+        return _x86(image, functions, start, end)
+    return _arm(image, functions, start, end)
+
+
+def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    from torchtailor.hostcode import x86, x86_decode
+
+    starts, ends = functions.starts[start:end], functions.ends[start:end]
+    found: list[npt.NDArray[np.int64]] = []
+    first = 0
+    while first < len(starts):
+        # as many functions as a part of the code holds; a larger one alone
+        limit = max(int(starts[first]) + _X86_PART, int(ends[first]))
+        last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
+        low = int(starts[first])
+        code = x86_decode.superset(image.bytes_at(low, int(ends[first:last].max())))
+        places: list[int] = []
+        counts: list[int] = []
+        for one in range(first, last):
+            begun = x86_decode.starts(code.lengths, int(starts[one]) - low, int(ends[one]) - low)
+            places += begun
+            counts.append(len(begun))
+        classes = x86.classify(code, np.array(places, np.int64))
+        owners = np.repeat(np.arange(first, last), counts)
+        found.append(np.unique((owners << 8) | classes))
+        first = last
+    return _collected(found, x86.table().sets, end - start)
+
+
+def _arm(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
+    from torchtailor.hostcode import arm
+
+    starts, ends = functions.starts[start:end], functions.ends[start:end]
+    found: list[npt.NDArray[np.int64]] = []
+    for section in image.code_sections:
+        low, high = max(section.address, int(starts[0])), min(section.memory_end, int(ends[-1]))
+        for address in range(low, high, _CHUNK * 4):
+            stop = min(address + _CHUNK * 4, high)
+            words = np.frombuffer(image.bytes_at(address, stop - (stop - address) % 4), "<u4")
+            classes = arm.classify(words)
+            at = np.flatnonzero(classes)
+            confirmed = arm.confirm(words[at], classes[at])
+            owners = functions.indices_at(address + at * 4)
+            inside = (owners >= start) & (owners < end)
+            found.append(np.unique(((owners[inside] - start) << 8) | confirmed[inside]))
+    return _collected(found, [frozenset({word} if word else ()) for word in arm.class_words()], end - start)
+
+
+def _collected(found: list[npt.NDArray[np.int64]], words: Sequence[Words], count: int) -> Needs:
+    """The words of each function, from pairs of a function's number and a class."""
+    members: dict[int, list[int]] = {}
+    for pair in np.unique(np.concatenate(found)).tolist() if found else ():
+        members.setdefault(pair >> 8, []).append(pair & 255)
+    distinct: dict[tuple[int, ...], int] = {}
+    sets: dict[Words, int] = {frozenset(): 0}
+    indices = np.zeros(count, np.uint16)
+    for position, classes in members.items():
+        group = tuple(classes)
+        if group not in distinct:
+            distinct[group] = sets.setdefault(frozenset().union(*(words[number] for number in group)), len(sets))
+        indices[position] = distinct[group]
+    return Needs(tuple(sets), indices)
+
+
+def _join(parts: list[Needs]) -> Needs:
+    sets: dict[Words, int] = {}
+    indices = []
+    for part in parts:
+        renumbered = np.array([sets.setdefault(words, len(sets)) for words in part.sets], np.uint16)
+        indices.append(renumbered[part.indices])
+    return Needs(tuple(sets), np.concatenate(indices))

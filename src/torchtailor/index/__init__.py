@@ -1,0 +1,1 @@
+"""Package indexes as files: simple pages, JSON, wheel variants."""

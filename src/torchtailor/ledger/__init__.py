@@ -1,0 +1,1 @@
+"""Every attempt to build: what, when, how long, how it ended."""

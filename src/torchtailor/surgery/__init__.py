@@ -1,0 +1,1 @@
+"""Cutting one library: plan, layout, headers, references, writing, and the proof."""

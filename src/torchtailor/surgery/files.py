@@ -1,0 +1,145 @@
+"""Reading and copying big files without mapping them: a mapped gigabyte counts as memory used."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
+from pathlib import Path
+
+from torchtailor.binary.source import Source, check_range
+from torchtailor.errors import BadInputError, EnvironmentProblem
+
+CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
+_SMALL = 1 << 10
+_WINDOW = 2 << 10
+_HEAD = 4
+_MAPPED = 16 << 20
+_FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
+
+
+class FileSource:
+    """A file read piece by piece (a `Source` for the readers of ELF files and containers)."""
+
+    def __init__(self, fd: int, searched: Sequence[tuple[int, int]] | None = None) -> None:
+        """`searched` are the only (start, end) in which `find` looks; None means everywhere."""
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self.searched = searched
+        self._window = (0, b"")  # the last few kilobytes read: headers are small and near each other
+
+    def read(self, offset: int, size: int) -> bytes:
+        if size <= _SMALL:
+            start, window = self._window
+            if start <= offset and offset + size <= start + len(window) and size >= 0:
+                return window[offset - start : offset - start + size]
+            check_range(offset, size, self.size)
+            window = os.pread(self.fd, _WINDOW, offset)
+            self._window = (offset, window)
+            if len(window) >= size:
+                return window[:size]
+        check_range(offset, size, self.size)
+        data = os.pread(self.fd, size, offset)
+        while len(data) < size:  # a read is cut at 2 GiB, and at the end of a file that shrank under us
+            more = os.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
+                raise BadInputError("The file became shorter while it was read.", "try again")
+            data += more
+        return data
+
+    def find(self, needle: bytes, start: int, end: int) -> int:
+        # bytes.find looks for the last byte first, and that of a container's magic is rarer than the zeros behind it
+        head = needle[:_HEAD]
+        if self.searched is not None and not any(low < end and start < high for low, high in self.searched):
+            return -1
+        position, step = start, _SMALL  # the next container is nearly always near
+        while position < min(end, self.size):
+            data = self.read(position, min(step, end - position, self.size - position))
+            found = data.find(head)
+            while found >= 0 and not data.startswith(needle, found):
+                found = data.find(head, found + 1)
+            if found >= 0:
+                return position + found
+            if position + len(data) >= end:
+                break
+            position += max(1, len(data) - len(needle) + 1)
+            step = CHUNK
+        return -1
+
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass  # everything is at hand
+
+    def chunks(self, offset: int, size: int) -> Iterator[bytes]:
+        """The bytes of a range, a quarter of a megabyte at a time."""
+        while size > 0:
+            data = self.read(offset, min(CHUNK, size))
+            yield data
+            offset += len(data)
+            size -= len(data)
+
+
+def sha256(source: FileSource) -> str:
+    """The hash of a whole file, through windows onto the page cache: nothing is copied, and little is mapped."""
+    digest = hashlib.sha256()
+    for offset in range(0, source.size, _MAPPED):
+        size = min(_MAPPED, source.size - offset)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        with mmap.mmap(source.fd, size, flags=flags, prot=mmap.PROT_READ, offset=offset) as window:
+            digest.update(window)
+    return digest.hexdigest()
+
+
+def same_bytes(one: Source, at: int, other: Source, there: int, size: int) -> bool:
+    """Whether two ranges hold the same bytes, compared a quarter of a megabyte at a time."""
+    done = 0
+    while done < size:
+        step = min(CHUNK, size - done)
+        if one.read(at + done, step) != other.read(there + done, step):
+            return False
+        done += step
+    return True
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[FileSource]:
+    """Open a file for reading."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        source = FileSource(fd)
+        if source.size == 0:
+            raise BadInputError(f"{path} is empty.", "fetch it again")
+        yield source
+    finally:
+        os.close(fd)
+
+
+def copy_range(source: FileSource, offset: int, fd: int, at: int, size: int) -> None:
+    """Copy bytes from one file to another inside the kernel, where it can."""
+    check_range(offset, size, source.size)
+    while size > 0:
+        try:
+            done = os.copy_file_range(source.fd, fd, size, offset, at)
+        except OSError as error:
+            if error.errno not in _FALL_BACK:
+                raise
+            for chunk in source.chunks(offset, size):
+                at += write_at(fd, at, chunk)
+            return
+        if done == 0:
+            raise BadInputError("The file became shorter while it was read.", "try again")
+        offset, at, size = offset + done, at + done, size - done
+
+
+def write_at(fd: int, at: int, data: bytes) -> int:
+    """Write all of `data`; returns how much that was."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+    return len(data)

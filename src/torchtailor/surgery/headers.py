@@ -1,0 +1,232 @@
+"""The new program and section headers, and where the grown program header table lives.
+
+The table has to lie in a loaded segment. It stays where it is if it did not grow, or if the bytes behind it are mere
+filling. Otherwise it moves into a hole, at the start of a segment of its own that goes on with a small section:
+`strip` puts the table before the first section of its segment, so it finds everything where it wants it, and it
+throws away a segment that has no section at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import (
+    HEADER,
+    PROGRAM_HEADER,
+    SECTION_HEADER,
+    Section,
+    SectionFlag,
+    SectionType,
+    SegmentType,
+)
+from torchtailor.errors import ImpossibleError
+from torchtailor.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.surgery.layout import AddressMap, Piece, Span, align_up, subtract
+from torchtailor.surgery.plan import Plan
+from torchtailor.surgery.strip import moves_symbols
+
+TABLE_SECTION = ".torchtailor"
+TABLE_MARK = b"program headers\0"
+SPARE_HEADERS = 8  # for tools that add a segment to the output and do not ask whether there is room
+
+_INFO_LINK = 0x40
+_FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of the letters
+
+
+@dataclass(frozen=True, slots=True)
+class TableHome:
+    """Where the program header table lies in memory, the room it has, and the holes that are left."""
+
+    address: int
+    room: int
+    moved: bool
+    holes: tuple[Span, ...]
+
+    @property
+    def end(self) -> int:
+        """Where the table's own segment ends, if it has one."""
+        return self.address + self.room + len(TABLE_MARK)
+
+
+def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> TableHome:
+    """Find a place for a table of `count` program headers; without one there can be no holes."""
+    offset = elf.header.segment_table_offset
+    address = elf.address_of(offset)
+    size = count * PROGRAM_HEADER.size
+    if address is not None and (count <= len(elf.segments) or size <= _room_behind(elf, offset, size)):
+        return TableHome(address, size, False, tuple(holes))
+    room = (count + 1 + SPARE_HEADERS) * PROGRAM_HEADER.size
+    program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
+    # the kernel tells a program where its headers are, and until Linux 5.18 it told wrong if they had moved
+    for index, hole in enumerate(() if program else holes):
+        start = align_up(hole.start, 8) + page  # a page of its own; the offset in the file follows on
+        end = start + room + len(TABLE_MARK)
+        if align_up(end, page) < hole.end // page * page:
+            around = [Span(hole.start, start), Span(end, hole.end)]
+            return TableHome(start, room, True, (*holes[:index], *around, *holes[index + 1 :]))
+    if address is None:
+        raise ImpossibleError("Its program headers are not in a loaded segment.")
+    return TableHome(address, len(elf.segments) * PROGRAM_HEADER.size, False, ())
+
+
+def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
+    """How far the table could grow where it is, into bytes that are nobody's."""
+    old = len(elf.segments) * PROGRAM_HEADER.size
+    load = next(load for load in elf.loads if load.offset <= offset < load.file_end)
+    starts = [s.offset for s in elf.sections if s.in_file and s.file_end > offset]
+    tables = [elf.header.section_table_offset]
+    limit = min([load.file_end, *starts, *(at for at in tables if at >= offset)])
+    ours = any(s.name == TABLE_SECTION and s.offset == limit for s in elf.sections)  # of an earlier tailoring
+    if limit < offset + wanted or (offset != HEADER.size and not ours):
+        return 0  # elsewhere, such as before the code that BOLT moved, `strip` takes the table for lost
+    filling = bytes(elf.read(offset + old, wanted - old))
+    return wanted if any(not filling.strip(letter) for letter in _FILLINGS) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderTable:
+    """A finished table and where it goes in the file."""
+
+    offset: int
+    count: int
+    data: bytes
+
+
+def program_headers(elf: ElfFile, pieces: Sequence[Piece], addresses: AddressMap, home: TableHome) -> HeaderTable:
+    """The new program headers, in the old order with the pieces of a segment in its place."""
+    by_segment: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_segment.setdefault(piece.segment.index, []).append(piece)
+    count = len(elf.segments) - len(by_segment) + len(pieces)
+    rows: list[tuple[int, ...]] = []
+    for segment in elf.segments:
+        row = (segment.type, segment.flags, segment.offset, segment.address, segment.physical_address)
+        if segment.type == SegmentType.LOAD:
+            for piece in by_segment[segment.index]:
+                shift = piece.address - segment.address
+                where = (piece.offset, piece.address, (segment.physical_address + shift) % 2**64)
+                rows.append((*row[:2], *where, piece.file_size, piece.memory_size, piece.alignment))
+        elif segment.type == SegmentType.PHDR:
+            size = count * PROGRAM_HEADER.size
+            where = (_offset(addresses, home.address), home.address, home.address)
+            rows.append((*row[:2], *where, size, size, segment.alignment))
+        else:
+            moved = addresses.offset(segment.address) or 0  # those that are not loaded have no bytes either
+            rows.append((*row[:2], moved, *row[3:], segment.file_size, segment.memory_size, segment.alignment))
+    data = b"".join(PROGRAM_HEADER.pack(*row) for row in rows)
+    return HeaderTable(_offset(addresses, home.address), len(rows), data)
+
+
+def _offset(addresses: AddressMap, address: int) -> int:
+    offset = addresses.offset(address)
+    if offset is None:
+        raise ImpossibleError(f"Address {address:#x} would be in no loaded segment.")
+    return offset
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlan:
+    """The new section headers, and what follows behind the loaded bytes."""
+
+    table: HeaderTable
+    names_index: int
+    unloaded: tuple[tuple[int, int, int], ...]  # (old offset, new offset, size)
+    names: tuple[int, bytes]  # where the section names go, and all of them
+    file_size: int
+
+
+def plan_sections(
+    elf: ElfFile,
+    plan: Plan,
+    addresses: AddressMap,
+    holes: Sequence[Span],
+    home: TableHome,
+    removed: frozenset[int],
+    loaded_end: int,
+) -> SectionPlan:
+    """Lay out everything behind the loaded bytes and write the section headers."""
+    emptied = removed if moves_symbols(elf, removed) else frozenset()
+    stays = [s for s in elf.sections if s.index not in removed or s.index in emptied]
+    number = {section.index: new for new, section in enumerate(stays)}
+    names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
+    used = _used(plan)
+    without = [*holes, Span(home.address, home.end)] if home.moved else list(holes)
+    cursor = loaded_end
+    rows: list[list[int]] = []
+    extra: list[list[int]] = []
+    unloaded: list[tuple[int, int, int]] = []
+    for section in stays:
+        row = _row(section, number)
+        if section.index in emptied:
+            row[1:6] = [SectionType.PROGBITS, 0, 0, cursor, 0]
+            row[6:8] = [0, 0]
+        elif section.index == elf.header.name_section:
+            pass  # goes last, with the new name in it
+        elif section.allocated and addresses.offset(section.address) is not None:
+            parts = _parts(section, without, used)
+            row[3:6] = [parts[0].start, _offset(addresses, parts[0].start), parts[0].size]
+            for part in parts[1:]:
+                more = [*row]
+                more[3:6] = [part.start, _offset(addresses, part.start), part.size]
+                extra.append(more)
+        elif section.in_file:
+            cursor = align_up(cursor, max(1, section.alignment))
+            unloaded.append((section.offset, cursor, section.size))
+            row[4] = cursor
+            cursor += section.size
+        elif section.index:
+            row[4] = cursor
+        rows.append(row)
+    if home.moved:
+        names, at = names + TABLE_SECTION.encode() + b"\0", len(names)
+        mark = home.address + home.room
+        where = [mark, _offset(addresses, mark), len(TABLE_MARK)]
+        extra.append([at, SectionType.PROGBITS, SectionFlag.ALLOC, *where, 0, 0, 8, 0])
+    names_row = rows[number[elf.header.name_section]]
+    names_row[4:6] = [cursor, len(names)]
+    names_at, cursor = cursor, align_up(cursor + len(names), 8)
+    rows += extra
+    data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
+    table = HeaderTable(cursor, len(rows), data)
+    return SectionPlan(table, number[elf.header.name_section], tuple(unloaded), (names_at, names), cursor + len(data))
+
+
+def _row(section: Section, number: dict[int, int]) -> list[int]:
+    info = section.info
+    if section.flags & _INFO_LINK:
+        info = number.get(info, 0)
+    return [
+        section.name_offset,
+        section.type,
+        section.flags,
+        section.address,
+        section.offset,
+        section.size,
+        number.get(section.link, 0),
+        info,
+        section.alignment,
+        section.entry_size,
+    ]
+
+
+def _used(plan: Plan) -> list[Span]:
+    """The addresses of containers in the output."""
+    return sorted(Span(cut.address, cut.address + cut.size) for cut in plan.cuts if cut.address is not None)
+
+
+def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> list[Span]:
+    """What is left of a section: cut at holes, and at the last container where it holds nothing else."""
+    whole = Span(section.address, section.memory_end)
+    if not section.in_file:
+        return [whole]
+    parts = subtract([whole], [hole for hole in holes if hole.start < whole.end and hole.end > whole.start])
+    if section.name not in CONTAINER_SECTIONS:
+        return parts or [Span(whole.start, whole.start)]
+    trimmed: list[Span] = []
+    for part in parts:
+        inside = [span for span in used if part.start <= span.start and span.end <= part.end]
+        if inside:
+            trimmed.append(Span(inside[0].start if trimmed else part.start, inside[-1].end))
+    return trimmed or [Span(whole.start, whole.start)]

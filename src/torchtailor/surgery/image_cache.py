@@ -1,0 +1,165 @@
+"""Recompressed payloads, kept by content, each one proven before it is kept.
+
+A file's name is a key: the hash of a stock payload and of all that decides what becomes of it. Its seal is the SHA-256
+of key and new payload, and is written only after the new payload was unpacked and compared with the stock one. So who
+finds the seal again from a stock payload and the bytes of an output knows that this very pair was proven; damage to
+either of them, to the file or to its name breaks the seal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+from torchtailor.binary.source import Bytes, Source
+from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
+
+_FORMAT = 2  # change it when the same key would give other bytes
+_HEAD = Struct("<32sQ")  # seal, bytes of payload
+
+
+def seal_of(key: bytes, payload: Bytes) -> bytes:
+    """What binds a new payload to the stock payload it was made from."""
+    digest = hashlib.sha256(key)
+    digest.update(payload)
+    return digest.digest()
+
+
+class StockPayloads:
+    """The keys of a library's images, by what is stored: each payload is read and hashed once."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._digests: dict[tuple[int, int], bytes] = {}
+
+    def read(self, image: Image) -> Bytes:
+        return self._source.read(image.payload_offset, image.payload_size)
+
+    def header(self, image: Image) -> Bytes:
+        return self._source.read(image.offset, image.header_size)
+
+    def key(self, image: Image, level: int) -> bytes:
+        place = (image.payload_offset, image.payload_size)
+        if place not in self._digests:
+            self._digests[place] = hashlib.sha256(self.read(image)).digest()
+        return key_of(self._digests[place], image, level)
+
+
+def key_of(digest: bytes, image: Image, level: int) -> bytes:
+    """The key of a payload with this SHA-256; another zstd may give other bytes, so its version counts."""
+    import zstandard
+
+    facts = f" {_FORMAT} {image.compression.value} {image.raw_size} {level} {zstandard.ZSTD_VERSION}"
+    return hashlib.sha256(digest + facts.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A payload in the cache; it stays on disk until it is written into an output."""
+
+    key: bytes
+    seal: bytes
+    size: int
+    path: str
+
+    @property
+    def padded_size(self) -> int:
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
+    def read(self) -> bytes:
+        """The payload as it is on disk; whether that is still what was proven, the seal says."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, self.size, _HEAD.size)
+        finally:
+            os.close(fd)
+
+    @property
+    def damaged(self) -> bool:
+        return seal_of(self.key, self.read()) != self.seal
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What is written in place of an image: its header with other sizes, and a payload of the cache."""
+
+    header: bytes
+    stored: Stored
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.stored.padded_size
+
+    def read(self) -> bytes:
+        return self.header + self.stored.read().ljust(self.stored.padded_size, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenImages:
+    """For the proof: which pairs of stock and new payload were seen to be the same code."""
+
+    stock: StockPayloads
+    level: int
+    seals: Mapping[bytes, bytes]  # by key
+
+    def same_code(self, old: Image, output: Source, new: Image) -> bool:
+        """Whether the payload in the output was once proven to be the code of this stock image."""
+        key = self.stock.key(old, self.level)
+        known = self.seals.get(key)
+        return known is not None and seal_of(key, output.read(new.payload_offset, new.payload_size)) == known
+
+
+class ImageCache:
+    """Files named by key; one that cannot be whole counts as none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def find(self, key: bytes) -> Stored | None:
+        path = self._path(key)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                head, size = os.read(fd, _HEAD.size), os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        if len(head) < _HEAD.size:
+            return None
+        seal, payload_size = _HEAD.unpack(head)
+        return Stored(key, seal, payload_size, path) if size == _HEAD.size + payload_size else None
+
+    def put(self, key: bytes, payload: bytes, raw: bytes) -> Stored:
+        """Keep a zstd payload, if it really unpacks to `raw`."""
+        if not _unpacks_to(payload, raw):
+            raise CheckFailedError("A recompressed image is not the stock one after decompression.")
+        stored = Stored(key, seal_of(key, payload), len(payload), self._path(key))
+        path = Path(stored.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(_HEAD.pack(stored.seal, stored.size))
+                file.write(payload)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        return stored
+
+    def _path(self, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._folder}/{name[:2]}/{name}"
+
+
+def _unpacks_to(payload: bytes, raw: bytes) -> bool:
+    try:
+        return decompress_payload(payload, Compression.ZSTD, len(raw)) == raw
+    except BadInputError:
+        return False

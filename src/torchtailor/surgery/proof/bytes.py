@@ -1,0 +1,145 @@
+"""Proof, part four: every loaded byte that is not GPU code is the same at the same address."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER
+from torchtailor.errors import CheckFailedError
+from torchtailor.gpucode.scan import CONTAINER_SECTIONS
+from torchtailor.surgery.files import CHUNK
+from torchtailor.surgery.headers import TABLE_SECTION
+from torchtailor.surgery.layout import Span, merge, subtract
+from torchtailor.surgery.proof.code import Pair
+
+if TYPE_CHECKING:
+    from torchtailor.surgery.proof.prove import Library
+
+_WORD = 8
+_MAX_PADDING = 64
+_FILLINGS = (b"\0", b"Z", b"X")
+
+
+def check_loaded_bytes(before: Library, after: Library, pairs: Sequence[Pair], changed: Sequence[int]) -> None:
+    """Compare all loaded bytes outside of containers; `changed` are addresses of words that may differ."""
+    territory = _territory(before.elf, pairs)
+    _check_inside(territory, before, after, pairs)
+    allowed = merge(
+        [
+            *(Span(word, word + _WORD) for word in changed),
+            Span(before.elf.loads[0].address, before.elf.loads[0].address + HEADER.size),
+            *_table(before.elf, after.elf, territory),
+        ]
+    )
+    for load in before.elf.loads:
+        whole = Span(load.address, load.address + load.file_size)
+        for span in subtract([whole], territory):
+            _compare(before.elf, after.elf, span, allowed)
+
+
+def _territory(elf: ElfFile, pairs: Sequence[Pair]) -> list[Span]:
+    """Where the input has containers, and the padding between two: only there may the output differ."""
+    loaded = [(p.before.address, p.before.container) for p in pairs if p.before.address is not None]
+    loaded.sort(key=lambda found: found[0])
+    spans = [Span(address, address + container.stored_size) for address, container in loaded]
+    padding = []
+    for (one, other), (_, container) in zip(pairwise(spans), loaded, strict=False):
+        size = other.start - one.end
+        if 0 < size < _MAX_PADDING and not any(elf.read(container.end, size)):
+            padding.append(Span(one.end, other.start))
+    whole = [
+        Span(section.address, section.memory_end)
+        for section in elf.sections
+        if section.name in CONTAINER_SECTIONS and section.allocated
+    ]
+    others = subtract(merge(spans), merge(whole))
+    return merge([*spans, *padding, *_ends_of_records(elf, others), *whole])
+
+
+def _ends_of_records(elf: ElfFile, spans: list[Span]) -> Iterator[Span]:
+    """Zeros behind a container up to where a pointer says that the next object begins."""
+    if not spans:
+        return
+    targets = {r.addend for r in elf.relocations_into(spans[0].start, spans[-1].end + _MAX_PADDING)}
+    for span in spans:
+        for end in range(span.end + 8, span.end + _MAX_PADDING, 8):
+            if end in targets:
+                if _is_zero(elf, span.end, end):
+                    yield Span(span.end, end)
+                break
+
+
+def _is_zero(elf: ElfFile, start: int, end: int) -> bool:
+    offset = elf.offset_of(start)
+    return (
+        offset is not None
+        and elf.offset_of(end - 1) == offset + end - start - 1
+        and not any(elf.read(offset, end - start))
+    )
+
+
+def _check_inside(territory: list[Span], before: Library, after: Library, pairs: Sequence[Pair]) -> None:
+    """Containers, and what we add, lie where the input had containers."""
+    spans = [
+        Span(p.after.address, p.after.address + p.after.container.stored_size)
+        for p in pairs
+        if p.after.address is not None
+    ]
+    spans += _own_sections(after.elf) - _own_sections(before.elf)
+    outside = subtract(merge(spans), territory)
+    if outside:
+        raise CheckFailedError(f"The output has GPU code at {outside[0].start:#x}, where the input has other data.")
+
+
+def _own_sections(elf: ElfFile) -> set[Span]:
+    return {Span(s.address, s.memory_end) for s in elf.sections if s.name == TABLE_SECTION}
+
+
+def _table(before: ElfFile, after: ElfFile, territory: list[Span]) -> list[Span]:
+    """The bytes of the program header table, where it stayed and grew into filling."""
+    offset = after.header.segment_table_offset
+    address = after.address_of(offset)
+    if address is None:
+        raise CheckFailedError("The program headers of the output are not in a loaded segment.")
+    span = Span(address, address + len(after.segments) * PROGRAM_HEADER.size)
+    if not subtract([span], territory):
+        return []
+    old = before.header.segment_table_offset
+    if before.address_of(old) != address:
+        raise CheckFailedError("The program headers of the output lie over other data.")
+    grown = (len(after.segments) - len(before.segments)) * PROGRAM_HEADER.size
+    filling = bytes(before.read(old + len(before.segments) * PROGRAM_HEADER.size, max(0, grown)))
+    if not any(not filling.strip(letter) for letter in _FILLINGS):
+        raise CheckFailedError("The program headers of the output lie over other data.")
+    return [span]
+
+
+def _compare(before: ElfFile, after: ElfFile, span: Span, allowed: list[Span]) -> None:
+    start = span.start
+    while start < span.end:
+        size = min(CHUNK, span.end - start)
+        here, there = before.offset_of(start), after.offset_of(start)
+        if here is None or there is None or after.offset_of(start + size - 1) != there + size - 1:
+            raise CheckFailedError(f"The output lacks loaded bytes at {start:#x}.")
+        old, new = before.read(here, size), after.read(there, size)
+        if old != new:
+            _compare_closely(start, bytearray(old), bytearray(new), allowed)
+        start += size
+
+
+def _compare_closely(start: int, old: bytearray, new: bytearray, allowed: list[Span]) -> None:
+    """Compare again without the words that may differ."""
+    end = start + len(old)
+    for span in allowed[max(0, bisect_left(allowed, Span(start, 0)) - 1) :]:
+        if span.start >= end:
+            break
+        low, high = max(span.start, start) - start, min(span.end, end) - start
+        if low < high:
+            old[low:high] = new[low:high] = bytes(high - low)
+    if old != new:
+        at = next(index for index, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+        raise CheckFailedError(f"A loaded byte at {start + at:#x} is not what it was.")

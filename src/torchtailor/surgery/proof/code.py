@@ -1,0 +1,176 @@
+"""Proof, part one: the images of the output are those of the stock library, and enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchtailor.catalog.gpus import CodeKind
+from torchtailor.errors import CheckFailedError
+from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
+from torchtailor.gpucode.kernels import kernel_names
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
+from torchtailor.surgery.files import FileSource, same_bytes
+from torchtailor.surgery.image_cache import ProvenImages
+
+if TYPE_CHECKING:
+    from torchtailor.surgery.proof.prove import Library
+
+_STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
+_MAX_PADDING = 64
+# bytes of an entry's header that recompression changes: padded and compressed size, flags, raw size
+_STORAGE_FIELDS = ((8, 20), (40, 48), (56, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A container of the stock library and what became of it."""
+
+    before: FoundContainer
+    after: FoundContainer
+
+
+def pair_containers(before: LibraryCode, after: LibraryCode) -> list[Pair]:
+    """Each stock container with its counterpart: none goes, none comes, none overtakes another."""
+    pairs: list[Pair] = []
+    for loaded in (True, False):
+        old = [found for found in before.containers if (found.address is not None) is loaded]
+        new = [found for found in after.containers if (found.address is not None) is loaded]
+        if [found.section for found in old] != [found.section for found in new]:
+            raise CheckFailedError(f"The output has {len(new)} GPU code containers and the input {len(old)}.")
+        pairs += map(Pair, old, new)
+    return pairs
+
+
+def check_images(
+    before: Library, after: Library, pairs: Sequence[Pair], policy: Policy | None, proven: ProvenImages | None
+) -> None:
+    """Check each image that was kept, and what was lost with those that were not."""
+    linked = before.code.device_linked
+    same = _copied_whole(before.source, after.source, pairs)
+    for pair, is_same in zip(pairs, same, strict=True):
+        images = pair.before.images
+        kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
+        if policy is None or pair.before.address is None:
+            if len(kept) != len(images):
+                raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
+        elif pair.before.reference is Reference.PRELINKED and linked:
+            if kept:
+                raise CheckFailedError(_at(pair, "is from before the device link and should be empty"))
+        else:
+            _check_policy(before.source, pair, kept, policy)
+
+
+def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[Pair]) -> list[bool]:
+    """Which containers are byte for byte what they were; those that moved together are compared as one."""
+    same = [False] * len(pairs)
+    first = 0
+    for index in range(1, len(pairs) + 1):
+        if index < len(pairs) and _together(pairs[index - 1], pairs[index]):
+            continue
+        start, end = pairs[first].before.container.offset, pairs[index - 1].before.container.end
+        if _unresized(pairs[first]) and same_bytes(
+            stock, start, output, pairs[first].after.container.offset, end - start
+        ):
+            same[first:index] = [True] * (index - first)
+        first = index
+    return same
+
+
+def _unresized(pair: Pair) -> bool:
+    return pair.before.container.size == pair.after.container.size
+
+
+def _together(one: Pair, other: Pair) -> bool:
+    """Whether two neighbours kept their sizes and their distance."""
+    shift = one.after.container.offset - one.before.container.offset
+    return (
+        _unresized(one)
+        and _unresized(other)
+        and other.after.container.offset - other.before.container.offset == shift
+        and 0 <= other.before.container.offset - one.before.container.end < _MAX_PADDING
+    )
+
+
+def _match(stock: FileSource, output: FileSource, pair: Pair, proven: ProvenImages | None) -> list[Image]:
+    """The stock images that the images of the output are, in the same order."""
+    matched: list[Image] = []
+    position = 0
+    candidates = pair.before.images
+    for image in pair.after.images:
+        while position < len(candidates):
+            candidate = candidates[position]
+            position += 1
+            if _same_image(stock, candidate, output, image, proven):
+                matched.append(candidate)
+                break
+        else:
+            raise CheckFailedError(_at(pair, f"has an image for {image.label} that is not the stock one"))
+    return matched
+
+
+def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, proven: ProvenImages | None) -> bool:
+    if (old.kind_number, old.sm, old.name, old.flags & ~_STORAGE) != (
+        new.kind_number,
+        new.sm,
+        new.name,
+        new.flags & ~_STORAGE,
+    ):
+        return False
+    if (old.header_size, old.padded_size) == (new.header_size, new.padded_size) and same_bytes(
+        stock, old.offset, output, new.offset, old.stored_size
+    ):
+        return True
+    if proven is None or new.compression is not Compression.ZSTD or old.raw_size != new.raw_size:
+        return False
+    headers = [bytearray(stock.read(old.offset, old.header_size)), bytearray(output.read(new.offset, new.header_size))]
+    for header in headers:
+        for start, end in _STORAGE_FIELDS:
+            header[start:end] = bytes(end - start)
+    payload_end = new.payload_offset + new.payload_size
+    if headers[0] != headers[1] or any(output.read(payload_end, new.end - payload_end)):
+        return False
+    return proven.same_code(old, output, new)
+
+
+def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
+    for image in kept:
+        if not policy.allows(image):
+            raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
+    images = pair.before.images
+    if len(kept) == len(images):
+        return
+    lost = policy.usable(images) - policy.usable(kept)
+    if lost:
+        names = ", ".join(map(str, sorted(lost)))
+        raise CheckFailedError(_at(pair, f"had code for {names} and has none now"))
+    gone = policy.loaded(images) - {piece.target for image in kept for piece in (image.parts or (image,))}
+    if gone:
+        raise CheckFailedError(_at(pair, f"lost {min(map(str, gone))}, which the driver would take"))
+    _check_kernels(stock, pair, kept, policy)
+
+
+def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
+    """Cubins that a target could run went because better ones are there: do those have all the kernels?"""
+    stay = set(map(id, kept))
+    gone = [
+        image
+        for image in pair.before.images
+        if id(image) not in stay and image.target and image.target.kind is CodeKind.CUBIN and policy.usable((image,))
+    ]
+    if not gone:
+        return
+    names: set[str] = set()
+    for image in kept:
+        names |= kernel_names(stock, image) or frozenset()
+    for image in gone:
+        own = kernel_names(stock, image)  # None: unreadable; empty: a cubin of data or device functions alone
+        missing = ({"(unreadable)"} if own is None else own) - names
+        if missing:
+            raise CheckFailedError(_at(pair, f"lost the kernel {min(missing)} with {image.label}"))
+
+
+def _at(pair: Pair, what: str) -> str:
+    return f"The GPU code container at {pair.before.container.offset:#x} {what}."

@@ -1,0 +1,269 @@
+"""The surgery: from a plan to the new file.
+
+What is loaded keeps its address. Only containers move, only inside their section, and every pointer to them
+follows. Holes leave the file, the program header table grows by one entry for each, and whatever is not loaded
+follows behind in its old order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import HEADER, FileType, Relocation, SegmentType
+from torchtailor.errors import BadInputError, ImpossibleError
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
+from torchtailor.surgery.files import FileSource, copy_range, write_at
+from torchtailor.surgery.headers import (
+    TABLE_MARK,
+    HeaderTable,
+    SectionPlan,
+    TableHome,
+    find_home,
+    plan_sections,
+    program_headers,
+)
+from torchtailor.surgery.layout import (
+    MIN_HOLE,
+    AddressMap,
+    Piece,
+    Span,
+    choose_holes,
+    merge,
+    page_size,
+    place,
+    split,
+    subtract,
+)
+from torchtailor.surgery.plan import Cut, Plan
+from torchtailor.surgery.references import got_address
+
+ADDEND_FIELD = 16  # in a RELA record
+
+_MIN_ALIGNMENT = 0x1000
+_MAX_ALIGNMENT = 1 << 30
+_MAX_PADDING = 64  # zeros between two containers
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """Everything that is known about the output before a byte of it is written."""
+
+    elf: ElfFile
+    plan: Plan
+    holes: tuple[Span, ...]
+    pieces: tuple[Piece, ...]
+    home: TableHome
+    sections: SectionPlan
+
+    @property
+    def size(self) -> int:
+        return self.sections.file_size
+
+    @cached_property
+    def addresses(self) -> AddressMap:
+        return AddressMap(self.pieces)
+
+    def offset(self, address: int) -> int:
+        """Where the byte at an address is in the output."""
+        offset = self.addresses.offset(address)
+        if offset is None:
+            raise ImpossibleError(f"A pointer to GPU code at {address:#x} is in no loaded segment.")
+        return offset
+
+
+def prepare(elf: ElfFile, plan: Plan, removed: frozenset[int]) -> Surgery:
+    """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out."""
+    page = page_size(elf.machine, elf.loads)
+    holes = choose_holes(_free_of_segments(elf, plan, page), page)
+    count = len(elf.segments) + _splits(elf, holes)
+    home = find_home(elf, count, holes, page)
+    holes = list(home.holes)
+    pieces = place(piece for load in elf.loads for piece in split(load, holes, page, first=load is elf.loads[0]))
+    end = pieces[-1].offset + pieces[-1].file_size
+    sections = plan_sections(elf, plan, AddressMap(pieces), holes, home, removed, end)
+    return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections)
+
+
+def check_layout(elf: ElfFile) -> None:
+    """Refuse what is not laid out as linkers do: the surgery would have to guess."""
+    if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not elf.loads:
+        raise BadInputError("It is not a linked library: nothing of it is loaded.", "give a shared library (.so)")
+    if not elf.sections:
+        raise BadInputError("It has no section headers, so what its bytes mean cannot be told.")
+    first = elf.loads[0]
+    if first.offset != 0 or first.file_size < 64:
+        raise ImpossibleError("Its first loaded segment does not begin with the file header.")
+    for load in elf.loads:
+        alignment = load.alignment
+        if (
+            not _MIN_ALIGNMENT <= alignment <= _MAX_ALIGNMENT
+            or alignment & (alignment - 1)
+            or (load.address - load.offset) % alignment
+        ):
+            raise ImpossibleError(f"Program header {load.index} is not aligned as the loader demands.")
+    _check_section_places(elf)
+
+
+def _check_section_places(elf: ElfFile) -> None:
+    """A section that is loaded lies in the file where its address says, or one of the two is damaged."""
+    for section in elf.sections:
+        alignment = section.alignment
+        if alignment > _MAX_ALIGNMENT or alignment & (alignment - 1) or section.link >= len(elf.sections):
+            raise BadInputError(f"The header of section {section.name or section.index} is damaged.")
+        if not (section.allocated and section.in_file) or elf.load_at(section.address) is None:
+            continue
+        place = (elf.offset_of(section.address), elf.offset_of(section.memory_end - 1))
+        if place != (section.offset, section.file_end - 1):
+            raise BadInputError(
+                f"Section {section.name} is not where its address says.",
+                "Fetch the library again and compare its hash with the publisher's.",
+            )
+    others = [s for s in elf.sections if s.in_file and not s.allocated]
+    for section in others:
+        if any(load.offset < section.file_end and section.offset < load.file_end for load in elf.loads):
+            raise BadInputError(f"Section {section.name} is not loaded, and lies where loaded bytes are.")
+    for segment in elf.segments:
+        plain = segment.type in (SegmentType.LOAD, SegmentType.PHDR) or not segment.file_size
+        if not plain and elf.offset_of(segment.address) not in (None, segment.offset):
+            raise BadInputError(f"Program header {segment.index} is not where its address says.")
+
+
+def _free_of_segments(elf: ElfFile, plan: Plan, page: int) -> Iterator[Span]:
+    """The free ranges that no segment needs whole."""
+    small = [s for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size]
+    for span in plan.free:
+        if span.end - span.start < MIN_HOLE:
+            continue
+        load = elf.load_at(span.start)
+        if load is None or any(s.address < span.end and span.start < s.memory_end for s in small):
+            continue
+        file_end = load.address + load.file_size
+        end = min(span.end, file_end if load.memory_size == load.file_size else file_end - page)
+        if end > span.start and (span.start > load.address or end < file_end):
+            yield Span(span.start, end)
+
+
+def _splits(elf: ElfFile, holes: list[Span]) -> int:
+    """By how many the loaded segments grow."""
+    pieces = 0
+    for load in elf.loads:
+        whole = Span(load.address, load.address + load.file_size)
+        pieces += max(1, len(subtract([whole], holes)))  # one without bytes in the file stays one
+    return pieces - len(elf.loads)
+
+
+def write(surgery: Surgery, source: FileSource, fd: int) -> None:
+    """Write the output to an empty file; what is not written is zero."""
+    os.ftruncate(fd, surgery.size)
+    cuts = sorted((cut for cut in surgery.plan.cuts if cut.address is not None), key=lambda cut: cut.address or 0)
+    for piece in surgery.pieces:
+        inside = [cut for cut in cuts if piece.address <= (cut.address or 0) < piece.end]
+        _write_piece(surgery, piece, inside, source, fd)
+    for old, new, size in surgery.sections.unloaded:
+        copy_range(source, old, fd, new, size)
+    for at, data in patches(surgery):
+        write_at(fd, at, data)
+    write_at(fd, *surgery.sections.names)
+    write_at(fd, surgery.sections.table.offset, surgery.sections.table.data)
+
+
+def _write_piece(surgery: Surgery, piece: Piece, cuts: list[Cut], source: FileSource, fd: int) -> None:
+    """Write one piece: host bytes as they were, containers from what is kept of them."""
+    copies = _Copies(source, fd)
+    shift = piece.offset - piece.address
+    free = [span for span in surgery.plan.free if span.start < piece.end and span.end > piece.address]
+    taken = [Span(cut.address or 0, (cut.address or 0) + cut.size + cut.gap) for cut in cuts]
+    whole = Span(piece.address, piece.end)
+    for span in subtract([whole], merge([*free, *taken])):
+        copies.add(piece.old_offset + span.start - piece.address, span.start + shift, span.size)
+    for cut in cuts:
+        _write_container(cut, (cut.address or 0) + shift, copies, fd)
+    copies.flush()
+
+
+def _write_container(cut: Cut, at: int, copies: _Copies, fd: int) -> None:
+    if cut.whole:
+        copies.add(cut.found.container.offset, at, cut.size, padded=True)
+        return
+    body = cut.size - CONTAINER_HEADER.size
+    write_at(fd, at, CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, body))
+    at += CONTAINER_HEADER.size
+    for new in cut.images:
+        if new.replacement is None:
+            copies.add(new.image.offset, at, new.size)
+        else:
+            write_at(fd, at, new.replacement.read())
+        at += new.size
+
+
+class _Copies:
+    """Copies that follow each other in both files are done as one, with the padding between whole containers."""
+
+    def __init__(self, source: FileSource, fd: int) -> None:
+        self._source, self._fd = source, fd
+        self._pending, self._padded = (0, 0, 0), False
+
+    def add(self, old: int, new: int, size: int, *, padded: bool = False) -> None:
+        before, at, length = self._pending
+        between = old - before - length
+        near = between == 0 or (padded and self._padded and self._is_padding(before + length, between))
+        if length and near and new - at - length == between:
+            self._pending = (before, at, length + between + size)
+            return
+        self.flush()
+        self._pending, self._padded = (old, new, size), padded
+
+    def _is_padding(self, at: int, size: int) -> bool:
+        return 0 < size < _MAX_PADDING and not any(self._source.read(at, size))
+
+    def flush(self) -> None:
+        old, new, size = self._pending
+        if size:
+            copy_range(self._source, old, self._fd, new, size)
+        self._pending = (0, 0, 0)
+
+
+def patches(surgery: Surgery) -> Iterator[tuple[int, bytes]]:
+    """The bytes outside of containers that change, as (offset in the output, bytes)."""
+    table = program_headers(surgery.elf, surgery.pieces, surgery.addresses, surgery.home)
+    yield table.offset, table.data
+    if surgery.home.moved:
+        yield table.offset + len(table.data), bytes(surgery.home.room - len(table.data))
+        yield table.offset + surgery.home.room, TABLE_MARK
+    yield 0, _file_header(surgery, table)
+    for cut in surgery.plan.cuts:
+        if cut.address is None or cut.pointers is None:
+            continue
+        if cut.address != cut.found.address:
+            for pointer in cut.pointers.to_start:
+                yield from _repoint(surgery, pointer, cut.address)
+            for place_ in cut.pointers.immediates:
+                got = got_address(surgery.elf) or 0
+                yield surgery.offset(place_), (cut.address - got).to_bytes(8, "little", signed=True)
+        for pointer in cut.pointers.to_end:
+            yield from _repoint(surgery, pointer, cut.address + cut.size + cut.gap)
+
+
+def _repoint(surgery: Surgery, pointer: Relocation, target: int) -> Iterator[tuple[int, bytes]]:
+    """A relocated pointer: its record, and the copy of the addend in place if there is one."""
+    data = target.to_bytes(8, "little")
+    if pointer.record_offset is not None:
+        address = surgery.elf.address_of(pointer.record_offset)
+        if address is None:
+            raise ImpossibleError("Its relocations are not in a loaded segment.")
+        yield surgery.offset(address) + ADDEND_FIELD, data
+    if surgery.elf.pointer_at(pointer.place) == pointer.addend:
+        yield surgery.offset(pointer.place), data
+
+
+def _file_header(surgery: Surgery, table: HeaderTable) -> bytes:
+    fields = list(HEADER.unpack(surgery.elf.read(0, HEADER.size)))
+    sections = surgery.sections
+    fields[5:7] = [table.offset, sections.table.offset]
+    fields[10] = table.count
+    fields[12:14] = [sections.table.count, sections.names_index]
+    return HEADER.pack(*fields)

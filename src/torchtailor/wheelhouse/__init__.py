@@ -1,0 +1,1 @@
+"""An installable set of wheels with its index and manifest, and its installation."""

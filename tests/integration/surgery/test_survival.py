@@ -1,0 +1,122 @@
+"""Tailored libraries load and work, and still do after `strip` and `patchelf` have been at them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.surgery.builds import Toolchain, build, run, runner, toolchain
+from tests.unit.surgery.checks import policy
+from torchtailor.surgery.library import Status, tailor_library
+
+RPATH = "$ORIGIN/" + "/".join(["a-path-that-is-longer-than-anything-before"] * 4)
+VARIANTS = {
+    "plain": (),
+    "one segment": ("-Wl,-z,noseparate-code",),
+    "two mebibytes": ("-Wl,-z,max-page-size=0x200000",),
+    "packed relocations": ("-Wl,-z,pack-relative-relocs",),
+    "lazy, no relro": ("-Wl,-z,lazy", "-Wl,-z,norelro"),
+}
+
+
+@pytest.fixture(scope="module", params=["x86_64", "aarch64"])
+def tools(request: pytest.FixtureRequest) -> Toolchain:
+    return toolchain(request.param)
+
+
+@pytest.fixture(scope="module")
+def program(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runner(tmp_path_factory.mktemp("program"), tools)
+
+
+def patchelf(*arguments: str | Path) -> str:
+    tool = shutil.which("patchelf")
+    if tool is None:
+        pytest.skip("patchelf not found")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def quietly(*command: str | Path) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    assert "arning" not in result.stdout
+    return result.stdout
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("patched_before", [False, True], ids=["as linked", "patched before"])
+@pytest.mark.parametrize("strip", [True, False], ids=["stripped", "unstripped"])
+def test_survival(
+    tmp_path: Path, tools: Toolchain, program: Path, variant: str, patched_before: bool, strip: bool
+) -> None:
+    stock = build(tmp_path, tools, *VARIANTS[variant])
+    if patched_before:  # as auditwheel does to every wheel
+        patchelf("--set-rpath", "$ORIGIN", stock)
+    assert run(program, tools, stock).startswith("0 ")
+    tailored = tmp_path / "tailored" / stock.name
+    result = tailor_library(stock, tailored, policy("9.0"), strip=strip)
+    assert result.status is Status.TAILORED
+    assert tailored.stat().st_size < 0.45 * stock.stat().st_size
+    said = run(program, tools, tailored)
+    assert said.startswith("0 ")
+
+    quietly("readelf", "-aW", tailored)
+    objdump = tools.strip.replace("strip", "objdump")
+    quietly(objdump, "-x", tailored)
+    assert patchelf("--print-rpath", tailored).strip() == ("$ORIGIN" if patched_before else "")
+
+    def after(name: str, *steps: str) -> None:
+        copy = tmp_path / f"{name}.so"
+        shutil.copy(tailored, copy)
+        for step in steps:
+            if step == "strip":
+                quietly(tools.strip, copy)
+            else:
+                patchelf("--set-rpath", RPATH, copy)
+                assert patchelf("--print-rpath", copy).strip() == RPATH
+            assert run(program, tools, copy) == said, (name, step)
+
+    after("stripped", "strip")
+    after("patched", "patchelf")
+    after("stripped-patched", "strip", "patchelf")
+    after("patched-stripped", "patchelf", "strip")
+
+
+def test_digest_is_that_of_a_library_built_for_one_target(tmp_path: Path, tools: Toolchain, program: Path) -> None:
+    """Two targets one after the other, or at once: the loaded GPU code is the same."""
+    stock = build(tmp_path, tools)
+    both, one, other = (tmp_path / name for name in ("both.so", "one.so", "other.so"))
+    tailor_library(stock, both, policy("9.0,12.0"))
+    tailor_library(both, one, policy("9.0"))
+    tailor_library(stock, other, policy("9.0"))
+    assert run(program, tools, one) == run(program, tools, other) != run(program, tools, both)
+
+
+def test_many_holes_load(tmp_path: Path, tools: Toolchain, program: Path) -> None:
+    """Containers that cannot be moved are cut where they are."""
+    stock = build(tmp_path, tools, containers=60, size=200_000)
+    objcopy = tools.strip.replace("strip", "objcopy")
+    subprocess.run([objcopy, "--rename-section", ".nv_fatbin=.hidden_code", stock], check=True)
+    tailored = tmp_path / "tailored.so"
+    result = tailor_library(stock, tailored, policy("9.0"))
+    assert result.status is Status.TAILORED
+    assert run(program, tools, tailored).startswith("0 ")
+    assert tailored.stat().st_size < (0.5 if tools.page == 0x1000 else 0.8) * stock.stat().st_size
+
+
+@pytest.mark.parametrize("steps", [(), ("strip",)], ids=["tailored", "stripped afterwards"])
+def test_programs_link_against_it(tmp_path: Path, tools: Toolchain, steps: tuple[str, ...]) -> None:
+    """C++ extensions are linked against libtorch_cuda: the linker has to understand it."""
+    stock = build(tmp_path, tools)
+    tailored = tmp_path / "tailored" / stock.name
+    tailor_library(stock, tailored, policy("9.0"))
+    for _ in steps:
+        quietly(tools.strip, tailored)
+    source = tmp_path / "use.c"
+    source.write_text("int check(void);\nint main(void) { return check(); }\n")
+    program = tmp_path / "use"
+    quietly(tools.compiler, "-o", program, source, tailored, f"-Wl,-rpath,{tailored.parent}")
+    subprocess.run([*tools.runner, program], check=True)

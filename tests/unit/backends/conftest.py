@@ -1,0 +1,67 @@
+"""A served stack, a cache and a ledger of its own, and one call that plans and builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.backends.stack import fill
+from tests.unit.fetch.serving import Site, serve
+from torchtailor.backends.choose import choose
+from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.wheel.plan import BuildPlan, Planner
+from torchtailor.backends.wheel.run import Built, build
+from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.fetch import client
+from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.ledger.ledger import Ledger
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serve(Site()) as running:
+        yield fill(running)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.005)
+
+
+@pytest.fixture(scope="session")
+def catalog() -> Catalog:
+    return load_catalog(Path("/"))
+
+
+class Workshop:
+    """Plans and builds from the served stack."""
+
+    def __init__(self, site: Site, catalog: Catalog, root: Path) -> None:
+        self.site, self.catalog, self.root = site, catalog, root
+        self.out = root / "dist"
+        self.ledger = Ledger(root / "ledger.sqlite")
+
+    def finder(self, **changes: object) -> Finder:
+        source = Source(f"{self.site.url}/simple", SourceKind.INDEX, "test")
+        values: dict[str, object] = {"sources": (source,), "timeout": 5.0, "retries": 2} | changes
+        return Finder(Settings(**values), Cache(self.root / "cache"))  # type: ignore[arg-type]
+
+    def plan(
+        self, *names: str, options: Options | None = None, release: str | None = "main", **changes: object
+    ) -> BuildPlan:
+        choices = choose(self.catalog, names, release=release)
+        return Planner(self.catalog, self.finder(**changes), options or Options()).plan(choices, self.out)
+
+    def build(self, *names: str, options: Options | None = None, **changes: Any) -> Built:
+        plan = self.plan(*names, options=options, **changes)
+        return build(plan, self.catalog, self.finder(**changes), ledger=self.ledger)
+
+
+@pytest.fixture
+def workshop(site: Site, catalog: Catalog, tmp_path: Path) -> Workshop:
+    return Workshop(site, catalog, tmp_path)

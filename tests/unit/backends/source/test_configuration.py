@@ -1,0 +1,129 @@
+"""Switches, flags and cache variables of variants: from the tables, the profile and --set."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+
+import pytest
+
+from torchtailor.backends.source.configuration import configure, parse_override
+from torchtailor.backends.source.tables import Tables
+from torchtailor.catalog import Capability
+from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.variants import Variant
+
+Named = Callable[[str], Variant]
+
+
+def test_every_row_has_a_source_that_exists(tables: Tables) -> None:
+    text = files("torchtailor.catalog").joinpath("data", "source.toml").read_text("utf-8")
+    known = set(tomllib.loads(text)["sources"])
+    assert {rule.source for rule in tables.rules} | {kind.source for kind in tables.kinds} <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"),
+    [
+        ("cpu-avx", {"CXX_AVX2_FOUND", "CXX_AVX512_FOUND"}, set()),
+        ("cpu-avx2", {"CXX_AVX512_FOUND"}, {"CXX_AVX2_FOUND"}),
+        ("cpu-avx512", set(), {"CXX_AVX2_FOUND", "CXX_AVX512_FOUND"}),
+        ("cpu-armv8_2", {"CXX_SVE256_FOUND"}, set()),
+        ("cpu-armv9", set(), {"CXX_SVE256_FOUND"}),
+    ],
+)
+def test_kernels_of_other_isas_are_off(tables: Tables, variant: Named, name: str, off: set[str], on: set[str]) -> None:
+    cache = configure(tables, variant(name)).cache
+    assert off <= {key for key, value in cache.items() if value == "OFF"}
+    assert not on & set(cache)
+
+
+def test_a_cpu_variant_never_takes_cuda(tables: Tables, variant: Named) -> None:
+    configuration = configure(tables, variant("cpu-avx512"))
+    assert configuration.off("USE_CUDA")
+    assert "TORCH_CUDA_ARCH_LIST" not in configuration.environment
+    assert configuration.environment["CXXFLAGS"] == " ".join(variant("cpu-avx512").isa.compile_flags)
+
+
+def test_a_gpu_variant_asks_for_its_gpu_in_pytorchs_spelling(tables: Tables, variant: Named) -> None:
+    configuration = configure(tables, variant("sm121-armv9"))
+    assert configuration.environment["TORCH_CUDA_ARCH_LIST"] == "12.1"
+    assert configuration.environment["USE_CUDA"] == "1"
+    assert configuration.off("USE_MAGMA")  # CUDA 13
+
+
+def test_gpus_without_flash_attention(tables: Tables, variant: Named) -> None:
+    assert configure(tables, variant("sm61-avx2")).off("USE_FLASH_ATTENTION")
+    assert not configure(tables, variant("sm90-avx512")).off("USE_FLASH_ATTENTION")
+
+
+def test_a_fat_build_lists_all_gpus_in_order(tables: Tables, variant: Named) -> None:
+    gpus = [Capability(12, 0), Capability(8, 0)]
+    assert configure(tables, variant("sm90-avx512"), gpus=gpus).arch_list == "8.0;9.0;12.0"
+
+
+def test_profiles_only_take_away(tables: Tables, variant: Named) -> None:
+    named = variant("sm90-avx512")
+    full, inference, minimal = (configure(tables, named, profile=name) for name in ("full", "inference", "minimal"))
+    assert not full.off("USE_DISTRIBUTED")
+    assert inference.off("USE_DISTRIBUTED")
+    assert not inference.off("USE_FLASH_ATTENTION")
+    assert minimal.off("USE_FLASH_ATTENTION")
+    off = [{key for key in item.switches if item.off(key)} for item in (full, inference, minimal)]
+    assert off[0] < off[1] < off[2]
+    with pytest.raises(NoMatchError, match="tiny"):
+        configure(tables, named, profile="tiny")
+
+
+def test_the_users_word_is_the_last(tables: Tables, variant: Named) -> None:
+    configuration = configure(
+        tables, variant("cpu-avx2"), profile="minimal", overrides=["USE_XNNPACK=1", "CXX_AVX512_FOUND=ON", "FOO=a=b"]
+    )
+    assert configuration.environment["USE_XNNPACK"] == "1"
+    assert configuration.environment["FOO"] == "a=b"
+    assert configuration.cache["CXX_AVX512_FOUND"] == "ON"
+    assert "set(CXX_AVX512_FOUND ON CACHE BOOL" in configuration.cmake_text()
+
+
+@pytest.mark.parametrize("text", ["", "USE_X", "=1", "A B=1", "MAX_JOBS=3", "TORCH_CUDA_ARCH_LIST=9.0"])
+def test_what_cannot_be_set(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_override(text)
+
+
+def test_a_mend_changes_the_digest_and_is_recorded(tables: Tables, variant: Named) -> None:
+    before = configure(tables, variant("cpu-armv9"))
+    after = before.mended({"USE_XNNPACK": "0"}, {"CXXFLAGS_EXTRA": "-Wno-error", "LDFLAGS": "-latomic"})
+    assert after.digest != before.digest
+    assert after.environment["CXXFLAGS"].endswith(" -Wno-error")
+    assert after.environment["LDFLAGS"] == "-latomic"
+    assert "CXXFLAGS_EXTRA" not in after.environment
+    assert after.to_json()["USE_XNNPACK"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("c10/CMakeFiles/c10.dir/core/Allocator.cpp.o", "c10"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/Copy.cpp.o", "ATen"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/Sum.cpp.AVX2.cpp.o", "CPU kernels"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/Operators_3.cpp.o", "generated ATen"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/autograd/generated/VariableType_0.cpp.o", "generated autograd"),
+        ("caffe2/CMakeFiles/torch_cuda.dir/__/aten/src/ATen/native/cuda/Sort.cu.o", "CUDA"),
+        ("caffe2/CMakeFiles/torch_cuda.dir/__/x/flash_attn/src/flash_fwd_hdim64_fp16_sm80.cu.o", "flash attention"),
+        ("caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/ir/ir.cpp.o", "JIT"),
+        ("lib/libtorch_cpu.so", "link"),
+        ("bin/torch_shm_manager", "link"),
+        ("third_party/fmt/CMakeFiles/fmt.dir/src/os.cc.o", "other"),
+        ("build.ninja", None),
+    ],
+)
+def test_kinds_of_files(tables: Tables, output: str, kind: str | None) -> None:
+    found = tables.kind(output)
+    assert (found.name if found else None) == kind
+
+
+def test_patterns_compile(tables: Tables) -> None:
+    assert all(re.compile(kind.pattern) for kind in tables.kinds)

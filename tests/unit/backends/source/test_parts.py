@@ -1,0 +1,248 @@
+"""Environment, sources, toolkits of wheels, plans, mends and history: each by itself."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from torchtailor.backends.source.buildenv import BuildEnvironment, process_environment
+from torchtailor.backends.source.ccache import ccache_environment, prepare, read_hits
+from torchtailor.backends.source.configuration import configure
+from torchtailor.backends.source.cudawheels import cuda_packages, join_prefix
+from torchtailor.backends.source.folders import Folders
+from torchtailor.backends.source.plan import matrix_cost, plan_matrix
+from torchtailor.backends.source.runner import local_version, of_tree
+from torchtailor.backends.source.tables import Tables
+from torchtailor.backends.source.toolchain import Cuda, HostCompiler
+from torchtailor.backends.source.tree import Origin, Source, knows_gpu
+from torchtailor.catalog import Capability, Catalog, Dotted, Way
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.ledger.history import switch_columns
+from torchtailor.ledger.ledger import Attempt, Ledger, Result, as_markdown
+from torchtailor.variants import Matrix, Variant
+
+Named = Callable[[str], Variant]
+
+
+def test_the_environment_is_made_from_nothing(tables: Tables, variant: Named, tmp_path: Path) -> None:
+    outer = {"HOME": "/h", "LD_PRELOAD": "x", "CXXFLAGS": "-O0", "USE_CUDA": "1", "LD_LIBRARY_PATH": "/evil", "A": "b"}
+    values = process_environment(
+        tables,
+        BuildEnvironment(tmp_path),
+        configure(tables, variant("sm90-avx512")),
+        version="2.10.0+x",
+        include=tmp_path / "i.cmake",
+        compiler=HostCompiler("/usr/bin/gcc-14", "/usr/bin/g++-14", "gcc", Dotted("14.2")),
+        cuda=Cuda("/cuda", Dotted("13.0"), ()),
+        outer=outer,
+    )
+    assert values["HOME"] == "/h"
+    assert not {"LD_PRELOAD", "A"} & set(values)
+    assert values["LD_LIBRARY_PATH"] == ""
+    assert values["CXXFLAGS"].startswith("-mavx512f")
+    assert values["PATH"].startswith(f"{tmp_path}/bin:/cuda/bin:")
+    assert values["CMAKE_CUDA_HOST_COMPILER"] == "/usr/bin/g++-14"
+
+
+def test_scripts_with_set_u_find_what_they_expect(tables: Tables, variant: Named, tmp_path: Path) -> None:
+    values = process_environment(
+        tables,
+        BuildEnvironment(tmp_path),
+        configure(tables, variant("cpu-avx2")),
+        version="1",
+        include=tmp_path,
+        compiler=None,
+        cuda=None,
+        outer={},
+    )
+    script = "set -eu; export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH PYTHONPATH=/y:$PYTHONPATH; echo $PATH"
+    subprocess.run(["sh", "-c", script], env=values, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "ref"),
+    [
+        (None, Origin.GIT, "v2.15.0"),
+        ("https://example.org/pytorch.git@main", Origin.GIT, "main"),
+        ("https://user@example.org/pytorch.git@v2.10.0-rc1", Origin.GIT, "v2.10.0-rc1"),
+        ("https://example.org/pytorch.git", Origin.GIT, "HEAD"),
+        ("git@example.org:pytorch/pytorch.git@nightly", Origin.GIT, "nightly"),
+        ("git@example.org:pytorch/pytorch.git", Origin.GIT, "HEAD"),
+    ],
+)
+def test_git_addresses(variant: Named, text: str | None, origin: Origin, ref: str) -> None:
+    source = Source.parse(text, variant("pytorch215-python313-cpu-avx2"))
+    assert (source.origin, source.ref) == (origin, ref)
+    assert not source.place.endswith(ref)
+
+
+def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
+    named = variant("cpu-avx2")
+    assert Source.parse(str(tmp_path), named).origin is Origin.FOLDER
+    tarball = tmp_path / "a.tar.gz"
+    tarball.touch()
+    assert Source.parse(str(tarball), named).origin is Origin.TARBALL
+    (tmp_path / "a.zip").touch()
+    with pytest.raises(BadInputError):
+        Source.parse(str(tmp_path / "a.zip"), named)
+    with pytest.raises(UsageError):
+        Source.parse("no/such/thing", named)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "known"),
+    [
+        (r"^([0-9]+\\.[0-9]a?(\\([0-9]+\\.[0-9]\\))?)$", {"9.0", "12.1"}),  # PyTorch 2.6
+        (r"^([0-9]\\.[0-9]a?(\\([0-9]\\.[0-9]\\))?)$", {"9.0"}),  # PyTorch 2.5
+    ],
+)
+def test_a_tree_knows_its_gpus(tmp_path: Path, pattern: str, known: set[str]) -> None:
+    path = tmp_path / "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
+    path.parent.mkdir(parents=True)
+    ptx = r"(.*)\\+PTX$"
+    path.write_text(f'    if(arch_name MATCHES "{ptx}")\n    endif()\n    if(arch_name MATCHES "{pattern}")\n')
+    asked = ("9.0", "12.1")
+    assert {text for text in asked if knows_gpu(tmp_path, Capability.parse(text))} == known
+    assert knows_gpu(tmp_path / "elsewhere", Capability(12, 1))
+
+
+def test_versions_follow_the_source(variant: Named) -> None:
+    gpu, cpu = variant("pytorch-python313-cuda13_0-sm90-avx512"), variant("cpu-armv8_2")
+    assert local_version("2.10.0", gpu) == "2.10.0+cu130.sm90.avx512"
+    assert local_version("2.13.0a0+git1a2b3c4", cpu) == "2.13.0a0+git1a2b3c4.cpu.armv8.2"
+    assert local_version("2.10.0", gpu, (Capability(8, 0),)) == "2.10.0+cu130.avx512"
+    assert of_tree(cpu, "2.6.0").unique_name == "pytorch26-python313-cpu-armv8_2"
+    assert of_tree(cpu, str(cpu.release.version)) is cpu
+
+
+def test_a_toolkit_joined_of_wheels(tmp_path: Path) -> None:
+    wheels = tmp_path / "nvidia"
+    for name, content in {
+        "cuda_nvcc/bin/nvcc": "#!/bin/sh\necho nvcc",
+        "cuda_nvcc/bin/nvcc.profile": "TOP = $(_HERE_)/..",
+        "cuda_nvcc/nvvm/bin/cicc": "",
+        "cuda_nvcc/include/fatbinary_section.h": "",
+        "cuda_runtime/include/cuda_runtime.h": "",
+        "cuda_runtime/lib/libcudart.so.12": "elf",
+        "cublas/lib/libcublas.so.12": "elf",
+        "cublas/__init__.py": "",
+    }.items():
+        (wheels / name).parent.mkdir(parents=True, exist_ok=True)
+        (wheels / name).write_text(content)
+    home = tmp_path / "home"
+    join_prefix(wheels, home)
+    assert (home / "lib64" / "libcudart.so").read_text() == "elf"
+    assert (home / "include" / "cuda_runtime.h").exists()
+    assert (home / "nvvm" / "bin" / "cicc").exists()
+    assert not (home / "bin" / "nvcc").is_symlink(), "nvcc looks for its parts where it really is"
+    assert (home / "bin" / "nvcc").stat().st_mode & 0o111
+
+
+def test_the_wheels_of_a_toolkit(tables: Tables) -> None:
+    assert "nvidia-cuda-nvcc-cu12==12.8.*" in cuda_packages(tables, Dotted("12.8.1"))
+    assert any(package.startswith("cuda-toolkit[") for package in cuda_packages(tables, Dotted("13.0.2")))
+    with pytest.raises(NoMatchError):
+        cuda_packages(tables, Dotted("11.8"))
+
+
+def test_the_matrix_of_the_seeds_costs_a_seventh(catalog: Catalog, tables: Tables) -> None:
+    variants = list(Matrix(catalog).variants("cuda-13_0"))
+    cost = matrix_cost(tables.cost, variants)
+    assert len(variants) == 59
+    assert 650 < cost.naive < 800
+    assert 100 < cost.shared < 200
+    plan = plan_matrix(catalog, tables, variants)
+    assert plan.variants == 59
+    assert len(plan.groups) == len({(v.build.label, v.isa.name) for v in variants})
+
+
+def test_all_gpus_of_one_isa_are_one_build(catalog: Catalog, tables: Tables, variant: Named) -> None:
+    plan = plan_matrix(catalog, tables, [variant("pytorch-python313-cuda13_0-sm90-avx512")], all_gpus=True)
+    (group,) = plan.groups
+    assert Capability(8, 0) in group.gpus
+    assert Capability(9, 0) in group.gpus
+    assert Capability(7, 5) in group.gpus
+    fat = configure(tables, group.variant, gpus=group.gpus)
+    assert not fat.off("USE_FLASH_ATTENTION"), "one old GPU must not take it from the others"
+    single = plan_matrix(catalog, tables, [variant("cpu-avx2")], all_gpus=True)
+    assert single.groups[0].gpus == ()
+    assert single.cost.naive == pytest.approx(single.cost.shared)
+
+
+def test_another_python_costs_its_own_part(catalog: Catalog, tables: Tables, variant: Named) -> None:
+    first = variant("cpu-avx2")
+    one, three = [first], [replace(first, python=python) for python in ("3.11", "3.12", "3.13")]
+    more = matrix_cost(tables.cost, three).shared - matrix_cost(tables.cost, one).shared
+    assert more == pytest.approx(2 * tables.cost.python_core_hours)
+    assert matrix_cost(tables.cost, three).naive == pytest.approx(3 * matrix_cost(tables.cost, one).naive)
+    assert {item.any_python for item in three} == {f"{first.release.tag}-cpu-avx2"}
+
+
+def test_hits_of_the_compiler_cache(tmp_path: Path) -> None:
+    environment = ccache_environment("/usr/bin/ccache", Folders(tmp_path, tmp_path), tmp_path)
+    prepare(environment)
+    assert read_hits(environment) is None
+    Path(environment["CCACHE_STATSLOG"]).write_text(
+        "# /s/a.cpp\ndirect_cache_hit\nlocal_storage_hit\n# /s/b.cpp\ncache_miss\ndirect_cache_miss\n"
+    )
+    hits = read_hits(environment)
+    assert hits is not None
+    assert (hits.hits, hits.misses) == (1, 1)
+    assert str(hits) == "1 of 2 (50%)"
+    assert environment["CCACHE_BASEDIR"] == str(tmp_path)
+
+
+def attempt(number: int, **configuration: object) -> Attempt:
+    started = datetime(2026, 11, 15, tzinfo=UTC)
+    options = {"set": ["USE_NUMPY=0"]} if number == 2 else {}
+    return Attempt(
+        number, "v", Way.SOURCE, options, configuration, "h", started, 60.0, Result.FAILED, "E", "e", "f", "compile",
+        None, None, percent=92.0,
+    )  # fmt: skip
+
+
+def test_history_has_a_column_for_switches_that_matter() -> None:
+    attempts = [
+        attempt(1, USE_CUDA="1", USE_KINETO="0", USE_MPI="0", USE_NUMPY="0"),
+        attempt(2, USE_CUDA="1", USE_KINETO="1", USE_MPI="0", USE_NUMPY="0", jobs=4),
+    ]
+    assert switch_columns(attempts) == ("USE_CUDA", "USE_KINETO", "USE_NUMPY")
+    table = as_markdown(attempts, switch_columns(attempts)).splitlines()
+    assert table[0].startswith("| Attempt | Variant | Way | USE_CUDA | USE_KINETO | USE_NUMPY | Configuration |")
+    assert "| 1 | 1 | 0 | jobs=4 | failed at 92 % (compile) |" in table[3]
+    assert switch_columns([]) == ()
+
+
+def test_a_ledger_of_the_first_version_is_migrated(tmp_path: Path) -> None:
+    from torchtailor.ledger.ledger import _SCHEMA
+
+    path = tmp_path / "ledger.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute(_SCHEMA)
+    connection.execute(
+        "INSERT INTO attempt (variant, way, options, configuration, host, pid, boot, started, result)"
+        " VALUES ('v', 'wheel', '{}', '{}', 'h', 1, 'b', '2026-01-01T00:00:00+00:00', 'done')"
+    )
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    ledger = Ledger(path)
+    assert [(item.variant, item.log, item.percent) for item in ledger.attempts()] == [("v", "", None)]
+    with ledger.attempt("w", Way.SOURCE) as running:
+        running.log, running.percent, running.failure = "/l", 12.5, "disk-full"
+    last = ledger.attempts()[-1]
+    assert (last.log, last.percent, last.failure) == ("/l", 12.5, "disk-full")
+
+
+def test_mends_of_the_catalogue_are_mappings() -> None:
+    from torchtailor.failures.failures import load_failures
+
+    for failure in load_failures():
+        if failure.auto:
+            assert dict(failure.auto.switches) | dict(failure.auto.environment) or failure.auto.jobs

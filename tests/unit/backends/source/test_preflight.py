@@ -1,0 +1,210 @@
+"""Preflight on recorded machines: what is found, what is missed, and the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchtailor.backends.source.configuration import configure
+from torchtailor.backends.source.preflight import Inspector, Preflight
+from torchtailor.backends.source.tables import Tables
+from torchtailor.catalog import Catalog
+from torchtailor.errors import EnvironmentProblem, UsageError
+from torchtailor.host.probe import Basics, Outcome, Ran, Recording, ReplayProbe
+from torchtailor.variants import Variant
+
+Named = Callable[[str], Variant]
+PYTHON = Path("/usr/bin/python3.13")
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+
+
+def said(text: str) -> Ran:
+    return Ran(outcome=Outcome.DONE, output=text)
+
+
+def gcc(version: str) -> Ran:
+    return said(f"g++ (Debian {version}-14) {version}\nCopyright")
+
+
+class Machine:
+    """A workstation with all that a build needs; tests take things away."""
+
+    def __init__(self) -> None:
+        from torchtailor.backends.source.preflight import _HEADERS
+
+        self.arch = "x86_64"
+        self.programs = {"cc": "/usr/bin/cc", "c++": "/usr/bin/c++", "git": "/usr/bin/git"}
+        self.commands = {
+            "/usr/bin/c++ --version": gcc("14.2.0"),
+            f"{PYTHON} -c {_HEADERS}": said("/usr/include/python3.13 True\n"),
+            "/usr/local/cuda-13.0/bin/nvcc --version": said("Cuda compilation tools, release 13.0, V13.0.88"),
+            "/usr/local/cuda-13.0/bin/nvcc --list-gpu-code": said("sm_75\nsm_80\nsm_90\nsm_121\n"),
+        }
+        self.folders: dict[str, tuple[str, ...]] = {
+            "/usr/local/cuda-13.0/bin": ("nvcc",),
+            "/usr/local/cuda-13.0/include": ("nccl.h", "cudnn_version.h"),
+            "/usr/local/cuda-13.0/lib64": ("libnccl.so.2", "libcudnn.so.9"),
+            "/usr/include": ("cblas.h",),
+            LIBRARIES: ("libopenblas.so",),
+        }
+        self.files = {
+            "/proc/meminfo": "MemTotal: 32000000 kB\nMemAvailable: 30000000 kB\n",
+            "/usr/local/cuda-13.0/include/cudnn_version.h": "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 13\n"
+            "#define CUDNN_PATCHLEVEL 0\n",
+        }
+
+    def probe(self) -> ReplayProbe:
+        recording = Recording(
+            basics=Basics(arch=self.arch, kernel="6", affinity=16),
+            programs=dict(self.programs),
+            commands=dict(self.commands),
+            folders=dict(self.folders),
+            files=dict(self.files),
+        )
+        return ReplayProbe(recording)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def look(catalog: Catalog, tables: Tables, variant: Named, machine: Machine) -> Callable[..., Preflight]:
+    def run(
+        name: str = "pytorch-python313-cuda13_0-sm90-avx512", free: int = 10**11, python: Path | None = PYTHON
+    ) -> Preflight:
+        named = variant(name)
+        configuration = configure(tables, named)
+        inspector = Inspector(catalog, tables, machine.probe(), named)
+        return inspector.look(configuration, python=python, work=Path("/w"), disk_free=free, git=True)
+
+    return run
+
+
+Look = Callable[..., Preflight]
+
+
+def miss(seen: Preflight, name: str) -> tuple[str, str]:
+    check = next(check for check in seen.misses if check.name == name)
+    return check.found, check.mend
+
+
+def test_a_machine_that_has_everything(look: Look) -> None:
+    seen = look()
+    assert seen.misses == ()
+    seen.demand()
+    assert seen.compiler is not None
+    assert str(seen.compiler.version) == "14.2.0"
+    assert seen.cuda is not None
+    assert seen.blas == "OpenBLAS"
+    assert seen.capacity.cores == 16
+
+
+def test_no_compiler(look: Look, machine: Machine) -> None:
+    machine.programs.clear()
+    seen = look("cpu-avx2")
+    found, mend = miss(seen, "compiler")
+    assert "no C++ compiler" in found
+    assert mend == "sudo apt-get install gcc-14 g++-14"
+    assert "git" in {check.name for check in seen.misses}
+    with pytest.raises(EnvironmentProblem, match="compiler") as raised:
+        seen.demand()
+    assert "apt-get install gcc-14" in raised.value.hint
+
+
+def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, machine: Machine) -> None:
+    machine.commands["/usr/bin/c++ --version"] = gcc("16.1.0")
+    found, mend = miss(look(), "compiler")
+    assert "gcc 16.1.0" in found
+    assert "to 15" in found
+    assert "gcc-14" in mend
+    machine.programs |= {"gcc-15": "/usr/bin/gcc-15", "g++-15": "/usr/bin/g++-15"}
+    machine.commands["/usr/bin/g++-15 --version"] = gcc("15.2.0")
+    seen = look()
+    assert seen.misses == ()
+    assert seen.compiler is not None
+    assert seen.compiler.cxx == "/usr/bin/g++-15"
+    assert look("cpu-avx2").compiler.version.major == 16  # type: ignore[union-attr]  # no toolkit, no limit
+
+
+def test_no_cuda_and_the_wrong_one(look: Look, machine: Machine) -> None:
+    machine.commands["/usr/local/cuda-13.0/bin/nvcc --version"] = said("release 12.8, V12.8.93")
+    found, mend = miss(look(), "cuda")
+    assert "CUDA 12.8" in found
+    assert "cuda-toolkit-13-0" in mend
+    assert "--toolchain wheels" in mend
+    machine.folders["/usr/local/cuda-13.0/bin"] = ()
+    assert "no nvcc" in miss(look(), "cuda")[0]
+
+
+def test_an_architecture_that_this_nvcc_does_not_know(look: Look, machine: Machine) -> None:
+    machine.commands["/usr/local/cuda-13.0/bin/nvcc --list-gpu-code"] = said("sm_75\nsm_80\n")
+    found, mend = miss(look(), "architecture")
+    assert "9.0" in found
+    assert "--toolchain wheels" in mend
+
+
+def test_cudnn_and_nccl(look: Look, machine: Machine) -> None:
+    machine.folders["/usr/local/cuda-13.0/lib64"] = ()
+    seen = look()
+    assert "USE_CUDNN=0" in miss(seen, "cudnn")[1]
+    assert "USE_NCCL=0" in miss(seen, "nccl")[1]
+
+
+def test_a_cudnn_that_has_left_the_gpu_behind(look: Look, machine: Machine, variant: Named) -> None:
+    name = "sm61-avx2"
+    cuda = str(variant(name).build.cuda)
+    machine.folders = {key.replace("13.0", cuda): value for key, value in machine.folders.items()}
+    machine.files = {key.replace("13.0", cuda): value for key, value in machine.files.items()}
+    machine.commands[f"/usr/local/cuda-{cuda}/bin/nvcc --version"] = said(f"release {cuda}, V{cuda}.85")
+    machine.commands["/usr/bin/c++ --version"] = gcc("13.2.0")
+    found, mend = miss(look(name), "cudnn")
+    assert "7.5" in found
+    assert "USE_CUDNN=0" in mend
+
+
+def test_python_and_its_headers(look: Look, machine: Machine) -> None:
+    assert "no Python 3.13" in miss(look(python=None), "python")[0]
+    machine.commands = {key: value for key, value in machine.commands.items() if not key.startswith(str(PYTHON))}
+    assert miss(look(), "python")[1] == "sudo apt-get install python3.13-dev"
+
+
+def test_blas_of_the_platform(look: Look, machine: Machine) -> None:
+    machine.folders[LIBRARIES] = ()
+    assert "libopenblas-dev" in miss(look(), "blas")[1]
+    machine.folders["/opt/intel/oneapi/mkl/latest/include"] = ("mkl.h",)
+    machine.folders["/opt/intel/oneapi/mkl/latest/lib"] = ("libmkl_rt.so.2",)
+    assert look().blas == "MKL"
+
+
+def test_room(look: Look, machine: Machine) -> None:
+    machine.files["/proc/meminfo"] = "MemTotal: 3000000 kB\nMemAvailable: 2000000 kB\n"
+    seen = look(free=5_000_000_000)
+    assert "2.0 GB" in miss(seen, "memory")[0]
+    assert "5.0 GB free in /w" in miss(seen, "disk")[0]
+    seen.demand(["memory", "disk"])
+    with pytest.raises(UsageError, match="nonsense"):
+        seen.demand(["nonsense"])
+
+
+def test_a_variant_for_another_machine(look: Look, machine: Machine) -> None:
+    machine.arch = "aarch64"
+    assert "x86_64" in miss(look(), "machine")[1]
+
+
+def test_memory_of_a_container(machine: Machine) -> None:
+    from torchtailor.backends.source.machine import capacity
+
+    machine.files |= {
+        "/proc/self/cgroup": "0::/pod\n",
+        "/sys/fs/cgroup/pod/memory.max": "8000000000\n",
+        "/sys/fs/cgroup/pod/memory.current": "3000000000\n",
+        "/sys/fs/cgroup/pod/memory.stat": "anon 1000000000\ninactive_file 1500000000\nactive_file 500000000\n",
+        "/sys/fs/cgroup/pod/cpu.max": "400000 100000\n",
+    }
+    room = capacity(machine.probe())
+    assert room.cores == 4
+    assert room.memory == 7_000_000_000

@@ -1,0 +1,223 @@
+"""Wheelhouses: complete, reproducible, shared where they can be, and recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.unit.backends.conftest import Workshop
+from tests.unit.fetch.serving import Fault
+from torchtailor.backends.wheel.options import Options
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
+from torchtailor.gpucode.inspect import inspect
+from torchtailor.ledger.ledger import Result
+from torchtailor.wheelhouse.swap import swap_into_place
+from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
+
+NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
+TORCH = "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl"
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_wheelhouse_holds_everything_that_is_needed(workshop: Workshop) -> None:
+    built = workshop.build("sm90-avx512")
+    (house,) = built.wheelhouses
+    assert house.path == workshop.out / NAME
+    assert house.requirements == ("torch==2.8.0+cu128.sm90",)
+    wheels = sorted(path.name for path in (house.path / "wheels").glob("*.whl"))
+    assert wheels == [
+        "filelock-4.2-py3-none-any.whl",
+        "nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux2014_x86_64.whl",
+        "nvidia_cuda_runtime_cu12-12.8.90-py3-none-manylinux2014_x86_64.whl",
+        "nvidia_nccl_cu12-2.27.3+sm90-py3-none-manylinux2014_x86_64.whl",
+        TORCH,
+        "triton-3.4.0-cp313-cp313-manylinux_2_28_x86_64.whl",
+    ]
+    for name in wheels:
+        with zipfile.ZipFile(house.path / "wheels" / name) as archive:
+            assert archive.testzip() is None
+            (metadata,) = [item for item in archive.namelist() if item.endswith(".dist-info/METADATA")]
+            assert (house.path / "wheels" / f"{name}.metadata").read_bytes() == archive.read(metadata)
+    assert house.output_bytes < house.input_bytes
+
+
+def test_index_pages_name_every_wheel_with_its_hash(workshop: Workshop) -> None:
+    (house,) = workshop.build("sm90-avx512").wheelhouses
+    root = json.loads((house.path / "simple" / "index.json").read_text())
+    names = [row["name"] for row in root["projects"]]
+    assert names == [
+        "filelock",
+        "nvidia-cublas-cu12",
+        "nvidia-cuda-runtime-cu12",
+        "nvidia-nccl-cu12",
+        "torch",
+        "triton",
+    ]
+    for name in names:
+        page = house.path / "simple" / name / "index.json"
+        (file,) = json.loads(page.read_text())["files"]
+        wheel = (page.parent / file["url"].replace("%2B", "+")).resolve()
+        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == file["hashes"]["sha256"]
+        assert wheel.stat().st_size == file["size"]
+        metadata = wheel.with_name(wheel.name + ".metadata").read_bytes()
+        assert hashlib.sha256(metadata).hexdigest() == file["core-metadata"]["sha256"]
+        html = (page.parent / "index.html").read_text()
+        assert f'{file["url"]}#sha256={file["hashes"]["sha256"]}"' in html
+
+
+def test_the_manifest_tells_inputs_steps_and_sizes_and_no_place_or_time(workshop: Workshop) -> None:
+    (house,) = workshop.build("sm90-avx512").wheelhouses
+    text = (house.path / "manifest.json").read_text()
+    manifest = json.loads(text)
+    steps = {item["name"]: item for item in manifest["wheels"]}
+    assert steps["torch"]["step"] == "cut"
+    assert steps["torch"]["libraries"][0]["path"] == "torch/lib/libtorch_cuda.so"
+    assert steps["nvidia-cublas-cu12"]["step"] == "taken as it is"
+    assert "--nvidia" in steps["nvidia-cublas-cu12"]["why"]
+    for item in manifest["wheels"]:
+        stock = workshop.site.content["/files/" + item["input"]["filename"]]
+        assert item["input"]["sha256"] == hashlib.sha256(stock).hexdigest()
+        output = (house.path / "wheels" / item["output"]["filename"]).read_bytes()
+        assert item["output"] == {
+            "filename": item["output"]["filename"],
+            "sha256": hashlib.sha256(output).hexdigest(),
+            "size": len(output),
+        }
+    assert str(workshop.root) not in text
+
+
+def test_only_code_for_the_target_is_left(workshop: Workshop) -> None:
+    (house,) = workshop.build("sm90-avx512", options=Options(nvidia=True)).wheelhouses
+    assert house.changed == 5
+    for wheel in (house.path / "wheels").glob("*+*.whl"):
+        (report,) = inspect([wheel], processes=1)
+        kept = {group.label for library in report.libraries for group in library.architectures}
+        assert kept <= {"sm_90", "sm_90a", "compute_90", "lto_90"}, (wheel.name, kept)
+
+
+def test_the_second_run_downloads_and_cuts_nothing_and_gives_the_same_bytes(workshop: Workshop) -> None:
+    first = workshop.build("sm90-avx512")
+    before, sent = tree(workshop.out), workshop.site.sent
+    torch = workshop.out / NAME / "wheels" / TORCH
+    inode = torch.stat().st_ino
+    second = workshop.build("sm90-avx512")
+    assert first.downloaded > 0 and second.downloaded == 0
+    assert workshop.site.sent == sent  # index pages were answered with 304
+    assert tree(workshop.out) == before
+    assert torch.stat().st_ino == inode
+
+
+def test_another_cache_and_place_give_the_same_bytes(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.build("sm90-avx512")
+    before = tree(workshop.out)
+    other = Workshop(workshop.site, workshop.catalog, tmp_path / "elsewhere")
+    other.build("sm90-avx512")
+    assert tree(other.out) == before
+
+
+def test_offline_after_a_first_run(workshop: Workshop) -> None:
+    workshop.build("sm90-avx512")
+    before, asked = tree(workshop.out), len(workshop.site.requests)
+    assert workshop.build("sm90-avx512", offline=True).downloaded == 0
+    assert (tree(workshop.out), len(workshop.site.requests)) == (before, asked)
+
+
+def test_several_variants_share_files(workshop: Workshop) -> None:
+    built = workshop.build("sm80-avx2", "sm90-avx2", "sm90-avx512")
+    assert len(built.wheelhouses) == 3
+    stock = [house.path / "wheels" / "filelock-4.2-py3-none-any.whl" for house in built.wheelhouses]
+    assert len({path.stat().st_ino for path in stock}) == 1
+    cut = [next((house.path / "wheels").glob("torch-*.whl")) for house in built.wheelhouses]
+    assert len({path.stat().st_ino for path in cut}) == 2  # the two ISAs of sm90 are one file
+    fetched = [path for path in workshop.site.content if workshop.site.asked(path) and path.startswith("/files/")]
+    whole = [r for r in workshop.site.requests if r.path in fetched and r.status == 200]
+    assert len(whole) == 6
+
+
+def test_several_at_once_give_the_bytes_of_one_at_a_time(workshop: Workshop, tmp_path: Path) -> None:
+    names = ("sm80-avx2", "sm86-avx2", "sm89-avx2", "sm90-avx2", "sm120-avx2")
+    workshop.build(*names, options=Options(nvidia=True))
+    other = Workshop(workshop.site, workshop.catalog, tmp_path / "elsewhere")
+    for name in names:
+        other.build(name, options=Options(nvidia=True))
+    assert tree(other.out) == tree(workshop.out)
+
+
+def test_the_ledger_has_every_attempt(workshop: Workshop) -> None:
+    workshop.build("sm90-avx512")
+    workshop.site.always["/files/nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux2014_x86_64.whl"] = Fault(status=404)
+    plan = workshop.plan("sm80-avx2")
+    for blob in (workshop.root / "cache" / "blobs").glob("*/*/nvidia_cublas*"):
+        blob.unlink()
+    from torchtailor.backends.wheel.run import build
+
+    with pytest.raises(NetworkError, match="404"):
+        build(plan, workshop.catalog, workshop.finder(), ledger=workshop.ledger)
+    done, failed = workshop.ledger.attempts()
+    assert (done.result, done.variant) == (Result.DONE, NAME)
+    assert done.input_bytes and done.output_bytes and done.output_bytes < done.input_bytes
+    assert (failed.result, failed.error_class, failed.stage) == (Result.FAILED, "StatusError", "fetch")
+    assert failed.fix
+    assert not (workshop.out / "pytorch28-python313-cuda12_8-sm80-avx2").exists()
+
+
+def test_a_failed_build_leaves_the_old_wheelhouse(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.build("sm90-avx512")
+    before = tree(workshop.out)
+    from torchtailor.wheelhouse import wheelhouse
+
+    def fail(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(wheelhouse, "manifest", fail)
+    with pytest.raises(EnvironmentProblem, match="disk is full"):
+        workshop.build("sm90-avx512")
+    assert tree(workshop.out) == before
+    assert not list(workshop.out.glob(".*"))
+
+
+def test_damaged_results_in_the_cache_are_made_again(workshop: Workshop) -> None:
+    workshop.build("sm90-avx512")
+    before = tree(workshop.out)
+    for made in (workshop.root / "cache" / "made").rglob("torch-*.whl"):
+        made.unlink()
+    for outcome in (workshop.root / "cache" / "made").rglob("outcome.json"):
+        if not list(outcome.parent.glob("*.whl")):
+            outcome.write_text("{")
+    workshop.build("sm90-avx512")
+    assert tree(workshop.out) == before
+
+
+def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="not a wheelhouse"):
+        read_wheelhouse(tmp_path)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(BadInputError, match="not a wheelhouse"):
+        read_wheelhouse(tmp_path)
+
+
+def test_swap_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchtailor.wheelhouse import swap
+
+    for exchange in (True, False):
+        if not exchange:
+            monkeypatch.setattr(swap, "_exchange", lambda first, second: False)
+        old, new = tmp_path / f"place{exchange}", tmp_path / f"stage{exchange}.new"
+        for folder, text in ((old, "old"), (new, "new")):
+            folder.mkdir()
+            (folder / "file").write_text(text)
+        swap_into_place(new, old)
+        assert (old / "file").read_text() == "new"
+        assert not new.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["placeFalse", "placeTrue"]

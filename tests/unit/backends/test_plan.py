@@ -1,0 +1,131 @@
+"""Plans say what will be fetched and made, and refuse early; they download nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import NamedTuple
+
+import pytest
+
+from tests.unit.backends.conftest import Workshop
+from torchtailor.backends.choose import choose
+from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.wheel.plan import Treatment
+from torchtailor.catalog import Catalog
+from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
+from torchtailor.host.pythons import running_python
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def treatments(workshop: Workshop, options: Options | None = None) -> dict[str, Treatment]:
+    (plan,) = workshop.plan("sm90-avx512", options=options).plans
+    return {item.name: item.treatment for item in plan.inputs}
+
+
+def test_a_plan_downloads_no_wheel(workshop: Workshop) -> None:
+    plan = workshop.plan("sm90-avx512")
+    (one,) = plan.plans
+    assert one.name == "pytorch28-python313-cuda12_8-sm90-avx512"
+    assert one.label == "cu128"
+    assert [item.name for item in one.inputs] == [
+        "filelock", "nvidia-cublas-cu12", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "torch", "triton",
+    ]  # fmt: skip
+    assert plan.cost.download == sum(item.size for item in one.inputs)
+    assert all(request.headers.get("Range") for request in workshop.site.requests if request.path.startswith("/files/"))
+    assert not list((workshop.root / "cache").glob("blobs/*/*"))
+    assert not workshop.out.exists()
+
+
+def test_what_is_cut(workshop: Workshop) -> None:
+    assert treatments(workshop) == {
+        "filelock": Treatment.AS_IT_IS,
+        "nvidia-cublas-cu12": Treatment.LEFT_TO_CONSENT,
+        "nvidia-cuda-runtime-cu12": Treatment.LEFT_TO_CONSENT,
+        "nvidia-nccl-cu12": Treatment.CUT,  # its licence is open
+        "torch": Treatment.CUT,
+        "triton": Treatment.LEFT_TO_CONSENT,  # NVIDIA's CUPTI is inside
+    }
+    with_consent = treatments(workshop, Options(nvidia=True))
+    assert with_consent["nvidia-cublas-cu12"] is Treatment.CUT
+    assert with_consent["triton"] is Treatment.CUT
+
+
+def test_companions_are_matched_to_torch(workshop: Workshop) -> None:
+    (plan,) = workshop.plan("sm90-avx512", options=Options(companions=("torchvision",))).plans
+    (vision,) = [item for item in plan.inputs if item.name == "torchvision"]
+    assert str(vision.file.version) == "0.23.0"
+    assert vision.treatment is Treatment.CUT
+
+
+def test_other_platform_and_cpu(workshop: Workshop) -> None:
+    (plan,) = workshop.plan("cpu-armv9").plans
+    assert plan.torch.file.filename == "torch-2.8.0-cp313-cp313-manylinux_2_28_aarch64.whl"
+    assert {item.treatment for item in plan.inputs} == {Treatment.AS_IT_IS}
+    assert "at run time" in plan.gives
+    assert any("--via" in line for line in plan.elsewhere)
+
+
+def test_what_only_other_ways_give(workshop: Workshop) -> None:
+    (plan,) = workshop.plan("sm89-avx512").plans
+    assert "sm_86, which runs on SM89" in plan.gives
+    assert plan.elsewhere[0].startswith("Code compiled for SM89 itself: --via source")
+
+
+def test_variants_of_one_release_share_inputs(workshop: Workshop) -> None:
+    plan = workshop.plan("sm80-avx2", "sm90-avx2", "sm90-avx512")
+    assert len(plan.plans) == 3
+    assert len(plan.files) == 6
+    assert plan.cost.download == plan.input_bytes
+
+
+def test_refuses_early_when_the_disk_is_short(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, 1000))
+    plan = workshop.plan("sm90-avx512")
+    with pytest.raises(EnvironmentProblem, match="of disk, and 1 kB are free"):
+        plan.check()
+
+
+def test_json(workshop: Workshop) -> None:
+    document = json.loads(json.dumps(workshop.plan("sm90-avx512").to_json()))
+    (variant,) = document["variants"]
+    assert variant["gpu"] == "9.0" and variant["build"] == "cu128"
+    assert {"name", "version", "filename", "size", "download", "treatment"} <= set(variant["inputs"][0])
+    assert document["seconds"] > 0 and document["memory"] > 0
+
+
+def test_a_wheel_that_cannot_be_had_is_explained(workshop: Workshop) -> None:
+    with pytest.raises((NetworkError, NoMatchError), match=r"PyTorch 2\.15\.0"):
+        workshop.plan("sm90-avx512", release="2.15", explicit_index=True)
+
+
+def test_a_shared_name_falls_back_to_what_can_be_had_and_says_so(workshop: Workshop) -> None:
+    plan = workshop.plan("cpu-armv9", release=None, explicit_index=True)
+    (one,) = plan.plans
+    assert str(one.variant.release.version) == "2.8.0"
+    assert any("cannot be had" in note for note in one.notes)
+    assert any("The newest that can is pytorch28-python313-cpu-armv9" in note for note in one.notes)
+
+
+def test_choosing(catalog: Catalog) -> None:
+    names = [choice.variant.short_name for choice in choose(catalog, ["sm{80,90}-avx2"], release="main")]
+    assert names == ["sm80-avx2", "sm90-avx2"]
+    everything = choose(catalog, [], everything=True, release="main")
+    assert len(everything) > 20
+    assert all(choice.variant.release.name == "main" for choice in everything)
+    with pytest.raises(UsageError, match="exclude"):
+        choose(catalog, ["x"], everything=True)
+    with pytest.raises(NoMatchError, match="matches"):
+        choose(catalog, ["nothing*"], release="main")
+
+
+def test_without_a_name_it_is_this_machine_and_this_python(catalog: Catalog) -> None:
+    (choice,) = choose(catalog, [])
+    assert choice.variant.python == running_python()
+    assert choice.notes[0].startswith("This machine is ")
+    assert all(older.short_name == choice.variant.short_name for older in choice.fallbacks)

@@ -1,0 +1,153 @@
+"""Libraries of every kind, tailored: what is reached through pointers is what it was, and all else is the same."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gpucode.builders import ARCH, Entry
+from tests.unit.surgery.checks import containers_reached, host_bytes, policy, tailor
+from tests.unit.surgery.libraries import Recipe
+from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.result import Status
+
+DICE = random.Random(7)
+
+
+def kept(target: int, entries: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """What plain nvcc code needs for a desktop target without minors: the exact cubins, else the newest PTX."""
+    flags = [int.from_bytes(entry[2][40:48], "little") for entry in entries]
+    exact = [e for e, f in zip(entries, flags, strict=True) if e[0] == CUBIN and e[1] == target and not f & ARCH]
+    special = [e for e, f in zip(entries, flags, strict=True) if e[0] == CUBIN and e[1] == target and f & ARCH]
+    chosen = special + exact if special else exact  # the spare one holds kernels whose names cannot be read
+    if not chosen:
+        newest = max((e[1] for e in entries if e[0] == PTX and e[1] <= target), default=None)
+        chosen = [e for e in entries if e[0] == PTX and e[1] == newest]
+    chosen += [e for e in entries if e[0] == LTOIR and e[1] <= target]
+    return [e for e in entries if e in chosen]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), strip=st.booleans())
+def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip: bool) -> None:
+    recipe = random_recipe(seed)
+    linker, stock, output, result = tailor(tmp_path_factory.mktemp("any"), recipe, strip=strip)
+    before = containers_reached(linker, stock)
+    after = containers_reached(linker, output)
+    if not result.status.written:
+        assert result.status in (Status.NOTHING_FOR_TARGET, Status.UNCHANGED)
+        return
+    relocatable = set(range(len(recipe.wrapped), len(recipe.wrapped) + len(recipe.relocatable)))
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        gone = recipe.linked and index in relocatable
+        assert new == ([] if gone else kept(90, old))
+    assert host_bytes(linker, stock) == host_bytes(linker, output)
+    assert len(output) == result.size_after < len(stock) == result.size_before
+    assert result.floor <= result.size_after
+
+
+def rich(machine: int = 62, **options: object) -> Recipe:
+    """A library with something of everything and room for holes."""
+    size = 17_000 if machine == 62 else 90_000
+    alignment = 0x1000 if machine == 62 else 0x10000
+
+    def all_of(*sms: int) -> tuple[Entry, ...]:
+        return tuple(entry(DICE, sm, size=size) for sm in sms)
+
+    recipe = Recipe(
+        wrapped=[all_of(80, 90, 120) for _ in range(4)],
+        linked=[all_of(80, 90)],
+        relocatable=[all_of(80, 90)],
+        recorded=[b"\1" * 504, all_of(100), all_of(120), b"\2" * 800, all_of(80, 90)],
+        immediate=[all_of(80, 90, 120) for _ in range(22)] if machine == 62 else [],
+        hidden=[all_of(90, 80)],
+        machine=machine,
+        alignment=alignment,
+    )
+    for name, value in options.items():
+        setattr(recipe, name, value)
+    return recipe
+
+
+@pytest.mark.parametrize("machine", [62, 183])
+@pytest.mark.parametrize("relr", [False, True])
+def test_the_file_really_shrinks(tmp_path: Path, machine: int, relr: bool) -> None:
+    _, stock, output, result = tailor(tmp_path, rich(machine, relr=relr))
+    page = 0x1000 if machine == 62 else 0x10000
+    assert result.status is Status.TAILORED
+    assert len(output) < result.floor + 8 * page < len(stock)  # a page a hole at most stays behind
+
+
+def test_two_mebibyte_text_keeps_its_alignment(tmp_path: Path) -> None:
+    _, stock, output, _ = tailor(tmp_path, rich(183, text_alignment=0x200000))
+    assert len(output) < len(stock)
+    aligned = [row for row in program_headers(output) if row[7] == 0x200000]
+    assert [(row[2] - row[3]) % 0x200000 for row in aligned] == [0]
+    assert aligned[0][1] & 1
+
+
+def program_headers(image: bytes) -> list[tuple[int, ...]]:
+    (phoff,), (phnum,) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<H", image, 56)
+    return [struct.unpack_from("<IIQQQQQQ", image, phoff + 56 * i) for i in range(phnum)]
+
+
+@pytest.mark.parametrize("slack", [b"", b"stay" * 200])
+def test_table_gets_a_segment_of_its_own(tmp_path: Path, slack: bytes) -> None:
+    _, _, output, _ = tailor(tmp_path, rich(phdr_slack=slack, phdr_segment=True))
+    table = int.from_bytes(output[32:40], "little")
+    assert table != 64
+    loads = [row for row in program_headers(output) if row[0] == 1]
+    (own,) = [row for row in loads if row[2] == table]
+    (phdr,) = [row for row in program_headers(output) if row[0] == 6]
+    assert (phdr[3], phdr[5]) == (own[3], 56 * len(program_headers(output)))
+    assert b"program headers\0" in output[table : table + own[5]]
+    assert slack in output
+
+
+@pytest.mark.parametrize("slack", [b"Z" * 900, bytes(900)])
+def test_table_grows_into_filling(tmp_path: Path, slack: bytes) -> None:
+    _, _, output, _ = tailor(tmp_path, rich(phdr_slack=slack))
+    assert int.from_bytes(output[32:40], "little") == 64
+
+
+@pytest.mark.parametrize("slack", [b"", b"Z" * 900])
+def test_the_table_of_a_program_never_moves(tmp_path: Path, slack: bytes) -> None:
+    _, stock, output, _ = tailor(tmp_path, rich(program=True, phdr_slack=slack, phdr_segment=True))
+    assert int.from_bytes(output[32:40], "little") == 64
+    assert (len(output) < len(stock) / 2) is bool(slack)  # where it cannot grow there are no holes
+
+
+def test_unstripped_keeps_every_section(tmp_path: Path) -> None:
+    _, _, output, result = tailor(tmp_path, rich(), strip=False)
+    assert result.stripped == ()
+    assert b".symtab\0" in output
+    _, _, output, result = tailor(tmp_path, rich(), strip=True)
+    assert set(result.stripped) == {".symtab", ".strtab", ".debug_info"}
+
+
+def test_two_targets_keep_what_each_needs(tmp_path: Path) -> None:
+    linker, _, output, result = tailor(tmp_path, rich(), "8.0,12.0")
+    assert set(result.kept) == {"sm_80", "sm_120"}
+    assert [sm for _, sm, _ in containers_reached(linker, output)[0]] == [80, 120]
+
+
+def test_tailoring_again_uses_the_spare_headers(tmp_path: Path) -> None:
+    _, _, output, _ = tailor(tmp_path, rich(), "9.0,12.0")
+    tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", policy("9.0"))
+    again = (tmp_path / "again.so").read_bytes()
+    assert len(again) < len(output)
+    assert again.count(b"program headers\0") == output.count(b"program headers\0") == 1
+
+
+def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:
+    tailor(tmp_path, rich())
+    first = tmp_path / "out" / "libtest.so"
+    again = tailor_library(first, tmp_path / "again.so", policy("9.0"))
+    assert again.status is Status.UNCHANGED
+    assert not (tmp_path / "again.so").exists()
