@@ -91,7 +91,7 @@ def _inspect(paths: Sequence[Path], *, quiet: bool) -> tuple[InputReport, ...]:
 
 def _care(name: str) -> Care:
     from torchtailor.gpucode.inspection import Care
-    from torchtailor.tailor.makers import maker_of
+    from torchtailor.licences import maker_of
 
     maker = maker_of(name)
     if maker is None:

@@ -27,6 +27,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.scan import LibraryCode
+from torchtailor.licences import maker_of
 from torchtailor.surgery.files import FileSource, open_file, sha256
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.plan import Keep, choose_images, make_plan
@@ -35,7 +36,6 @@ from torchtailor.surgery.recompress import Recompress, Recompression, recompress
 from torchtailor.surgery.result import CodeTally, LibraryResult, Recompressed, Status
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
-from torchtailor.tailor.makers import maker_of
 
 __all__ = ["LibraryResult", "Recompress", "Status", "reading_once", "tailor_library"]
 

@@ -14,7 +14,7 @@ from torchtailor.artifact.inputs import site_packages
 from torchtailor.artifact.installed import Installed, installed_in
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
-from torchtailor.tailor.consent import needs_consent
+from torchtailor.licences import needs_nvidia_option
 from torchtailor.tailor.delta import write_removed
 from torchtailor.tailor.journal import FOLDER, Change, FileState, Journal
 from torchtailor.tailor.manifest import library_json
@@ -136,7 +136,7 @@ def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob],
         elif folder.stat().st_dev != device:
             skipped.append(LibraryOutcome.skipped(name, size, "it lies on another disk than site-packages"))
         else:
-            missing = not settings.nvidia and any(needs_consent(name, one.metadata) for one in holders)
+            missing = not settings.nvidia and any(needs_nvidia_option(name, one.metadata) for one in holders)
             work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run, durable=True)
             place = state / "staging" / str(len(jobs))
             removed = state / "removed" if settings.keep_removed else None

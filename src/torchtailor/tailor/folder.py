@@ -10,7 +10,7 @@ from pathlib import Path
 from torchtailor.artifact.installed import Installed, find_installed
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
-from torchtailor.tailor.consent import needs_consent
+from torchtailor.licences import needs_nvidia_option
 from torchtailor.tailor.manifest import library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
@@ -72,7 +72,7 @@ def tailor_file(library: Path, output: Path, settings: Settings, watcher: Watche
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
-    consent_missing = not settings.nvidia and needs_consent(library.name, None)
+    consent_missing = not settings.nvidia and needs_nvidia_option(library.name, None)
     place = None if settings.dry_run or consent_missing else target
     with explained(target.parent):
         watch.begin(library.name, library.stat().st_size)
@@ -176,7 +176,7 @@ def _jobs(
     for path in libraries:
         name = path.relative_to(folder).as_posix()
         owner = owners.get(name)
-        missing = not settings.nvidia and needs_consent(name, owner.metadata if owner else None)
+        missing = not settings.nvidia and needs_nvidia_option(name, owner.metadata if owner else None)
         work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run)
         jobs.append(_FileJob(name, path.stat().st_size, path, target / name, work))
     return jobs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.errors import BadInputError, UsageError
+from torchtailor.licences import needs_nvidia_option
 from torchtailor.surgery.library import reading_once
-from torchtailor.tailor.consent import needs_consent
 from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings, Unwatched, Watcher
@@ -177,7 +177,7 @@ def _jobs(distribution: WheelDistribution, scratch: Path, ways: Sequence[Setting
     for member in distribution.archive.files:
         if not is_library_name(member.name) or not distribution.archive.begins_with(member, ELF_MAGIC):
             continue
-        consent = needs_consent(member.name, distribution.metadata)
+        consent = needs_nvidia_option(member.name, distribution.metadata)
         works = tuple(
             LibraryWork(
                 settings.policy,

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.surgery.checks import policy
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
-from torchtailor.tailor.makers import maker_of
+from torchtailor.licences import maker_of
 
 KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.LTOIR: ImageKind.LTOIR}
 SUFFIXES = {"": 0, "a": int(EntryFlag.ARCH_SPECIFIC), "f": int(EntryFlag.FAMILY_SPECIFIC)}

@@ -27,7 +27,7 @@ from torchtailor.wheelhouse.swap import stage_beside
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = ("binary", "catalog", "gpucode", "surgery", "tailor", "wheels")
+_ENGINE = ("binary", "catalog", "gpucode", "licences", "surgery", "tailor", "wheels")
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,10 +239,10 @@ class Planner:
             return Treatment.CUT if self._options.nvidia else Treatment.LEFT_TO_CONSENT
         if not item.name.startswith("nvidia-"):
             return Treatment.AS_IT_IS
-        from torchtailor.tailor.consent import needs_consent
+        from torchtailor.licences import needs_nvidia_option
         from torchtailor.wheels.metadata import Metadata
 
-        free = not needs_consent(item.name, Metadata.parse(item.facts.text, item.file.filename))
+        free = not needs_nvidia_option(item.name, Metadata.parse(item.facts.text, item.file.filename))
         return Treatment.CUT if free or self._options.nvidia else Treatment.LEFT_TO_CONSENT
 
     def _expected(self, item: Input, variant: Variant) -> int:

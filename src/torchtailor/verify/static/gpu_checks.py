@@ -12,7 +12,7 @@ from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, 
 from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
-from torchtailor.tailor.makers import maker_of
+from torchtailor.licences import maker_of
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.coverage import Coverage

@@ -16,7 +16,7 @@ from torchtailor.gpucode.report import LibraryReport
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
-from torchtailor.tailor.makers import maker_of
+from torchtailor.licences import maker_of
 from torchtailor.verify.result import Check
 from torchtailor.verify.static.coverage import Coverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks

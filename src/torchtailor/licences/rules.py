@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
 
-from torchtailor.tailor.makers import maker_of
+from torchtailor.licences.makers import maker_of
 from torchtailor.wheels.metadata import Metadata
 
 
@@ -27,7 +27,7 @@ class _Rules:
         return self.nvidia_licence not in words and any(word in self.open_licences for word in words)
 
 
-def needs_consent(library: str, metadata: Metadata | None) -> bool:
+def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     """Whether a library is NVIDIA's and proprietary; `metadata` is that of the package it came in, where there is one.
 
     A package of NVIDIA's says itself under which licence it is. In others (old torch wheels bring cuDNN along), and
@@ -42,5 +42,5 @@ def needs_consent(library: str, metadata: Metadata | None) -> bool:
 
 @cache
 def _rules() -> _Rules:
-    table = tomllib.loads(files("torchtailor.tailor").joinpath("data/licences.toml").read_text("utf-8"))
+    table = tomllib.loads(files("torchtailor.licences").joinpath("data/licences.toml").read_text("utf-8"))
     return _Rules(tuple(table["nvidia_packages"]), table["nvidia_licence"], tuple(table["open_licences"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtailor.tailor.consent import needs_consent
+from torchtailor.licences import needs_nvidia_option
 from torchtailor.wheels.metadata import Metadata
 
 PROPRIETARY = "License :: Other/Proprietary License"
@@ -45,4 +45,4 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
     ],
 )
 def test_whose(metadata: Metadata | None, library: str, expected: bool) -> None:
-    assert needs_consent(library, metadata) is expected
+    assert needs_nvidia_option(library, metadata) is expected

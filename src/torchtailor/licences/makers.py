@@ -38,7 +38,7 @@ def maker_of(path: Path | str, soname: str = "") -> Maker | None:
 
 @cache
 def _makers() -> tuple[Maker, ...]:
-    text = files("torchtailor.tailor").joinpath("data/makers.toml").read_text("utf-8")
+    text = files("torchtailor.licences").joinpath("data/makers.toml").read_text("utf-8")
     return tuple(
         Maker(row["name"], row["proprietary"], tuple(row["sonames"]), tuple(row["open_sonames"]))
         for row in tomllib.loads(text)["maker"]

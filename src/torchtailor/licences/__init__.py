@@ -1,0 +1,6 @@
+"""Who made a library, and whether it may be cut without the user's explicit choice (docs/licences.md)."""
+
+from torchtailor.licences.makers import Maker, maker_of
+from torchtailor.licences.rules import needs_nvidia_option
+
+__all__ = ["Maker", "maker_of", "needs_nvidia_option"]
