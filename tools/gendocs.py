@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from torchtailor.catalog import Catalog, Fit, Way, load_catalog
+from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.cli import COMMANDS
 from torchtailor.errors import EXIT_MEANINGS
@@ -29,7 +29,7 @@ def releases(catalog: Catalog) -> str:
     rows = []
     for release in catalog.releases.values():
         variants = list(matrix.variants(release.name))
-        ways = {way for way in Way for v in variants if coverage(catalog, v, way).available}
+        ways = {way for way in Method for v in variants if coverage(catalog, v, way).available}
         rows.append(
             [
                 f"`{release.name}`",
@@ -37,7 +37,7 @@ def releases(catalog: Catalog) -> str:
                 ", ".join(str(b.toolkit or b.cuda) for b in release.cuda_builds),
                 ", ".join(release.pythons),
                 str(len(variants)),
-                ", ".join(way.value for way in Way if way in ways),
+                ", ".join(way.value for way in Method if way in ways),
             ]
         )
     return table(["release", "PyTorch", "CUDA", "Python", "variants", "made by"], rows)
@@ -82,7 +82,7 @@ def _cell(catalog: Catalog, variant: object) -> str:
     from torchtailor.variants import Variant
 
     assert isinstance(variant, Variant)
-    wheel = coverage(catalog, variant, Way.WHEEL)
+    wheel = coverage(catalog, variant, Method.WHEEL)
     if not wheel.available:
         return "source" if not variant.release.nixpkgs else "nix"
     if wheel.fit is Fit.COMPATIBLE:
@@ -159,10 +159,10 @@ def decision(catalog: Catalog) -> str:
         if not gpu.offered:
             continue
         try:
-            chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Way.WHEEL).variant
+            chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.WHEEL).variant
         except Exception:
             try:
-                chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Way.SOURCE).variant
+                chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.SOURCE).variant
             except Exception:
                 rows.append(
                     [
@@ -175,8 +175,8 @@ def decision(catalog: Catalog) -> str:
                     ]
                 )
                 continue
-        wheel = coverage(catalog, chosen, Way.WHEEL)
-        how = wheel.text if wheel.available else "From source: " + coverage(catalog, chosen, Way.SOURCE).text
+        wheel = coverage(catalog, chosen, Method.WHEEL)
+        how = wheel.text if wheel.available else "From source: " + coverage(catalog, chosen, Method.SOURCE).text
         assert chosen.build.cuda
         driver, _ = catalog.toolkit(chosen.build.cuda).drivers_for(gpu)
         rows.append(

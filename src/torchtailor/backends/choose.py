@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtailor.catalog import Catalog, Way
+from torchtailor.catalog import Catalog, Method
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
@@ -29,7 +29,7 @@ def choose(
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
-    via: Way = Way.WHEEL,
+    via: Method = Method.WHEEL,
 ) -> tuple[Choice, ...]:
     """The variants that are meant; a name that several releases share may fall back to an older one."""
     matrix = Matrix(catalog)
@@ -53,7 +53,7 @@ def _is_glob(word: str) -> bool:
     return any(sign in word for sign in _GLOB_SIGNS)
 
 
-def _matching(matrix: Matrix, glob: str, release: str | None, python: str | None, via: Way) -> list[Choice]:
+def _matching(matrix: Matrix, glob: str, release: str | None, python: str | None, via: Method) -> list[Choice]:
     """All variants of a glob in one release: the newest, unless one is named."""
     chosen = release or max(matrix.catalog.releases.values(), key=lambda item: item.version).name
     found = [
@@ -69,7 +69,7 @@ def _matching(matrix: Matrix, glob: str, release: str | None, python: str | None
     return [Choice(variant) for variant in found]
 
 
-def _named(matrix: Matrix, name: str, release: str | None, python: str | None, via: Way) -> Choice:
+def _named(matrix: Matrix, name: str, release: str | None, python: str | None, via: Method) -> Choice:
     resolution = matrix.resolve(name, via=via, release=release, python=python)
     fallbacks = tuple(
         variant
@@ -79,7 +79,7 @@ def _named(matrix: Matrix, name: str, release: str | None, python: str | None, v
     return Choice(resolution.variant, fallbacks, (resolution.said,) if fallbacks else ())
 
 
-def _this_machine(matrix: Matrix, release: str | None, python: str | None, via: Way) -> Choice:
+def _this_machine(matrix: Matrix, release: str | None, python: str | None, via: Method) -> Choice:
     from torchtailor.host.detect import detect
     from torchtailor.recommend import Request, recommend
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.errors import EnvironmentProblem, ImpossibleError
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
@@ -167,7 +167,7 @@ def run_nix_job(
 ) -> NixResult:
     """Run it; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
-    attempt = ledger.attempt(job.name, Way.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
+    attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
         running.stage = "disk"
         check_disk(NEEDED_BYTES if needed is None else needed)

@@ -2,7 +2,7 @@
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, Gpu, GpuRules, Suffix, TorchArch
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release, Way
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
 from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "Fit",
     "Gpu",
     "GpuRules",
+    "Method",
     "Release",
     "Suffix",
     "TorchArch",
-    "Way",
     "load_catalog",
 ]

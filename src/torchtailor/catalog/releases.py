@@ -12,7 +12,7 @@ from torchtailor.catalog.toolkits import Dotted
 DEFAULT_PYTHON = "3.13"
 
 
-class Way(Enum):
+class Method(Enum):
     """The three ways to make a variant."""
 
     WHEEL = "wheel"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class BuildProgress:
+class BuildBars:
     """Bytes fetched, files under way, stages; safe to be told from several threads."""
 
     def __init__(self, download: int, *, quiet: bool, plain: bool) -> None:
@@ -22,7 +22,7 @@ class BuildProgress:
         self._work: TaskID | None = None
         self._lock = threading.Lock()
 
-    def __enter__(self) -> BuildProgress:
+    def __enter__(self) -> BuildBars:
         import sys
 
         from torchtailor import ui

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.cli import build_source as by_source
 from torchtailor.errors import EnvironmentProblem, UsageError
 
@@ -41,7 +41,7 @@ def command(
         typer.Argument(metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every variant of the release.")] = False,
-    via: Annotated[Way, typer.Option(help="How to make it.")] = Way.WHEEL,
+    via: Annotated[Method, typer.Option(help="How to make it.")] = Method.WHEEL,
     out: Annotated[Path, typer.Option("-o", "--out", help="Where the wheelhouses go.")] = Path("dist"),
     release: Release = None,
     python: Python = None,
@@ -98,7 +98,7 @@ def command(
         targets=tuple(target or ()),
         ccache=ccache,
     )
-    if via is Way.SOURCE:
+    if via is Method.SOURCE:
         by_source.build_via_source(
             catalog,
             variants or [],
@@ -114,7 +114,7 @@ def command(
         return
     if source_options != by_source.SourceOptions():
         raise UsageError("These options are for builds from source only.", "Add --via source.")
-    if via is Way.NIX:
+    if via is Method.NIX:
         from torchtailor.cli.build_nix import build_via_nix
 
         build_via_nix(catalog, variants or [], release=release, python=python, out=out, dry_run=dry_run, json=json)
@@ -249,11 +249,11 @@ def _fetched(download: int, size: int) -> str:
 
 def run_plan(plan: BuildPlan, catalog: Catalog, finder: Finder, *, quiet: bool, plain: bool) -> Built:
     from torchtailor.backends.wheel.run import build
-    from torchtailor.cli._progress import BuildProgress
+    from torchtailor.cli._progress import BuildBars
 
     plan.check()
-    with BuildProgress(plan.cost.download, quiet=quiet, plain=plain) as watcher:
-        return build(plan, catalog, finder, watcher=watcher)
+    with BuildBars(plan.cost.download, quiet=quiet, plain=plain) as bars:
+        return build(plan, catalog, finder, progress=bars)
 
 
 def show_built(built: Built) -> None:

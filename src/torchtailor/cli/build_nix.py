@@ -28,13 +28,13 @@ def build_via_nix(
     from torchtailor import ui
     from torchtailor.backends.choose import choose
     from torchtailor.backends.nix import plan_nix, run_nix_job
-    from torchtailor.catalog import Way
+    from torchtailor.catalog import Method
     from torchtailor.ledger.ledger import Ledger
     from torchtailor.recipes.write import recipe_releases
 
     if release is None and any(sign in word for word in words for sign in _GLOB_SIGNS):
         release = recipe_releases(catalog)[-1]
-    variants = [item.variant for item in choose(catalog, words, release=release, python=python, via=Way.NIX)]
+    variants = [item.variant for item in choose(catalog, words, release=release, python=python, via=Method.NIX)]
     jobs = [(variant, plan_nix(catalog, variant, out, write=not dry_run)) for variant in variants]
     if dry_run:
         if json:

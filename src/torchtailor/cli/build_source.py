@@ -106,9 +106,9 @@ def build_via_source(
     from torchtailor.backends.source.plan import plan_matrix
     from torchtailor.backends.source.runner import SourceBuilder
     from torchtailor.backends.source.tables import load_tables
-    from torchtailor.catalog import Way
+    from torchtailor.catalog import Method
 
-    choices = choose(catalog, words, everything=everything, release=release, python=python, via=Way.SOURCE)
+    choices = choose(catalog, words, everything=everything, release=release, python=python, via=Method.SOURCE)
     plan = plan_matrix(catalog, load_tables(), [item.variant for item in choices], all_gpus=_all_gpus(options))
     requests = [_request(group.variant, group.gpus, options, out) for group in plan.groups]
     builders = [SourceBuilder(catalog, request, watcher=_Shown(quiet=quiet or json)) for request in requests]

@@ -82,13 +82,13 @@ def _index(dist: Path, to: str, *, publish_nvidia: bool, dry_run: bool, json: bo
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.catalog import Way, load_catalog
+    from torchtailor.catalog import Method, load_catalog
     from torchtailor.publish.flox import FloxCall
     from torchtailor.variants import Matrix
 
     if package is None:
         raise UsageError("Publish which Nix variant?", "Add --package with its name.")
-    variant = Matrix(load_catalog()).resolve(package, via=Way.NIX).variant
+    variant = Matrix(load_catalog()).resolve(package, via=Method.NIX).variant
     call = FloxCall(folder, variant.name, organisation)
     if dry_run:
         call.check()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.errors import ExitCode
 from torchtailor.recommend.request import Workload
 
@@ -37,7 +37,7 @@ def command(
     workload: Annotated[Workload, typer.Option(help="What the CPU mostly has to do.")] = Workload.GENERAL,
     python: Annotated[str | None, typer.Option(help="The Python, if not 3.13.")] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
-    via: Annotated[Way | None, typer.Option(help="Only this way; wheel comes first by itself.")] = None,
+    via: Annotated[Method | None, typer.Option(help="Only this way; wheel comes first by itself.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Say which PyTorch fits a machine, and why not the others."""

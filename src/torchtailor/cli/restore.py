@@ -23,7 +23,7 @@ def command(
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:
-        results = [restore_environment(site, dry_run=dry_run, watcher=bar) for site in find_sites(env)]
+        results = [restore_environment(site, dry_run=dry_run, progress=bar) for site in find_sites(env)]
     commands = [command for result in results for command in result.commands]
     if json:
         print_json({"dry_run": dry_run, "environments": results})

@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 PARALLEL = 6
 
 
-class Watcher(Protocol):
+class DownloadProgress(Protocol):
     """Is told how a download goes on; called from several threads."""
 
     def started(self, filename: str, size: int | None, already: int) -> None: ...
@@ -38,8 +38,8 @@ class Watcher(Protocol):
     def finished(self, filename: str) -> None: ...
 
 
-class Silent:
-    """A watcher that does not care."""
+class NoDownloadProgress:
+    """Progress of downloads that nobody watches."""
 
     def started(self, filename: str, size: int | None, already: int) -> None: ...
 
@@ -81,12 +81,12 @@ class Downloader:
         self._client, self._cache, self._parallel = client, cache, parallel
         self._stop = threading.Event()
 
-    def fetch(self, files: Sequence[WheelFile], watcher: Watcher | None = None) -> dict[str, Fetched]:
+    def fetch(self, files: Sequence[WheelFile], progress: DownloadProgress | None = None) -> dict[str, Fetched]:
         """All files, largest first, by address; stops all at the first failure or at Ctrl-C."""
-        watcher = watcher or Silent()
+        progress = progress or NoDownloadProgress()
         ordered = sorted(files, key=lambda file: -(file.size or 0))
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
-            futures = {pool.submit(self._one, file, watcher): file for file in ordered}
+            futures = {pool.submit(self._one, file, progress): file for file in ordered}
             try:
                 if wait(futures, return_when=FIRST_EXCEPTION).not_done:
                     self._stop.set()
@@ -106,7 +106,7 @@ class Downloader:
         part = self._cache.partial(file.key)
         return part.stat().st_size if part.exists() else 0
 
-    def _one(self, file: WheelFile, watcher: Watcher) -> Fetched:
+    def _one(self, file: WheelFile, progress: DownloadProgress) -> Fetched:
         if self._stop.is_set():
             raise _Stopped
         if (path := file.local_path) is not None:
@@ -121,7 +121,7 @@ class Downloader:
         with _locked(self._cache.partial(file.key)) as part:
             if (path := self._cached(file)) is not None:  # another process was quicker
                 return Fetched(file, path, path.parent.name, 0)
-            return self._download(file, part, watcher)
+            return self._download(file, part, progress)
 
     def _local(self, file: WheelFile, path: Path) -> Fetched:
         digest = self._local_hash(path)
@@ -149,21 +149,21 @@ class Downloader:
             sha256 = known.decode("ascii")
         return self._cache.find(sha256, file.filename) if sha256 else None
 
-    def _download(self, file: WheelFile, part: Path, watcher: Watcher) -> Fetched:
+    def _download(self, file: WheelFile, part: Path, progress: DownloadProgress) -> Fetched:
         """Go on until the file is whole; tries that bring nothing are counted, progress resets the count."""
-        watcher.started(file.filename, file.size, part.stat().st_size)
+        progress.started(file.filename, file.size, part.stat().st_size)
         received = fruitless = 0
         wrong = False
         while True:
             before = part.stat().st_size
             try:
-                received += self._receive(file, part, watcher)
+                received += self._receive(file, part, progress)
                 digest = _check(file, part)
                 break
             except WrongBytesError:
                 # Wrong bytes: perhaps of an older file that the rest was joined to. Once more, from the start.
                 _discard(part)
-                watcher.restarted(file.filename)
+                progress.restarted(file.filename)
                 if wrong:
                     raise
                 wrong = True
@@ -176,14 +176,14 @@ class Downloader:
         path = self._cache.adopt(part, digest, file.filename)
         if file.sha256 is None:
             self._cache.write_note("facts", f"sha256 of {file.key}", digest.encode("ascii"))
-        watcher.finished(file.filename)
+        progress.finished(file.filename)
         return Fetched(file, path, digest, received)
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
             raise _Stopped
 
-    def _receive(self, file: WheelFile, part: Path, watcher: Watcher) -> int:
+    def _receive(self, file: WheelFile, part: Path, progress: DownloadProgress) -> int:
         """One request for what is missing; returns the bytes it brought."""
         have = part.stat().st_size
         state = _read_state(part)
@@ -196,20 +196,22 @@ class Downloader:
             if response.status == 416:
                 if have and _total(response) == have:
                     return 0  # it was whole already
-                _restart(out, part, file, watcher)
+                _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} has no such range.")
             start = have if response.status == 206 else 0
             if response.status == 206 and not _starts_at(response, have):
-                _restart(out, part, file, watcher)
+                _restart(out, part, file, progress)
                 raise UnreachableError(f"{file.shown} answered another range than was asked for.")
             if start != have:
-                watcher.restarted(file.filename)
+                progress.restarted(file.filename)
             out.truncate(start)
             out.seek(start)
             _keep_state(part, response)
-            return self._copy(file, response, out, watcher)
+            return self._copy(file, response, out, progress)
 
-    def _copy(self, file: WheelFile, response: urllib3.BaseHTTPResponse, out: IO[bytes], watcher: Watcher) -> int:
+    def _copy(
+        self, file: WheelFile, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: DownloadProgress
+    ) -> int:
         received = 0
         try:
             for chunk in response.stream(_CHUNK, decode_content=False):
@@ -217,7 +219,7 @@ class Downloader:
                     raise _Stopped
                 out.write(chunk)
                 received += len(chunk)
-                watcher.advanced(file.filename, len(chunk))
+                progress.advanced(file.filename, len(chunk))
                 if file.size is not None and out.tell() > file.size:
                     raise WrongBytesError(
                         f"{file.shown} sends more than the {file.size} bytes that its index names.", _AGAIN
@@ -269,10 +271,10 @@ def _locked(part: Path) -> Iterator[Path]:
                     part.unlink()
 
 
-def _restart(out: IO[bytes], part: Path, file: WheelFile, watcher: Watcher) -> None:
+def _restart(out: IO[bytes], part: Path, file: WheelFile, progress: DownloadProgress) -> None:
     out.truncate(0)
     part.with_suffix(".json").unlink(missing_ok=True)
-    watcher.restarted(file.filename)
+    progress.restarted(file.filename)
 
 
 def _discard(part: Path) -> None:

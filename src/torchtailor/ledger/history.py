@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtailor.catalog import Way
+from torchtailor.catalog import Method
 from torchtailor.ledger.ledger import Attempt
 
 # What people look for first: the columns of every report on builds for a new GPU.
@@ -13,7 +13,7 @@ _ALWAYS = ("USE_CUDA", "USE_CUDNN", "USE_FLASH_ATTENTION", "USE_XNNPACK", "USE_N
 
 def switch_columns(attempts: Sequence[Attempt]) -> tuple[str, ...]:
     """The switches that attempts from source set by hand or differ in, after those everybody asks for."""
-    built = [attempt for attempt in attempts if attempt.way is Way.SOURCE]
+    built = [attempt for attempt in attempts if attempt.way is Method.SOURCE]
     if not built:
         return ()
     present = {name for attempt in built for name in attempt.configuration if name.isupper()}

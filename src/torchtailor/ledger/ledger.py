@@ -20,7 +20,7 @@ from pathlib import Path
 
 import platformdirs
 
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -74,7 +74,7 @@ class Attempt:
 
     number: int
     variant: str
-    way: Way
+    way: Method
     options: Mapping[str, object]
     configuration: Mapping[str, object]
     host: str
@@ -123,7 +123,7 @@ class Ledger:
     def attempt(
         self,
         variant: str,
-        way: Way,
+        way: Method,
         *,
         options: Mapping[str, object] | None = None,
         configuration: Mapping[str, object] | None = None,
@@ -162,7 +162,7 @@ class Ledger:
     def _start(
         self,
         variant: str,
-        way: Way,
+        way: Method,
         options: Mapping[str, object],
         configuration: Mapping[str, object],
         host: str,
@@ -262,7 +262,7 @@ def _attempt(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["id"],
         variant=row["variant"],
-        way=Way(row["way"]),
+        way=Method(row["way"]),
         options=json.loads(row["options"]),
         configuration=json.loads(row["configuration"]),
         host=row["host"],
@@ -308,7 +308,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
     """
     from torchtailor.ui.format import human_seconds
 
-    columns = ["Attempt", "Variant", "Way", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
+    columns = ["Attempt", "Variant", "Method", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for attempt in attempts:
         duration = human_seconds(attempt.duration) if attempt.duration is not None else ""

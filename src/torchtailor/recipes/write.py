@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Way
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
 from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.recipes.blueprint import Blas
 from torchtailor.recipes.header import Origin, origin
@@ -81,7 +81,7 @@ def recipe_variants(
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
         offered = list(matrix.variants(found.name, python))
-        possible = [variant for variant in offered if coverage(catalog, variant, Way.NIX).available]
+        possible = [variant for variant in offered if coverage(catalog, variant, Method.NIX).available]
         if not possible:
             raise UsageError(
                 f"Release {found.name} has no recipes for Python {python}.",

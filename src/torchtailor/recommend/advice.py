@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.catalog.releases import Build, Release, Way
+from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.recommend.candidates import Candidate
@@ -60,7 +60,7 @@ def own_rows(situation: Situation) -> Iterator[WayOut]:
         release, build, gpu = place
         if any(gpu.capability in row.gpus and name in row.cpus for row in build.rows):
             return  # it is in the matrix already
-        way = _way(situation, release, build, gpu, isa) if isa else Way.SOURCE
+        way = _way(situation, release, build, gpu, isa) if isa else Method.SOURCE
         text = (
             f"A variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
             f"{_needing(host, build)}: add this to {USER_FILE}, then ask again; it is made by way of {way.value}."
@@ -111,13 +111,13 @@ def _buildable(situation: Situation, device: GpuDevice) -> tuple[Release, Build,
     return release, build, gpu
 
 
-def _way(situation: Situation, release: Release, build: Build, gpu: Gpu, isa: Isa) -> Way:
+def _way(situation: Situation, release: Release, build: Build, gpu: Gpu, isa: Isa) -> Method:
     """Wheel where the official one already holds code for the GPU, else source."""
     tegra = situation.host.tegra
     usable = not gpu.tegra or bool(tegra and tegra.unified)
     variant = Variant(release, build, gpu, isa, situation.request.wanted_python)
-    covered = coverage(situation.catalog, variant, Way.WHEEL)
-    return Way.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Way.SOURCE
+    covered = coverage(situation.catalog, variant, Method.WHEEL)
+    return Method.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Method.SOURCE
 
 
 def _containers(situation: Situation) -> Iterator[WayOut]:

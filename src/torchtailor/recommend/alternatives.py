@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.recommend.candidates import Candidate
 from torchtailor.recommend.explain import pick
@@ -83,9 +83,9 @@ def _other_ways(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
             seen.add(other.way)
             alone = "this hardware" if other.exact == len(other.devices) else other.variant.short_name
             gains = {
-                Way.WHEEL: "made of the official wheel in minutes",
-                Way.SOURCE: f"compiled for {alone} alone, in hours",
-                Way.NIX: "a reproducible recipe, compiled in hours",
+                Method.WHEEL: "made of the official wheel in minutes",
+                Method.SOURCE: f"compiled for {alone} alone, in hours",
+                Method.NIX: "a reproducible recipe, compiled in hours",
             }
             newer = other.variant.release.version > best.variant.release.version
             more = f", and PyTorch {other.variant.release.version} is newer" if newer else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
-from torchtailor.catalog.releases import Build, Way
+from torchtailor.catalog.releases import Build, Method
 from torchtailor.catalog.toolkits import Dotted, DriverFit
 from torchtailor.host.model import GpuDevice, Host, Tegra
 from torchtailor.host.tegra import tegra_table
@@ -44,7 +44,7 @@ class Candidate:
     """A variant, made one way, that runs on all GPUs asked about."""
 
     variant: Variant
-    way: Way
+    way: Method
     coverage: Coverage
     devices: tuple[DeviceFit, ...] = ()
 
@@ -77,7 +77,7 @@ class Refusal:
     """A variant that does not run here by this way, and why."""
 
     variant: Variant
-    way: Way
+    way: Method
     kind: Refused
     text: str
     driver: DriverVerdict | None = None
@@ -92,26 +92,26 @@ def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Jud
     With `any_driver` the driver is taken to be the best there could be.
     """
     request = situation.request
-    ways = [request.via] if request.via else list(Way)
+    ways = [request.via] if request.via else list(Method)
     for variant in situation.matrix.variants(request.release, request.wanted_python):
         if (variant.gpu is not None) == bool(situation.devices) and situation.isas.runs(variant.isa):
             for way in ways:
                 yield judge(situation, variant, way, any_driver=any_driver)
 
 
-def judge(situation: Situation, variant: Variant, way: Way, *, any_driver: bool = False) -> Judgement:
+def judge(situation: Situation, variant: Variant, way: Method, *, any_driver: bool = False) -> Judgement:
     """One variant by one way."""
     tegra = situation.host.tegra
     alike = {(device.compute, device.integrated): device for device in reversed(situation.devices)}
     for device in alike.values():
-        if device.integrated and way is Way.WHEEL and tegra is not None and not tegra.unified:
+        if device.integrated and way is Method.WHEEL and tegra is not None and not tegra.unified:
             return Refusal(variant, way, Refused.TEGRA, _why_no_server_wheels(tegra, variant.arch))
         if reason := _why_no_code(situation, device, variant):
             return Refusal(variant, way, Refused.CODE, reason)
     covered = coverage(situation.catalog, variant, way)
     if not covered.available:
         return Refusal(variant, way, Refused.WAY, covered.text)
-    if way is Way.WHEEL and (reason := _why_no_wheels(situation.host)):
+    if way is Method.WHEEL and (reason := _why_no_wheels(situation.host)):
         return Refusal(variant, way, Refused.LIBC, reason)
     judged: dict[object, DeviceFit] = {}
     for kind, device in alike.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtailor.catalog.gpus import Fit
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.host.model import Cpu, GpuDevice, Host
 from torchtailor.recommend.candidates import Candidate
 from torchtailor.recommend.isas import IsaRanking
@@ -61,7 +61,7 @@ def _why_release(catalog: Catalog, candidate: Candidate) -> str:
     newest = max(release.version for release in catalog.releases.values())
     if version == newest:
         return f"PyTorch {version} is the newest release."
-    how = f" by way of {candidate.way.value}" if candidate.way is not Way.WHEEL else ""
+    how = f" by way of {candidate.way.value}" if candidate.way is not Method.WHEEL else ""
     return f"PyTorch {version} is the newest release that runs here{how}."
 
 
@@ -83,7 +83,7 @@ def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
     special = " for general work" if workload is Workload.GENERAL else f" for {workload.value}"
     place = "the best" if isas.rank(isa) == 0 else "the best that this build is offered for"
     text = f"{isa.label} is {place}{special} of what this CPU runs."
-    if candidate.way is Way.WHEEL:
+    if candidate.way is Method.WHEEL:
         text += " A wheel picks its CPU kernels when it runs; only source and Nix builds fix them."
     return text
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchtailor.catalog.gpus import Fit
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.recommend.candidates import Candidate, Judgement, judge_all
 from torchtailor.recommend.isas import IsaRanking
 from torchtailor.recommend.situation import Situation
 
-_WAYS = (Way.WHEEL, Way.SOURCE, Way.NIX)  # cutting a wheel takes minutes, compiling hours
+_WAYS = (Method.WHEEL, Method.SOURCE, Method.NIX)  # cutting a wheel takes minutes, compiling hours
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 
 

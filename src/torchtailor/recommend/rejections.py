@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Build, Way
+from torchtailor.catalog.releases import Build, Method
 from torchtailor.host.model import GpuDevice
 from torchtailor.recommend.candidates import Candidate, Judgement, Refusal, Refused
 from torchtailor.recommend.isas import IsaRanking
@@ -54,7 +54,7 @@ def rejected_builds(
 
 def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build) -> str | None:
     """The reason against a build; None where something of it runs, or nobody would expect it to."""
-    way, devices = situation.request.via or Way.WHEEL, situation.devices
+    way, devices = situation.request.via or Method.WHEEL, situation.devices
     if any(isinstance(one, Candidate) and one.way is way for one in judgements):
         return None
     for device in devices:
@@ -66,12 +66,12 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
     refusals = [one for one in judgements if isinstance(one, Refusal) and one.way is way]
     capabilities = {device.compute for device in devices}
     named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
-    if way is Way.WHEEL and not build.wheels:
+    if way is Method.WHEEL and not build.wheels:
         return "There is no official wheel of it: it can be compiled from source." if named else None
     for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC):
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
-    if way is Way.WHEEL and named:
+    if way is Method.WHEEL and named:
         return _no_code(build, named[0].variant.arch, devices)
     if named and len(capabilities) == 1:
         return named[0].text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Way
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
 from torchtailor.errors import NoMatchError
 
 
@@ -25,7 +25,7 @@ class Request:
     workload: Workload = Workload.GENERAL
     python: str | None = None
     release: str | None = None
-    via: Way | None = None
+    via: Method | None = None
 
     @property
     def wanted_python(self) -> str:

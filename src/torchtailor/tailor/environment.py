@@ -15,12 +15,13 @@ from torchtailor.artifact.installed import Installed, installed_in
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.delta import write_removed
 from torchtailor.tailor.journal import FOLDER, Change, FileState, Journal
 from torchtailor.tailor.manifest import library_json
 from torchtailor.tailor.outcome import Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.reconcile import Chains, reconcile
-from torchtailor.tailor.settings import Settings, Unwatched, Watcher
+from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
 
 _CUT_ALREADY = "was cut for this target already"
@@ -69,26 +70,26 @@ def _has_packages(folder: Path) -> bool:
     return any(folder.glob("*.dist-info")) or (folder / FOLDER).is_dir()
 
 
-def tailor_environment(site: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
+def tailor_environment(site: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
     """Cut the libraries of all distributions of a site-packages folder, where they are."""
-    watch = watcher or Unwatched()
+    progress = progress or NoProgress()
     if settings.dry_run:
         jobs, skipped = _jobs(site, site / FOLDER, settings)
-        watch.begin(str(site), sum(job.size for job in jobs))
+        progress.begin(str(site), sum(job.size for job in jobs))
         outcomes = {}
         for job, outcome in run_all(_stage, jobs, processes=settings.processes):
             outcomes[job.name] = outcome
-            watch.advance(job.size)
+            progress.advance(job.size)
         return _outcome(site, [*outcomes.values(), *skipped], settings)
     unchanged = "What was replaced before is whole and recorded."
     with explained(site, unchanged=unchanged), Journal.held(site) as journal:
         chains = reconcile(journal)
         _check_earlier(chains, settings)
         jobs, skipped = _jobs(site, journal.folder, settings)
-        watch.begin(str(site), sum(job.size for job in jobs))
+        progress.begin(str(site), sum(job.size for job in jobs))
         known = {path: chain[-1].after for path, chain in chains.items()}
         try:
-            done = list(_work(journal, chains, jobs, settings, watch, known))
+            done = list(_work(journal, chains, jobs, settings, progress, known))
         finally:
             with suppress(OSError):  # a full disk was said already; the next run sets it right
                 if not reconcile(journal, known):
@@ -149,21 +150,21 @@ def _work(
     chains: Chains,
     jobs: Sequence[_PlaceJob],
     settings: Settings,
-    watch: Watcher,
+    progress: Progress,
     known: dict[str, FileState],
 ) -> Iterator[LibraryOutcome]:
     choices = settings.choices(usually_strip=False).to_json()
     to_do = []
     for job in jobs:
         if job.name in chains and chains[job.name][-1].choices == choices:
-            watch.advance(job.size)
+            progress.advance(job.size)
             yield LibraryOutcome(job.name, Fate.UNCHANGED, job.size, None, _CUT_ALREADY)
         else:
             job.staged.parent.mkdir()
             to_do.append(job)
     by_name = {job.name: job for job in to_do}
     for done, outcome in run_all(_stage, to_do, processes=settings.processes):
-        watch.advance(done.size)
+        progress.advance(done.size)
         known.pop(done.name, None)
         placed = _put_in_place(journal, by_name[done.name], outcome, choices)
         if placed.fate.changed and placed.result:

@@ -11,9 +11,10 @@ from torchtailor.artifact.installed import Installed, find_installed
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.manifest import library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
-from torchtailor.tailor.settings import Settings, Unwatched, Watcher
+from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, RecordRow
@@ -30,9 +31,9 @@ class _FileJob:
     work: LibraryWork
 
 
-def tailor_folder(folder: Path, output: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
+def tailor_folder(folder: Path, output: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
     """Copy a folder with its libraries cut; it appears under its name when all of it is there."""
-    watch = watcher or Unwatched()
+    progress = progress or NoProgress()
     _check_places(folder, output)
     with explained(output.parent):
         if not settings.dry_run:
@@ -42,12 +43,12 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, watcher: Watch
             tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
             results = run_all(_cut_or_copy, jobs, processes=settings.processes)
-            watch.begin(folder.name, sum(job.size for job in jobs))
+            progress.begin(folder.name, sum(job.size for job in jobs))
             tree.copy_others()
             outcomes = {}
             for job, outcome in results:
                 outcomes[job.name] = outcome
-                watch.advance(job.size)
+                progress.advance(job.size)
             libraries = tuple(outcomes[name] for name in sorted(outcomes))
             before = tree.size_of_others + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
@@ -66,22 +67,22 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, watcher: Watch
     return Outcome("folder", folder, output, libraries, before, after)
 
 
-def tailor_file(library: Path, output: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
+def tailor_file(library: Path, output: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
     """Cut one library into a new file, with its manifest beside it; here a damaged library is an error."""
-    watch = watcher or Unwatched()
+    progress = progress or NoProgress()
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     consent_missing = not settings.nvidia and needs_nvidia_option(library.name, None)
     place = None if settings.dry_run or consent_missing else target
     with explained(target.parent):
-        watch.begin(library.name, library.stat().st_size)
+        progress.begin(library.name, library.stat().st_size)
         if not settings.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
         work = LibraryWork(settings.policy, settings.strips(usually=False), settings.recompress, durable=True)
         result = work.cut_strictly(library, place)
         outcome = LibraryOutcome.of(library.name, result, consent_missing=consent_missing)
-        watch.advance(result.size_before)
+        progress.advance(result.size_before)
         sizes = (outcome.size_before, outcome.size_after)
         if settings.dry_run or outcome.fate is Fate.NOTHING_FOR_TARGET:
             return Outcome("library", library, None, (outcome,), *sizes, settings.dry_run)

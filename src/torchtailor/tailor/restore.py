@@ -13,10 +13,10 @@ from pathlib import Path
 from torchtailor.artifact.installed import Installed, read_installed
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import CheckFailedError
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.delta import rebuilt
 from torchtailor.tailor.journal import FOLDER, Change, Journal
 from torchtailor.tailor.reconcile import reconcile
-from torchtailor.tailor.settings import Unwatched, Watcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Restored:
     commands: tuple[str, ...]
 
 
-def restore_environment(site: Path, *, dry_run: bool = False, watcher: Watcher | None = None) -> Restored:
+def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> Restored:
     """Restore every library of which the removed bytes were kept."""
-    watch = watcher or Unwatched()
+    progress = progress or NoProgress()
     if not (site / FOLDER).is_dir():
         return Restored(site, (), 0, (), ())
     with explained(site, unchanged="What was restored before is whole and recorded."), Journal.held(site) as journal:
@@ -42,11 +42,11 @@ def restore_environment(site: Path, *, dry_run: bool = False, watcher: Watcher |
         commands = _reinstall_commands(site, lost)
         size = sum(chain[0].before.size for chain in ready.values())
         if not dry_run:
-            watch.begin(str(site), size)
+            progress.begin(str(site), size)
             try:
                 for path, chain in ready.items():
                     _restore(journal, path, chain)
-                    watch.advance(chain[0].before.size)
+                    progress.advance(chain[0].before.size)
             finally:
                 if not reconcile(journal):
                     journal.forget()

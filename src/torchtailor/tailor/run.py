@@ -8,10 +8,11 @@ from enum import Enum
 from pathlib import Path
 
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.progress import Progress
 from torchtailor.tailor.environment import find_sites, tailor_environment
 from torchtailor.tailor.folder import tailor_file, tailor_folder
 from torchtailor.tailor.outcome import Outcome
-from torchtailor.tailor.settings import Settings, Watcher
+from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.wheel import tailor_wheel
 
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -43,24 +44,26 @@ class Failure:
 
 
 def tailor_paths(
-    paths: Sequence[Path], output: Path | None, settings: Settings, watcher: Watcher | None = None
+    paths: Sequence[Path], output: Path | None, settings: Settings, progress: Progress | None = None
 ) -> Iterator[Outcome | Failure]:
     """Tailor wheels, folders and libraries, one after the other; where one fails the others are still done, unless it
     was for something that stops them too, such as a full disk."""
     functions = {Kind.WHEEL: tailor_wheel, Kind.FOLDER: tailor_folder, Kind.LIBRARY: tailor_file}
     for task in plan_tasks(paths, output):
         try:
-            yield functions[task.kind](task.source, task.output, settings, watcher)
+            yield functions[task.kind](task.source, task.output, settings, progress)
         except EnvironmentProblem:
             raise
         except TorchtailorError as error:
             yield Failure(task.source, error)
 
 
-def tailor_in_place(environment: Path | None, settings: Settings, watcher: Watcher | None = None) -> Iterator[Outcome]:
+def tailor_in_place(
+    environment: Path | None, settings: Settings, progress: Progress | None = None
+) -> Iterator[Outcome]:
     """Tailor an environment, or the active one, where it is."""
     for site in find_sites(environment):
-        yield tailor_environment(site, settings, watcher)
+        yield tailor_environment(site, settings, progress)
 
 
 def check_all(outcomes: Sequence[Outcome], failures: Sequence[Failure], settings: Settings) -> None:

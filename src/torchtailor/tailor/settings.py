@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
@@ -12,24 +11,6 @@ from torchtailor.tailor.manifest import Choices
 from torchtailor.wheels.deflate import Effort
 
 _LITTLE = 64 << 20
-
-
-class Watcher(Protocol):
-    """Is told how the work goes on."""
-
-    def begin(self, what: str, total: int) -> None: ...
-
-    def advance(self, size: int) -> None: ...
-
-
-class Unwatched:
-    """Nobody looks."""
-
-    def begin(self, what: str, total: int) -> None:
-        pass
-
-    def advance(self, size: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)

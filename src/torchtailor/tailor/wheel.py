@@ -12,10 +12,11 @@ from pathlib import Path
 from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
-from torchtailor.tailor.settings import Settings, Unwatched, Watcher
+from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
@@ -62,20 +63,20 @@ class _MemberJob:
         return self.folder / f"cut{way}" / Path(self.member.name).name
 
 
-def tailor_wheel(wheel: Path, output: Path, settings: Settings, watcher: Watcher | None = None) -> Outcome:
+def tailor_wheel(wheel: Path, output: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
     """Cut the libraries of a wheel; `output` is the folder for the new wheel, or its file name.
 
     A wheel in which nothing is cut is copied as it is, so that a folder of wheels stays complete.
     """
-    return tailor_wheel_each(wheel, [Order(output, settings)], watcher)[0]
+    return tailor_wheel_each(wheel, [Order(output, settings)], progress)[0]
 
 
-def tailor_wheel_each(wheel: Path, orders: Sequence[Order], watcher: Watcher | None = None) -> tuple[Outcome, ...]:
+def tailor_wheel_each(wheel: Path, orders: Sequence[Order], progress: Progress | None = None) -> tuple[Outcome, ...]:
     """Cut one wheel in several ways; each gives the bytes it would give alone.
 
     Reading, unpacking and checking is done once, and so is the packing of libraries that come out the same.
     """
-    watch = watcher or Unwatched()
+    progress = progress or NoProgress()
     first = orders[0]
     with WheelArchive(wheel) as archive, explained(first.folder):
         distribution = WheelDistribution.of(archive)
@@ -85,8 +86,8 @@ def tailor_wheel_each(wheel: Path, orders: Sequence[Order], watcher: Watcher | N
                 order.folder.mkdir(parents=True, exist_ok=True)
         with working_folder(existing(first.folder)) as scratch, ExitStack() as finished:
             jobs = _jobs(distribution, scratch, [order.settings for order in orders])
-            watch.begin(wheel.name, sum(job.size for job in jobs))
-            outcomes = _cut_all(distribution, jobs, first.settings, watch)
+            progress.begin(wheel.name, sum(job.size for job in jobs))
+            outcomes = _cut_all(distribution, jobs, first.settings, progress)
             stock_sha256 = sha256_file(wheel)
             packed: _Packed = {}
             results = []
@@ -195,7 +196,7 @@ def _jobs(distribution: WheelDistribution, scratch: Path, ways: Sequence[Setting
 
 
 def _cut_all(
-    distribution: WheelDistribution, jobs: list[_MemberJob], settings: Settings, watch: Watcher
+    distribution: WheelDistribution, jobs: list[_MemberJob], settings: Settings, progress: Progress
 ) -> dict[str, tuple[LibraryOutcome, ...]]:
     """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
     names = {job.member.name for job in jobs}
@@ -206,7 +207,7 @@ def _cut_all(
         checked = [checker.submit(distribution.check, member) for member in others]
         for job, each in results:
             outcomes[job.member.name] = each
-            watch.advance(job.size)
+            progress.advance(job.size)
         for check in checked:
             check.result()
     return outcomes

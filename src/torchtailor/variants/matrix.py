@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
-from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release, Way
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.variants.rules import Reason, coverage, why_impossible
 from torchtailor.variants.variant import Variant
@@ -93,7 +93,7 @@ class Matrix:
         return why_impossible(self.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
 
     def resolve(
-        self, name: str, *, via: Way | None = None, release: str | None = None, python: str | None = None
+        self, name: str, *, via: Method | None = None, release: str | None = None, python: str | None = None
     ) -> Resolution:
         """The variant a name means: the newest release that covers it by the way asked for.
 
@@ -120,8 +120,8 @@ class Matrix:
         others = tuple(sorted((v for v in candidates if v is not chosen), key=_preference, reverse=True))
         return Resolution(chosen, others, _say(name, chosen, others))
 
-    def _covered(self, variant: Variant, via: Way | None) -> bool:
-        return any(coverage(self.catalog, variant, way).available for way in ([via] if via else Way))
+    def _covered(self, variant: Variant, via: Method | None) -> bool:
+        return any(coverage(self.catalog, variant, way).available for way in ([via] if via else Method))
 
     def _no_variant(self, name: str, parsed: ParsedName, release: str | None, python: str) -> NoMatchError:
         where = f"release {release}" if release else "any release"
@@ -153,7 +153,7 @@ def _preference(variant: Variant) -> tuple[object, ...]:
 
 
 def _other_ways(matrix: Matrix, variant: Variant) -> str:
-    ways = [way.value for way in Way if coverage(matrix.catalog, variant, way).available]
+    ways = [way.value for way in Method if coverage(matrix.catalog, variant, way).available]
     return " or ".join(ways)
 
 

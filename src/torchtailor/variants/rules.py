@@ -8,7 +8,7 @@ from enum import Enum
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Build, Release, Way
+from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import Dotted
 from torchtailor.variants.variant import Variant
 
@@ -76,20 +76,20 @@ def _why_impossible_gpu(catalog: Catalog, build: Build, gpu: Gpu, isa: Isa) -> l
 class Coverage:
     """What one way gives for a variant."""
 
-    way: Way
+    way: Method
     available: bool
     fit: Fit
     through: CodeTarget | None
     text: str
 
 
-def coverage(catalog: Catalog, variant: Variant, way: Way) -> Coverage:
+def coverage(catalog: Catalog, variant: Variant, way: Method) -> Coverage:
     """Whether and how a way can make a variant, in one sentence."""
-    return {Way.WHEEL: _by_wheel, Way.SOURCE: _by_source, Way.NIX: _by_nix}[way](catalog, variant)
+    return {Method.WHEEL: _by_wheel, Method.SOURCE: _by_source, Method.NIX: _by_nix}[way](catalog, variant)
 
 
-def covering_ways(catalog: Catalog, variant: Variant) -> tuple[Way, ...]:
-    return tuple(way for way in Way if coverage(catalog, variant, way).available)
+def covering_ways(catalog: Catalog, variant: Variant) -> tuple[Method, ...]:
+    return tuple(way for way in Method if coverage(catalog, variant, way).available)
 
 
 def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
@@ -97,16 +97,16 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
     official = f"the official {build.label} wheel of PyTorch {release.version} for {variant.arch}"
     if gpu is None:
         text = f"{official} runs on {variant.isa.label}: it picks the best of its CPU kernels at run time."
-        return Coverage(Way.WHEEL, True, Fit.NATIVE, None, _sentence(text))
+        return Coverage(Method.WHEEL, True, Fit.NATIVE, None, _sentence(text))
     codes = build.wheel_codes(variant.arch)
     if not codes:
-        return Coverage(Way.WHEEL, False, Fit.NONE, None, _sentence(f"{official} does not exist or is not known."))
+        return Coverage(Method.WHEEL, False, Fit.NONE, None, _sentence(f"{official} does not exist or is not known."))
     unified = bool(gpu.unified and build.cuda and build.cuda >= Dotted(gpu.unified.cuda))
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         held = ", ".join(str(code) for code in codes)
         text = f"{official} holds {held}: nothing that {gpu.sm.upper()} runs."
-        return Coverage(Way.WHEEL, False, Fit.NONE, None, _sentence(text))
+        return Coverage(Method.WHEEL, False, Fit.NONE, None, _sentence(text))
     fit = catalog.rules.fit(gpu.capability, best, unified_tegra=unified)
     text = {
         Fit.NATIVE: f"{official} holds {best}.",
@@ -116,31 +116,31 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
     }[fit]
     if fit is Fit.COMPATIBLE and unified and gpu.unified:
         text += f" This needs {gpu.unified.condition}."
-    return Coverage(Way.WHEEL, True, fit, best, _sentence(text))
+    return Coverage(Method.WHEEL, True, fit, best, _sentence(text))
 
 
 def _by_source(catalog: Catalog, variant: Variant) -> Coverage:
     gpu, build = variant.gpu, variant.build
     if gpu is None:
         text = f"compiled with {' '.join(variant.isa.compile_flags)}."
-        return Coverage(Way.SOURCE, True, Fit.NATIVE, None, _sentence(text))
+        return Coverage(Method.SOURCE, True, Fit.NATIVE, None, _sentence(text))
     assert build.cuda is not None
     code = CodeTarget(CodeKind.CUBIN, gpu.capability)
     if not catalog.toolkit(build.cuda).compiles(code):
-        return Coverage(Way.SOURCE, False, Fit.NONE, None, f"CUDA {build.cuda} does not compile for {code}.")
-    return Coverage(Way.SOURCE, True, Fit.NATIVE, code, f"Compiled for {code} and {variant.isa.label} alone.")
+        return Coverage(Method.SOURCE, False, Fit.NONE, None, f"CUDA {build.cuda} does not compile for {code}.")
+    return Coverage(Method.SOURCE, True, Fit.NATIVE, code, f"Compiled for {code} and {variant.isa.label} alone.")
 
 
 def _by_nix(catalog: Catalog, variant: Variant) -> Coverage:
     release, gpu = variant.release, variant.gpu
     if release.nixpkgs is None:
-        return Coverage(Way.NIX, False, Fit.NONE, None, f"There is no recipe for release {release.name}.")
+        return Coverage(Method.NIX, False, Fit.NONE, None, f"There is no recipe for release {release.name}.")
     if variant.python.endswith("t") or variant.python > "3.13":
-        return Coverage(Way.NIX, False, Fit.NONE, None, "Recipes are written for Python 3.11, 3.12 and 3.13.")
+        return Coverage(Method.NIX, False, Fit.NONE, None, "Recipes are written for Python 3.11, 3.12 and 3.13.")
     code = CodeTarget(CodeKind.CUBIN, gpu.capability) if gpu else None
     if code and variant.build.cuda and not catalog.toolkit(variant.build.cuda).compiles(code):
-        return Coverage(Way.NIX, False, Fit.NONE, None, f"CUDA {variant.build.cuda} does not compile for {code}.")
-    return Coverage(Way.NIX, True, Fit.NATIVE, code, f"Recipe {variant.name}.nix.")
+        return Coverage(Method.NIX, False, Fit.NONE, None, f"CUDA {variant.build.cuda} does not compile for {code}.")
+    return Coverage(Method.NIX, True, Fit.NATIVE, code, f"Recipe {variant.name}.nix.")
 
 
 def _sentence(text: str) -> str:

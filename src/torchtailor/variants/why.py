@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Gpu
-from torchtailor.catalog.releases import Build, Way
+from torchtailor.catalog.releases import Build, Method
 from torchtailor.variants.matrix import Matrix, ParsedName
 from torchtailor.variants.rules import Coverage, coverage, why_impossible
 from torchtailor.variants.variant import Variant
@@ -69,7 +69,7 @@ def _concerns(parsed: ParsedName, build: Build, gpu: Gpu | None) -> bool:
 def _verdict(matrix: Matrix, variant: Variant, offered: bool) -> Verdict:
     reasons = why_impossible(matrix.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
     forbidden = tuple(reason.text for reason in reasons)
-    ways = () if forbidden else tuple(coverage(matrix.catalog, variant, way) for way in Way)
+    ways = () if forbidden else tuple(coverage(matrix.catalog, variant, way) for way in Method)
     return Verdict(variant.release.name, variant.build.label, offered and not forbidden, forbidden, ways)
 
 
@@ -101,7 +101,7 @@ def _text(parsed: ParsedName, name: str, verdicts: list[Verdict]) -> str:
 def _by_way(verdicts: list[Verdict]) -> list[str]:
     lines = []
     for verdict in verdicts:
-        wheel = next(way for way in verdict.ways if way.way is Way.WHEEL)
+        wheel = next(way for way in verdict.ways if way.way is Method.WHEEL)
         ways = ", ".join(way.way.value for way in verdict.ways if way.available) or "no way"
         lines.append(f"  {verdict.where} by {ways}. {wheel.text}")
     return lines

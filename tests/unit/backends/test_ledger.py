@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.catalog.releases import Way
+from torchtailor.catalog.releases import Method
 from torchtailor.errors import EnvironmentProblem, NetworkError
 from torchtailor.ledger.ledger import Ledger, Result, as_markdown, state_dir
 
@@ -23,12 +23,12 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def test_records_a_finished_attempt(ledger: Ledger) -> None:
     with ledger.attempt(
-        "sm90-avx512", Way.WHEEL, options={"nvidia": True}, configuration={"torch": "2.8.0"}
+        "sm90-avx512", Method.WHEEL, options={"nvidia": True}, configuration={"torch": "2.8.0"}
     ) as running:
         running.input_bytes, running.output_bytes = 10, 4
         running.configuration["python"] = "3.13"
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.way, attempt.result) == ("sm90-avx512", Way.WHEEL, Result.DONE)
+    assert (attempt.variant, attempt.way, attempt.result) == ("sm90-avx512", Method.WHEEL, Result.DONE)
     assert attempt.options == {"nvidia": True}
     assert attempt.configuration == {"torch": "2.8.0", "python": "3.13"}
     assert (attempt.input_bytes, attempt.output_bytes) == (10, 4)
@@ -36,12 +36,12 @@ def test_records_a_finished_attempt(ledger: Ledger) -> None:
 
 
 def test_records_the_error_and_what_mends_it(ledger: Ledger) -> None:
-    with pytest.raises(NetworkError), ledger.attempt("a", Way.WHEEL) as running:
+    with pytest.raises(NetworkError), ledger.attempt("a", Method.WHEEL) as running:
         running.stage = "fetch"
         raise NetworkError("The index is away.", "Try again.")
-    with pytest.raises(KeyboardInterrupt), ledger.attempt("b", Way.NIX):
+    with pytest.raises(KeyboardInterrupt), ledger.attempt("b", Method.NIX):
         raise KeyboardInterrupt
-    with pytest.raises(ZeroDivisionError), ledger.attempt("c", Way.SOURCE):
+    with pytest.raises(ZeroDivisionError), ledger.attempt("c", Method.SOURCE):
         _ = 1 // 0
     failed, interrupted, crashed = ledger.attempts()
     assert (failed.result, failed.error_class, failed.error) == (Result.FAILED, "NetworkError", "The index is away.")
@@ -53,8 +53,8 @@ def test_records_the_error_and_what_mends_it(ledger: Ledger) -> None:
 def test_a_killed_process_is_seen_as_killed(ledger: Ledger) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from torchtailor.ledger.ledger import Ledger\nfrom torchtailor.catalog.releases import Way\n"
-        "with Ledger(Path(sys.argv[1])).attempt('v', Way.WHEEL):\n    print('on', flush=True)\n    time.sleep(60)\n"
+        "from torchtailor.ledger.ledger import Ledger\nfrom torchtailor.catalog.releases import Method\n"
+        "with Ledger(Path(sys.argv[1])).attempt('v', Method.WHEEL):\n    print('on', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(ledger.path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -66,7 +66,7 @@ def test_a_killed_process_is_seen_as_killed(ledger: Ledger) -> None:
 
 def test_many_writers_lose_nothing(ledger: Ledger) -> None:
     def one(number: int) -> None:
-        with Ledger(ledger.path).attempt(f"v{number}", Way.WHEEL):
+        with Ledger(ledger.path).attempt(f"v{number}", Method.WHEEL):
             pass
 
     with ThreadPoolExecutor(8) as pool:
@@ -78,7 +78,7 @@ def test_many_writers_lose_nothing(ledger: Ledger) -> None:
 
 def test_filter_limit_and_order(ledger: Ledger) -> None:
     for variant in ("a", "b", "a", "a"):
-        with ledger.attempt(variant, Way.WHEEL):
+        with ledger.attempt(variant, Method.WHEEL):
             pass
     assert [attempt.number for attempt in ledger.attempts(variant="a", limit=2)] == [3, 4]
 
@@ -104,7 +104,7 @@ def test_a_damaged_or_newer_file_is_a_clear_error(ledger: Ledger) -> None:
 
 
 def test_markdown_escapes_cells(ledger: Ledger) -> None:
-    with pytest.raises(NetworkError), ledger.attempt("v", Way.WHEEL, configuration={"nvidia": True, "x": None}):
+    with pytest.raises(NetworkError), ledger.attempt("v", Method.WHEEL, configuration={"nvidia": True, "x": None}):
         raise NetworkError("a | b\nc", "fix it")
     table = as_markdown(ledger.attempts())
     assert "| nvidia=on | failed | NetworkError: a \\| b c |" in table

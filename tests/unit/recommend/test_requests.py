@@ -9,7 +9,7 @@ import pytest
 
 from tests import machines
 from tests.unit.recommend.test_machines import TABLE
-from torchtailor.catalog import Way, load_catalog
+from torchtailor.catalog import Method, load_catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import Host
 from torchtailor.recommend import Recommendation, Request, recommend
@@ -31,7 +31,7 @@ def test_the_rows_that_are_shown_work_as_they_are(name: str, tmp_path: Path) -> 
     via = None
     if way_out.variant.startswith("cpu-"):
         assert "--gpu none --via source" in way_out.text
-        host, via = msgspec.structs.replace(host, gpus=()), Way.SOURCE
+        host, via = msgspec.structs.replace(host, gpus=()), Method.SOURCE
     best = recommend(matrix, host, Request(via=via)).best
     assert best is not None
     assert (best.short_name, best.way) == (way_out.variant, way_out.kind)
@@ -77,14 +77,16 @@ def test_a_release_that_does_not_run_here_says_why_and_what_would() -> None:
     assert any("CUDA 13 needs driver 580.65.06" in one.reason for one in found.rejected)
 
 
-@pytest.mark.parametrize(("via", "pytorch"), [(Way.WHEEL, "2.14.1"), (Way.SOURCE, "2.15.0"), (Way.NIX, "2.9.1")])
-def test_a_way_is_kept_to(via: Way, pytorch: str) -> None:
+@pytest.mark.parametrize(
+    ("via", "pytorch"), [(Method.WHEEL, "2.14.1"), (Method.SOURCE, "2.15.0"), (Method.NIX, "2.9.1")]
+)
+def test_a_way_is_kept_to(via: Method, pytorch: str) -> None:
     best = ask(machines.host("gtx-1080-ti"), via=via).best
     assert best is not None and (best.way, best.pytorch, best.gpu) == (via.value, pytorch, "sm61")
 
 
 def test_a_way_that_gives_nothing() -> None:
-    assert ask(machines.host("t4g-graviton2"), via=Way.WHEEL).best is None
+    assert ask(machines.host("t4g-graviton2"), via=Method.WHEEL).best is None
 
 
 def test_hidden_gpus_do_not_count() -> None:
@@ -160,8 +162,8 @@ def test_ptx_needs_the_full_floor(tmp_path: Path) -> None:
     host = machines.host("h100-driver-580")
     tomorrow = msgspec.structs.replace(host.gpus[0], capability="13.0", name="Tomorrow")
     old = msgspec.structs.replace(host, gpus=(tomorrow,))
-    assert recommend(matrix, old, Request(via=Way.WHEEL)).best is None
+    assert recommend(matrix, old, Request(via=Method.WHEEL)).best is None
     assert host.driver is not None
     new = msgspec.structs.replace(old, driver=msgspec.structs.replace(host.driver, version="700.20"))
-    best = recommend(matrix, new, Request(via=Way.WHEEL)).best
+    best = recommend(matrix, new, Request(via=Method.WHEEL)).best
     assert best is not None and (best.fit, best.code, best.gpu) == ("jit", "compute_120", "sm130")

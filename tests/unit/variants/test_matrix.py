@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.catalog import Catalog, Fit, Way, load_catalog
+from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
 from torchtailor.variants import Matrix, Rule, coverage, expand_braces, select, why_impossible
 from torchtailor.variants.why import explain
@@ -56,7 +56,7 @@ def test_every_variant_can_exist(matrix: Matrix) -> None:
 
 
 def test_every_official_row_can_be_made_some_way(matrix: Matrix, catalog: Catalog) -> None:
-    unmade = [str(v) for v in matrix.variants() if not any(coverage(catalog, v, way).available for way in Way)]
+    unmade = [str(v) for v in matrix.variants() if not any(coverage(catalog, v, way).available for way in Method)]
     assert unmade == []
 
 
@@ -70,22 +70,22 @@ def test_every_name_of_a_variant_finds_it(matrix: Matrix) -> None:
 @pytest.mark.parametrize(
     ("name", "via", "chosen"),
     [
-        ("sm90-avx512", Way.WHEEL, "pytorch215-python313-cuda13_2-sm90-avx512"),
-        ("sm90-avx512", Way.NIX, "pytorch210-python313-cuda13_0-sm90-avx512"),
-        ("cpu-armv9", Way.WHEEL, "pytorch215-python313-cpu-armv9"),
-        ("sm61-avx2", Way.WHEEL, "pytorch214-python313-cuda12_6-sm61-avx2"),
-        ("sm61-avx2", Way.SOURCE, "pytorch215-python313-cuda12_9-sm61-avx2"),
-        ("sm61-avx2", Way.NIX, "pytorch29-python313-cuda12_9-sm61-avx2"),
-        ("sm70-avx512", Way.WHEEL, "pytorch214-python313-cuda12_6-sm70-avx512"),
-        ("sm121-armv9", Way.WHEEL, "pytorch215-python313-cuda13_2-sm121-armv9"),
-        ("pytorch-python312-cuda12_8-sm90-avx512", Way.NIX, "pytorch28-python312-cuda12_8-sm90-avx512"),
-        ("pytorch210-python313-cpu-avx2", Way.WHEEL, "pytorch210-python313-cpu-avx2"),
-        ("PYTORCH28-python313-cpu-avx2", Way.WHEEL, "pytorch28-python313-cpu-avx2"),
-        ("cuda12_6-sm90-avx2", Way.WHEEL, "pytorch214-python313-cuda12_6-sm90-avx2"),
-        ("python314t-sm90-avx2", Way.WHEEL, "pytorch215-python314t-cuda13_2-sm90-avx2"),
+        ("sm90-avx512", Method.WHEEL, "pytorch215-python313-cuda13_2-sm90-avx512"),
+        ("sm90-avx512", Method.NIX, "pytorch210-python313-cuda13_0-sm90-avx512"),
+        ("cpu-armv9", Method.WHEEL, "pytorch215-python313-cpu-armv9"),
+        ("sm61-avx2", Method.WHEEL, "pytorch214-python313-cuda12_6-sm61-avx2"),
+        ("sm61-avx2", Method.SOURCE, "pytorch215-python313-cuda12_9-sm61-avx2"),
+        ("sm61-avx2", Method.NIX, "pytorch29-python313-cuda12_9-sm61-avx2"),
+        ("sm70-avx512", Method.WHEEL, "pytorch214-python313-cuda12_6-sm70-avx512"),
+        ("sm121-armv9", Method.WHEEL, "pytorch215-python313-cuda13_2-sm121-armv9"),
+        ("pytorch-python312-cuda12_8-sm90-avx512", Method.NIX, "pytorch28-python312-cuda12_8-sm90-avx512"),
+        ("pytorch210-python313-cpu-avx2", Method.WHEEL, "pytorch210-python313-cpu-avx2"),
+        ("PYTORCH28-python313-cpu-avx2", Method.WHEEL, "pytorch28-python313-cpu-avx2"),
+        ("cuda12_6-sm90-avx2", Method.WHEEL, "pytorch214-python313-cuda12_6-sm90-avx2"),
+        ("python314t-sm90-avx2", Method.WHEEL, "pytorch215-python314t-cuda13_2-sm90-avx2"),
     ],
 )
-def test_what_a_name_is_taken_for(matrix: Matrix, name: str, via: Way, chosen: str) -> None:
+def test_what_a_name_is_taken_for(matrix: Matrix, name: str, via: Method, chosen: str) -> None:
     resolution = matrix.resolve(name, via=via)
     assert resolution.variant.unique_name == chosen
     assert chosen in resolution.said
@@ -108,12 +108,12 @@ def test_names_that_mean_nothing(matrix: Matrix, name: str) -> None:
 
 def test_a_way_that_does_not_cover_says_why(matrix: Matrix) -> None:
     with pytest.raises(NoMatchError, match="by way of nix"):
-        matrix.resolve("sm70-avx512", via=Way.NIX)
+        matrix.resolve("sm70-avx512", via=Method.NIX)
 
 
 def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
     def by_wheel(name: str) -> tuple[bool, Fit, str]:
-        found = coverage(catalog, matrix.resolve(name).variant, Way.WHEEL)
+        found = coverage(catalog, matrix.resolve(name).variant, Method.WHEEL)
         return found.available, found.fit, str(found.through)
 
     assert by_wheel("pytorch215-python313-cuda13_2-sm90-avx2") == (True, Fit.NATIVE, "sm_90")
@@ -171,7 +171,7 @@ def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
 
 def test_the_cpu_wheel_does_not_claim_kernels_it_has_not(matrix: Matrix, catalog: Catalog) -> None:
     avx = matrix.resolve("cpu-avx").variant  # the official wheels have kernels for AVX2 and AVX-512, none for AVX
-    assert "uses it" not in coverage(catalog, avx, Way.WHEEL).text
+    assert "uses it" not in coverage(catalog, avx, Method.WHEEL).text
 
 
 def test_an_impossible_row_of_the_user_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from torchtailor.backends.source.ninja import Status, Timing
 from torchtailor.backends.source.tables import Kind
 from torchtailor.backends.source.watch import RunningFile, Sample
-from torchtailor.catalog import Way
+from torchtailor.catalog import Method
 from torchtailor.ledger.ledger import Attempt, Result
 
 SPEED_KEY = "seconds_per_weight"  # of the configuration that the ledger keeps
@@ -55,7 +55,7 @@ def learned_speed(attempts: Iterable[Attempt]) -> float:
     speed = 1.0
     for attempt in attempts:
         value = attempt.configuration.get(SPEED_KEY)
-        if attempt.way is Way.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
+        if attempt.way is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
             speed = float(value) if value > 0 else speed
     return speed
 

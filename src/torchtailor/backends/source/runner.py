@@ -21,7 +21,7 @@ from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.progress import Silent, Watcher, learned_speed
 from torchtailor.backends.source.tables import Tables, load_tables
 from torchtailor.backends.source.tree import Origin, Source, Tree, fetch, knows_gpu, version_here
-from torchtailor.catalog import Capability, Catalog, Dotted, Way
+from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
@@ -228,7 +228,7 @@ class SourceBuilder:
             }
             attempt: Attempt | None = None
             try:
-                with self.ledger.attempt(name, Way.SOURCE, options=options, configuration=row) as running:
+                with self.ledger.attempt(name, Method.SOURCE, options=options, configuration=row) as running:
                     path = self.folders.logs / f"{running.number:05d}-{name}.log"
                     running.log = str(path)
                     with Log(path) as log:

@@ -19,9 +19,10 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Fetched
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.progress import Progress
 from torchtailor.surgery.recompress import Recompress
 from torchtailor.tailor.outcome import Outcome
-from torchtailor.tailor.settings import Settings, Watcher
+from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.wheel import Order, tailor_wheel_each
 from torchtailor.wheelhouse.swap import stage_beside
 
@@ -57,7 +58,7 @@ class Cutter:
         self,
         stock: Fetched,
         gpus: Sequence[Capability],
-        watcher: Watcher | None = None,
+        progress: Progress | None = None,
         making: Callable[[Sequence[Capability]], None] | None = None,
     ) -> dict[Capability, Cut]:
         """The wheel for each GPU, from the cache or made now, all in one pass; each is proven before it is there.
@@ -74,7 +75,7 @@ class Cutter:
         with ExitStack() as stages:
             scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
             orders = [Order(scratch[gpu], self._settings(gpu)) for gpu in missing]
-            for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, watcher), strict=True):
+            for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, progress), strict=True):
                 if not outcome.useless_for_target:
                     _write(scratch[gpu], outcome)
                     _put_in_place(scratch[gpu], folders[gpu])

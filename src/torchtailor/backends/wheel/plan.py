@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.backends.choose import Choice
 from torchtailor.backends.wheel.options import Options
-from torchtailor.catalog import Catalog, Fit, Way
+from torchtailor.catalog import Catalog, Fit, Method
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -194,7 +194,7 @@ class Planner:
         target = Target(variant.python, variant.arch, self._options.glibc)
         choice, closure = self._resolve(variant, target)
         inputs = tuple(self._input(item, variant) for item in closure)
-        given = coverage(self._catalog, variant, Way.WHEEL)
+        given = coverage(self._catalog, variant, Method.WHEEL)
         return VariantPlan(
             variant=variant,
             target=target,
@@ -254,7 +254,7 @@ class Planner:
 
     def _elsewhere(self, variant: Variant, fit: Fit) -> Iterable[str]:
         """What only a build from source or with Nix gives, in a sentence each."""
-        others = [way for way in (Way.SOURCE, Way.NIX) if coverage(self._catalog, variant, way).available]
+        others = [way for way in (Method.SOURCE, Method.NIX) if coverage(self._catalog, variant, way).available]
         if not others:
             return
         ways = " or ".join(f"--via {way.value}" for way in others)

@@ -12,27 +12,26 @@ from typing import Protocol
 
 from torchtailor.backends.wheel.cut import Cut, Cutter
 from torchtailor.backends.wheel.plan import BuildPlan, Input, Treatment, VariantPlan
-from torchtailor.catalog import Capability, Catalog, Way
+from torchtailor.catalog import Capability, Catalog, Method
 from torchtailor.disk import explained
 from torchtailor.errors import ImpossibleError
-from torchtailor.fetch import download
-from torchtailor.fetch.download import Downloader, Fetched
+from torchtailor.fetch.download import Downloader, DownloadProgress, Fetched, NoDownloadProgress
 from torchtailor.fetch.finder import Finder
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
-from torchtailor.tailor import settings as tailoring
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.wheelhouse.variants_index import write_variants_index
 from torchtailor.wheelhouse.wheelhouse import Placed, Wheelhouse, write_wheelhouse
 
 
-class Watcher(download.Watcher, tailoring.Watcher, Protocol):
+class BuildProgress(DownloadProgress, Progress, Protocol):
     """Is told how a build goes on."""
 
     def stage(self, text: str) -> None: ...
 
 
-class Silent(download.Silent, tailoring.Unwatched):
-    """A watcher that does not care."""
+class NoBuildProgress(NoDownloadProgress, NoProgress):
+    """Progress of a build that nobody watches."""
 
     def stage(self, text: str) -> None:
         pass
@@ -57,10 +56,15 @@ class Built:
 
 
 def build(
-    plan: BuildPlan, catalog: Catalog, finder: Finder, *, watcher: Watcher | None = None, ledger: Ledger | None = None
+    plan: BuildPlan,
+    catalog: Catalog,
+    finder: Finder,
+    *,
+    progress: BuildProgress | None = None,
+    ledger: Ledger | None = None,
 ) -> Built:
     """Make every variant of a plan; each is in the ledger, and in its place only when it is whole."""
-    watch = watcher or Silent()
+    progress = progress or NoBuildProgress()
     began = time.monotonic()
     ledger = ledger or Ledger()
     with ExitStack() as attempts:
@@ -68,10 +72,10 @@ def build(
         for item in plan.plans:
             ended[item.name] = attempts.enter_context(ExitStack())
             attempt = ledger.attempt(
-                item.name, Way.WHEEL, options=plan.options.to_json(), configuration=_configuration(item)
+                item.name, Method.WHEEL, options=plan.options.to_json(), configuration=_configuration(item)
             )
             running[item.name] = ended[item.name].enter_context(attempt)
-        work = _Work(plan, Cutter(catalog, finder.cache, plan.options), watch, running)
+        work = _Work(plan, Cutter(catalog, finder.cache, plan.options), progress, running)
         fetched = work.fetch(Downloader(finder.client, finder.cache))
         work.cut(fetched)
         houses = []
@@ -90,8 +94,8 @@ def _configuration(plan: VariantPlan) -> dict[str, object]:
 class _Work:
     """One run through a plan; cuts that several variants share are made once."""
 
-    def __init__(self, plan: BuildPlan, cutter: Cutter, watch: Watcher, running: dict[str, Running]) -> None:
-        self._plan, self._cutter, self._watch, self._running = plan, cutter, watch, running
+    def __init__(self, plan: BuildPlan, cutter: Cutter, progress: BuildProgress, running: dict[str, Running]) -> None:
+        self._plan, self._cutter, self._progress, self._running = plan, cutter, progress, running
         self._cuts: dict[tuple[str, Capability], Cut] = {}
         self._made: list[tuple[VariantPlan, list[Placed]]] = []
 
@@ -99,7 +103,7 @@ class _Work:
         self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
         began = time.monotonic()
         with explained(self._cutter.folder, unchanged="What was fetched so far is kept."):
-            fetched = downloader.fetch(self._plan.files, self._watch)
+            fetched = downloader.fetch(self._plan.files, self._progress)
         seconds = time.monotonic() - began
         downloaded = sum(item.downloaded for item in fetched.values())
         if downloaded > 10_000_000:
@@ -119,7 +123,7 @@ class _Work:
         return house
 
     def variants_index(self) -> Path:
-        self._watch.stage("Writing the index of wheel variants")
+        self._progress.stage("Writing the index of wheel variants")
         with explained(self._plan.out, unchanged="What was there before is as it was."):
             return write_variants_index(self._made, self._plan.out)
 
@@ -134,7 +138,7 @@ class _Work:
         for url, (item, gpus) in wanted.items():
             making = partial(self._say_cutting, item.name)
             with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
-                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._watch, making)
+                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._progress, making)
             self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
             size += sum(item.size for cut in cuts.values() if not cut.from_cache)
         if size > 10_000_000:
@@ -159,4 +163,4 @@ class _Work:
         for key, running in self._running.items():
             if name is None or key == name:
                 running.stage = stage
-        self._watch.stage(text)
+        self._progress.stage(text)

@@ -16,7 +16,7 @@ from torchtailor.backends.source.buildenv import make_environment
 from torchtailor.backends.source.folders import Folders
 from torchtailor.backends.source.runner import Request, SourceBuilder, SourceResult
 from torchtailor.backends.source.tables import load_tables
-from torchtailor.catalog import Catalog, Way, load_catalog
+from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import NetworkError
 from torchtailor.host.pythons import find_base_python, running_python
 from torchtailor.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="session")
 def variant(catalog: Catalog) -> Variant:
-    return Matrix(catalog).resolve(f"cpu-{ISA}", via=Way.SOURCE, python=running_python()).variant
+    return Matrix(catalog).resolve(f"cpu-{ISA}", via=Method.SOURCE, python=running_python()).variant
 
 
 @pytest.fixture(scope="session")

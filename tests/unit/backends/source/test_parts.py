@@ -21,7 +21,7 @@ from torchtailor.backends.source.runner import local_version, of_tree
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler
 from torchtailor.backends.source.tree import Origin, Source, knows_gpu
-from torchtailor.catalog import Capability, Catalog, Dotted, Way
+from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.ledger.history import switch_columns
 from torchtailor.ledger.ledger import Attempt, Ledger, Result, as_markdown
@@ -202,7 +202,7 @@ def attempt(number: int, **configuration: object) -> Attempt:
     started = datetime(2026, 11, 15, tzinfo=UTC)
     options = {"set": ["USE_NUMPY=0"]} if number == 2 else {}
     return Attempt(
-        number, "v", Way.SOURCE, options, configuration, "h", started, 60.0, Result.FAILED, "E", "e", "f", "compile",
+        number, "v", Method.SOURCE, options, configuration, "h", started, 60.0, Result.FAILED, "E", "e", "f", "compile",
         None, None, percent=92.0,
     )  # fmt: skip
 
@@ -214,7 +214,7 @@ def test_history_has_a_column_for_switches_that_matter() -> None:
     ]
     assert switch_columns(attempts) == ("USE_CUDA", "USE_KINETO", "USE_NUMPY")
     table = as_markdown(attempts, switch_columns(attempts)).splitlines()
-    assert table[0].startswith("| Attempt | Variant | Way | USE_CUDA | USE_KINETO | USE_NUMPY | Configuration |")
+    assert table[0].startswith("| Attempt | Variant | Method | USE_CUDA | USE_KINETO | USE_NUMPY | Configuration |")
     assert "| 1 | 1 | 0 | jobs=4 | failed at 92 % (compile) |" in table[3]
     assert switch_columns([]) == ()
 
@@ -234,7 +234,7 @@ def test_a_ledger_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     connection.close()
     ledger = Ledger(path)
     assert [(item.variant, item.log, item.percent) for item in ledger.attempts()] == [("v", "", None)]
-    with ledger.attempt("w", Way.SOURCE) as running:
+    with ledger.attempt("w", Method.SOURCE) as running:
         running.log, running.percent, running.failure = "/l", 12.5, "disk-full"
     last = ledger.attempts()[-1]
     assert (last.log, last.percent, last.failure) == ("/l", 12.5, "disk-full")
