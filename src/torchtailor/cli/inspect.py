@@ -13,7 +13,7 @@ from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Catalog, Gpu
-    from torchtailor.gpucode.inspection import Care, Inspection
+    from torchtailor.gpucode.inspection import Inspection
     from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport
 
 
@@ -36,7 +36,7 @@ def command(
     catalog = load_catalog()
     gpus = _gpus(catalog, gpu or ())
     reports = _inspect(paths, quiet=json)
-    inspection = Inspection(reports, tuple(found.capability for found in gpus), catalog.rules, _care)
+    inspection = Inspection(reports, tuple(found.capability for found in gpus), catalog.rules)
     if json:
         print_json(inspection.to_json())
     else:
@@ -87,16 +87,6 @@ def _inspect(paths: Sequence[Path], *, quiet: bool) -> tuple[InputReport, ...]:
         return inspect_inputs(inputs, done=lambda item: done(item.size))
     finally:
         display.stop()
-
-
-def _care(name: str) -> Care:
-    from torchtailor.gpucode.inspection import Care
-    from torchtailor.licences import maker_of
-
-    maker = maker_of(name)
-    if maker is None:
-        return Care(every_minor=False, consent=False)
-    return Care(every_minor=True, consent=not maker.licensed_openly(Path(name).name))
 
 
 def _print(inspection: Inspection, gpus: Sequence[Gpu], *, detail: bool) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.catalog.gpus import Capability, CodeKind, Fit, GpuRules
+from torchtailor.catalog.gpus import Capability, CodeKind, Fit, GpuRules, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport, merge_groups
+from torchtailor.gpucode.targets import Targets
+from torchtailor.licences import needs_nvidia_option
 
 SCHEMA = "torchtailor.inspect/1"
 
 _KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
-
-
-@dataclass(frozen=True, slots=True)
-class Care:
-    """How a library has to be treated when it is cut."""
-
-    every_minor: bool  # it looks kernels up itself: keep all that the GPU could run
-    consent: bool  # its licence speaks of changed copies: the user has to say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +25,6 @@ class Inspection:
     inputs: tuple[InputReport, ...]
     devices: tuple[Capability, ...]
     rules: GpuRules
-    care: Callable[[str], Care]
 
     @property
     def libraries(self) -> tuple[LibraryReport, ...]:
@@ -43,13 +37,15 @@ class Inspection:
 
     def saved(self, library: LibraryReport, *devices: Capability) -> int:
         """About how many bytes tailoring for these devices would take out."""
-        every_minor = self.care(library.name).every_minor
-        return library.stored - kept_bytes(library, devices, self.rules, every_minor=every_minor)
+        policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
+        return library.stored - kept_bytes(library, policy)
 
     def saved_in_all(self, *devices: Capability, consent: bool) -> int:
         """The same over all libraries that do (or do not) need the user's consent."""
         return sum(
-            self.saved(library, *devices) for library in self.libraries if self.care(library.name).consent is consent
+            self.saved(library, *devices)
+            for library in self.libraries
+            if needs_nvidia_option(library.name, None) is consent
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, installed_path
-from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
+from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
-from torchtailor.licences import maker_of
+from torchtailor.gpucode.targets import Targets
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.coverage import Coverage
 from torchtailor.verify.static.read import LibraryFacts
 
-_UNTOUCHED = frozenset({"left-to-consent", "skipped", "nothing-for-target", "unchanged"})
+_CHANGED = frozenset({"", "cut", "stripped"})  # the first: not in the manifest
 _SHOWN = 4
 _NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
 
@@ -86,16 +86,16 @@ def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalo
     looked_at = kept = 0
     for facts in libraries:
         manifest = _manifest_of(artifact, facts)
-        if manifest is None or facts.gpu is None or _fate(manifest, facts.name) in _UNTOUCHED:
+        if manifest is None or facts.gpu is None or _status(manifest, facts.name) not in _CHANGED:
             continue
         policy = policy_of(manifest, facts.name, catalog)
         looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
-            for code, size in group.bytes_by_target.items():
-                if group.solid or code is None or _allowed(policy, code):
+            for image, size in zip(group.images, group.stored_by_image, strict=True):
+                if not group.loaded or policy.allows(image):
                     kept += size
-                elif size:
-                    foreign[f"{facts.file.short_name} ({code})"] += size
+                else:
+                    foreign[f"{facts.file.short_name} ({image.label})"] += size
     if foreign:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
         yield Check.of(Level.STATIC, name, False, f"code that no target can use is left: {worst}", foreign=foreign)
@@ -157,19 +157,7 @@ def policy_of(manifest: Mapping[str, Any], library: str, catalog: Catalog) -> Po
     """The policy a library was cut by."""
     target = manifest.get("target", {})
     archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-    return Policy(
-        targets=archs,
-        rules=catalog.rules,
-        keep_ptx=bool(target.get("keep_ptx")),
-        keep_all_minors=maker_of(library) is not None,
-    )
-
-
-def _allowed(policy: Policy, code: CodeTarget) -> bool:
-    """Whether the policy leaves code of this architecture: some target uses it, or PTX was to be kept."""
-    if any(policy.fits(device, code) for device in policy.devices):
-        return True
-    return policy.keep_ptx and code.kind is CodeKind.PTX
+    return Policy(Targets(archs, bool(target.get("keep_ptx"))), catalog.rules).for_library(library)
 
 
 def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] | None:
@@ -181,9 +169,9 @@ def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] |
     return next(wrote, telling[-1] if telling else None)
 
 
-def _fate(manifest: Mapping[str, Any], library: str) -> str:
-    """What the manifest says was done to a library; empty where it does not name it."""
-    return str(_row(manifest, library).get("fate", ""))
+def _status(manifest: Mapping[str, Any], library: str) -> str:
+    """What was done to a library according to the manifest; empty where it does not name it."""
+    return str(_row(manifest, library).get("status", ""))
 
 
 def _row(manifest: Mapping[str, Any], library: str) -> Mapping[str, Any]:
