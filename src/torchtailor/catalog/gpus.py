@@ -162,6 +162,15 @@ class GpuRules:
                 same = self._successors.get(older, frozenset({older}))
                 self._successors[older] = same | {gpu.capability}
 
+    @property
+    def gpus(self) -> Mapping[Capability, Gpu]:
+        return self._gpus
+
+    @property
+    def families(self) -> Mapping[Capability, frozenset[Capability]]:
+        """The devices that run the `f` code of a capability."""
+        return self._families
+
     def fit(self, device: Capability, code: CodeTarget, *, unified_tegra: bool = False) -> Fit:
         """How a device of this capability can use that code.
 

@@ -24,13 +24,16 @@ _NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such image
 
 
 def fit_checks(
+    artifact: Artifact,
     libraries: Sequence[LibraryFacts],
     gpus: Sequence[Capability],
     catalog: Catalog,
     stock: Mapping[str, LibraryReport],
 ) -> Iterator[Check]:
     """For each GPU and each library with GPU code: does it hold something the GPU runs?"""
-    reports = [facts.gpu for facts in libraries if facts.gpu and facts.gpu.has_code]
+    with_code = [facts for facts in libraries if facts.gpu and facts.gpu.has_code]
+    reports = [facts.gpu for facts in with_code if facts.gpu]
+    emptied = {facts.name for facts in with_code if _dropped(artifact, facts)}
     if not reports:
         yield Check.not_applicable(Level.STATIC, "GPU code", "no library holds GPU code: this is a CPU build")
         return
@@ -45,11 +48,11 @@ def fit_checks(
         for report in reports:
             short = Path(report.name).name
             name = f"GPU code for {gpu.sm}: {short if alike[short] == 1 else report.name}"
-            yield _fit_check(name, report, gpu, catalog, stock.get(report.name))
+            yield _fit_check(name, report, gpu, catalog, stock.get(report.name), cut=report.name in emptied)
 
 
 def _fit_check(
-    name: str, report: LibraryReport, gpu: Capability, catalog: Catalog, stock: LibraryReport | None
+    name: str, report: LibraryReport, gpu: Capability, catalog: Catalog, stock: LibraryReport | None, *, cut: bool
 ) -> Check:
     fit = gpu_fit(report, gpu, catalog.rules)
     held = [group.label for group in report.architectures]
@@ -62,8 +65,8 @@ def _fit_check(
         return Check.of(Level.STATIC, name, True, reason, **details)
     if stock is not None and not gpu_fit(stock, gpu, catalog.rules).fit.runs:
         return Check.not_applicable(Level.STATIC, name, "stock holds nothing for this GPU either", **details)
-    if all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
-        reason = f"holds {', '.join(held)} without a single kernel: nothing is missing"
+    if all(group.raw <= group.images * _NO_KERNEL for group in report.architectures) and not (cut and not held):
+        reason = f"holds {', '.join(held) or 'empty containers'} without a single kernel: nothing is missing"
         return Check.not_applicable(Level.STATIC, name, reason, **details)
     what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
     reason = (
@@ -115,7 +118,7 @@ def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalo
 def coverage_checks(
     coverages: Sequence[Coverage], missing: Sequence[str], gpus: Sequence[Capability]
 ) -> Iterator[Check]:
-    """Against stock: every image that the GPU would load is there, byte for byte."""
+    """Against stock: every image that the GPUs use is there, byte for byte."""
     for path in missing:
         yield Check.of(
             Level.STATIC, f"coverage: {path.rsplit('/', 1)[-1]}", False, "stock has this library", library=path
@@ -133,7 +136,7 @@ def coverage_checks(
                 Level.STATIC,
                 f"coverage: {found.library.rsplit('/', 1)[-1]}",
                 False,
-                f"{found.lost} of {found.needed} images that {named} would load are not there{kernels}",
+                f"{found.lost} of {found.needed} images that {named} uses are missing{kernels}",
                 library=found.library,
                 lost=found.lost,
                 needed=found.needed,
@@ -145,7 +148,7 @@ def coverage_checks(
             Level.STATIC,
             "coverage against stock",
             True,
-            f"all {images} images that {named} would load from stock are in {len(whole)} libraries, byte for byte",
+            f"all {images} images that {named} uses of stock are in {len(whole)} libraries, byte for byte",
             libraries=len(whole),
             images=images,
         )
@@ -157,7 +160,9 @@ def policy_of(manifest: Mapping[str, Any], library: str, catalog: Catalog) -> Po
     """The policy a library was cut by."""
     target = manifest.get("target", {})
     archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-    return Policy(Targets(archs, bool(target.get("keep_ptx"))), catalog.rules).for_library(library)
+    targets = Targets(archs, bool(target.get("keep_ptx")))
+    policy = Policy(targets, catalog.rules, unified_tegra=unified_tegra(manifest))
+    return policy.for_library(library)
 
 
 def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] | None:
@@ -167,6 +172,17 @@ def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] |
     telling = [manifest for manifest in artifact.tailored.values() if _row(manifest, facts.name)]
     wrote = (one for one in telling if _row(one, facts.name).get("sha256_after") == facts.sha256)
     return next(wrote, telling[-1] if telling else None)
+
+
+def unified_tegra(manifest: Mapping[str, Any]) -> bool:
+    """Whether a library was cut for the driver stack on which a Tegra part takes desktop cubins."""
+    return bool(manifest.get("target", {}).get("unified_tegra"))
+
+
+def _dropped(artifact: Artifact, facts: LibraryFacts) -> bool:
+    """Whether GPU code was cut out of a library, according to its manifest."""
+    manifest = _manifest_of(artifact, facts)
+    return manifest is not None and bool(_row(manifest, facts.name).get("dropped"))
 
 
 def _status(manifest: Mapping[str, Any], library: str) -> str:

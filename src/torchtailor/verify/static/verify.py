@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
-from torchtailor.catalog import Catalog, TorchArch
+from torchtailor.catalog import Catalog
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
-from torchtailor.gpucode.targets import Targets
+from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
@@ -22,7 +21,7 @@ from torchtailor.verify.static.coverage import Coverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.figures import figures
-from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
+from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks, unified_tegra
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
 from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries, read_library
@@ -46,7 +45,7 @@ def verify_static(
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
-    comparison = _Comparison(stock, expected, catalog) if stock else None
+    comparison = _Comparison(artifact, stock, expected, catalog) if stock else None
     libraries = read_libraries(
         artifact,
         allowed=expected.allowed,
@@ -58,7 +57,7 @@ def verify_static(
     stock_libraries = comparison.all_of_stock() if comparison else ()
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
-        *fit_checks(libraries, expected.gpus, catalog, reports),
+        *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, catalog),
         *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
         *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
@@ -73,10 +72,11 @@ def verify_static(
 class _Comparison:
     """Compares each library with stock's of the same name while both are files."""
 
-    def __init__(self, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
+    def __init__(self, artifact: Artifact, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
-        self._catalog = catalog
+        unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
+        self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
         self.coverages: list[Coverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
@@ -86,13 +86,9 @@ class _Comparison:
         other = self._stock.get(library.name)
         if other is None:
             return
-        policy = None
-        if self._expected.gpus:
-            targets = Targets(tuple(TorchArch(gpu) for gpu in self._expected.gpus))
-            policy = Policy(targets, self._catalog.rules).for_library(library.name)
         with unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
-            found = compare_code(library.name, file.path, path, policy)
+            found = compare_code(library.name, file.path, path, self._readings)
             if same_code(file.path, path):
                 self.same_code.add(library.name)
             if library.name in self.same_code and stripped(path) and not stripped(file.path):
