@@ -26,11 +26,10 @@ from torchtailor.errors import (
 )
 from torchtailor.ledger.ledger import Ledger, Result
 from torchtailor.recipes.hashes import fetch_source, find_hashes, prefetch_tarball, to_sri
-from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.nix import find_tool, run_nix
-from torchtailor.recipes.nixlog import Progress
+from torchtailor.recipes.nixlog import NixProgress
 from torchtailor.recipes.pins import read_lock
-from torchtailor.recipes.tree import tree_at
+from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.write import plan_trees, recipe_variants
 
 pytestmark = [needs_nix, pytest.mark.nix]
@@ -38,9 +37,9 @@ pytestmark = [needs_nix, pytest.mark.nix]
 
 class Watch:
     def __init__(self) -> None:
-        self.seen: list[Progress] = []
+        self.seen: list[NixProgress] = []
 
-    def nix_progress(self, progress: Progress) -> None:
+    def nix_progress(self, progress: NixProgress) -> None:
         self.seen.append(progress)
 
 
@@ -279,20 +278,20 @@ def test_pins_get_their_hash_in_the_lock_and_in_every_recipe(
     monkeypatch.setattr(
         "torchtailor.recipes.hashes.prefetch_tarball", lambda url: prefetch_tarball(f"file://{tarball}")
     )
-    result = find_hashes(catalog, tree_at(root), dry_run=True)
+    (result,) = find_hashes(catalog, root, dry_run=True)
     assert {item.after for item in result.found} == {found}
     assert result.written == ()
-    result = find_hashes(catalog, tree_at(root))
+    (result,) = find_hashes(catalog, root)
     assert len(result.written) == 1 + 7
     for path in (root / ".flox" / "pkgs").glob("*.nix"):
         assert f'sha256 = "{found}";' in path.read_text()
-        assert origin(path.read_text()) is Origin.GENERATED
+        assert origin(path.read_text()) is FileOrigin.GENERATED
     assert list(read_lock(root / ".flox").values()) == [found]
-    assert find_hashes(catalog, tree_at(root)).found == ()
+    assert [result.found for result in find_hashes(catalog, root)] == [()]
 
 
 def test_an_unknown_recipe_is_said(private_store: Path, tmp_path: Path, catalog: Catalog) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["main"], globs=["cpu-avx2"]):
         plan.apply()
     with pytest.raises(NoMatchError, match="no recipe nope"):
-        find_hashes(catalog, tree_at(tmp_path), ["nope"])
+        find_hashes(catalog, tmp_path, ["nope"])

@@ -180,7 +180,7 @@ def test_syntax_is_nixs_own_word(tmp_path: Path) -> None:
 
 def test_the_audit_of_a_handmade_tree_with_nix(catalog: Catalog) -> None:
     (report,) = audit(catalog, HANDMADE, use_nix=True)
-    assert report.by_nix
+    assert report.with_nix
     by_file = {(Path(finding.file).stem, finding.rule) for finding in report.findings}
     assert ("pytorch-python313-cuda13_0-sm121-armv9-nightly", "evaluation") in by_file
     assert ("pytorch-python313-cuda13_0-sm110-armv9", "cuda-name") in by_file  # it evaluates to nixpkgs' default CUDA
@@ -189,7 +189,7 @@ def test_the_audit_of_a_handmade_tree_with_nix(catalog: Catalog) -> None:
 def test_our_trees_pass_with_nix_and_a_missing_sibling_is_a_warning(catalog: Catalog, tmp_path: Path) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], spark=True):
         plan.apply()
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=True)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=True)
     rules = {finding.rule for finding in audit_context(context)}
     assert rules == {"pin-hash", "hash-placeholder", "sibling-repository"}
 
