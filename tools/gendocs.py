@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.cli import COMMANDS
-from torchtailor.errors import EXIT_MEANINGS
+from torchtailor.errors import EXIT_MEANINGS, TorchtailorError
 from torchtailor.host.tegra import tegra_table
-from torchtailor.variants import Matrix, coverage
+from torchtailor.variants import Matrix, Variant, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
@@ -78,10 +79,7 @@ def _build_table(catalog: Catalog, matrix: Matrix, release: Release, build: Buil
     return f"`{pattern}`.{note}\n\n" + table(["GPU", *(f"`{isa}`" for isa in isas)], rows)
 
 
-def _cell(catalog: Catalog, variant: object) -> str:
-    from torchtailor.variants import Variant
-
-    assert isinstance(variant, Variant)
+def _cell(catalog: Catalog, variant: Variant) -> str:
     wheel = coverage(catalog, variant, Method.WHEEL)
     if not wheel.available:
         return "source" if not variant.release.nixpkgs else "nix"
@@ -172,41 +170,24 @@ def decision(catalog: Catalog) -> str:
     matrix = Matrix(catalog)
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
-        isa = "avx2" if "x86_64" in gpu.host_archs else "armv8_2"
         if not gpu.offered:
             continue
-        try:
-            chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.WHEEL).variant
-        except Exception:
-            try:
-                chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.SOURCE).variant
-            except Exception:
-                rows.append(
-                    [
-                        gpu.describe(4),
-                        str(gpu.capability),
-                        f"`{gpu.sm}`",
-                        "none",
-                        "none",
-                        _unlisted(str(gpu.capability)),
-                    ]
-                )
-                continue
-        wheel = coverage(catalog, chosen, Method.WHEEL)
-        how = wheel.text if wheel.available else "Built from source: " + coverage(catalog, chosen, Method.SOURCE).text
-        assert chosen.build.cuda
-        driver, _ = catalog.toolkit(chosen.build.cuda).drivers_for(gpu)
-        rows.append(
-            [
-                gpu.describe(4),
-                str(gpu.capability),
-                f"`{gpu.sm}`",
-                f"{chosen.release.version}, CUDA {chosen.build.cuda}",
-                str(driver),
-                how,
-            ]
-        )
+        newest, driver, how = "none", "none", _unlisted(str(gpu.capability))
+        if chosen := _newest(matrix, f"{gpu.sm}-{'avx2' if 'x86_64' in gpu.host_archs else 'armv8_2'}"):
+            assert chosen.build.cuda
+            wheel, source = (coverage(catalog, chosen, method) for method in (Method.WHEEL, Method.SOURCE))
+            newest = f"{chosen.release.version}, CUDA {chosen.build.cuda}"
+            driver = str(catalog.toolkit(chosen.build.cuda).drivers_for(gpu)[0])
+            how = wheel.text if wheel.available else f"Built from source: {source.text}"
+        rows.append([gpu.describe(4), str(gpu.capability), f"`{gpu.sm}`", newest, driver, how])
     return table(["GPU", "capability", "name", "newest PyTorch", "minimum driver", "how"], rows)
+
+
+def _newest(matrix: Matrix, name: str) -> Variant | None:
+    for method in (Method.WHEEL, Method.SOURCE):
+        with suppress(TorchtailorError):
+            return matrix.resolve(name, via=method).variant
+    return None
 
 
 def _unlisted(capability: str) -> str:
