@@ -2,9 +2,9 @@
 
     python benchmarks/build_many.py FOLDER [--nvidia] [--work DIR] [--write]
 
-FOLDER holds the wheels of torch 2.15.0 (cu132, x86_64, Python 3.13) and of all it needs, as `pip download` leaves
-them. They are served on this machine over HTTP, so that downloads are real and counted. The work folder needs about
-three times the size of FOLDER.
+FOLDER contains the wheels of torch 2.15.0 (cu132, x86_64, Python 3.13) and its dependencies, from `pip download`. They
+are served over HTTP on this machine, so that downloads are real and counted. The work folder needs about three times
+the size of FOLDER.
 """
 
 from __future__ import annotations
