@@ -157,10 +157,10 @@ def _hash(path: Path) -> str:
 
 def _table(runs: list[Run], nvidia: bool) -> str:
     one, many = runs
-    consent = ", with --nvidia" if nvidia else ""
+    options = ", with --nvidia" if nvidia else ""
     names = ", ".join(f"{gpu[:-1]}.{gpu[-1]}" for gpu in GPUS)
     title = (
-        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {names}{consent}; each from an empty cache, "
+        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {names}{options}; each from an empty cache, "
         f"wheels served over HTTP on the same machine ({os.cpu_count()} cores)."
     )
     lines = [title, "", "| targets | time | CPU time | downloads | disk |", "|---:|---:|---:|---:|---:|"]

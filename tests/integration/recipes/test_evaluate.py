@@ -138,9 +138,9 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), STRICT, ids=[said for _, _, said in STRICT])
+@pytest.mark.parametrize(("old", "new", "expected"), STRICT, ids=[expected for _, _, expected in STRICT])
 def test_the_stand_in_is_strict_where_nixpkgs_is(
-    catalog: Catalog, tmp_path: Path, old: str, new: str, said: str
+    catalog: Catalog, tmp_path: Path, old: str, new: str, expected: str
 ) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], globs=["sm90-avx512"]):
         plan.apply()
@@ -150,7 +150,7 @@ def test_the_stand_in_is_strict_where_nixpkgs_is(
     path.write_text(text.replace(old, new))
     outcome = evaluate({path: "x86_64-linux"}, load_pins())[path]
     assert isinstance(outcome, Failed)
-    assert said in outcome.message
+    assert expected in outcome.message
 
 
 def test_one_bad_recipe_does_not_hide_the_others(catalog: Catalog, tmp_path: Path) -> None:

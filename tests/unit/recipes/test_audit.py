@@ -191,7 +191,7 @@ def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_tree_of_a_cuda_that_no_release_has_is_audited_by_its_names(catalog: Catalog, tmp_path: Path) -> None:
-    """As the seeds had it: CUDA 13.0 said in a 13_1 file, B200 under SM103."""
+    """As in the original recipes: CUDA 13.0 mentioned in a 13_1 file, B200 under SM103."""
     good = (HANDMADE / ".flox" / "pkgs" / "pytorch-python313-cuda13_0-sm120-avx512.nix").read_text()
     text = (
         good.replace("cuda13_0", "cuda13_1").replace("12.0", "10.3").replace("SM120", "SM103").replace("sm120", "sm103")

@@ -34,7 +34,7 @@ def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str])
     assert main(["recipes", "check", str(REPO)]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert "0 errors" in lines[-1]
-    assert len([line for line in lines if "[pin-hash]" in line]) == 1  # said once for all files
+    assert len([line for line in lines if "[pin-hash]" in line]) == 1  # once for all files
 
 
 def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -> None:

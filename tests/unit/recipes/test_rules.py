@@ -139,7 +139,7 @@ CASES = [
 
 @cache
 def good(release: str, name: str) -> str:
-    """A recipe as it is written, with its pin locked, less the mark that it is ours."""
+    """A generated recipe with its pin locked, without the header."""
     catalog, pins = load_catalog(Path("/nonexistent")), load_pins()
     variant = recipe_variants(catalog, release, [name])[0]
     for row in pins.file.nixpkgs:

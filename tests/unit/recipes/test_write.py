@@ -89,13 +89,13 @@ def test_hashes_of_the_lock_are_written_and_bad_ones_refused(catalog: Catalog, t
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(EnvironmentProblem, match=str(tmp_path)):
         write_file(tmp_path / "a" / "b.nix", "")
 
 
-def test_a_file_in_the_way_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file where a folder should be")
     with pytest.raises(EnvironmentProblem, match="a: File exists"):
         write_file(tmp_path / "a" / "b.nix", "")
