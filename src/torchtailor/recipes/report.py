@@ -51,8 +51,8 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
     """What writing did, or would do, to each tree."""
     for plan in plans:
         counts = ", ".join(f"{len(steps)} {text}" for action, text in _ACTIONS.items() if (steps := plan.of(action)))
-        prefix = "would be: " if dry_run else ""
-        yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}: {prefix}{counts}."
+        dry = " (dry run)" if dry_run else ""
+        yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
         for step in plan.of(Action.KEEP_EDITED):
             yield LineKind.NOTE, f"{plan.tree.shown(step.path)} was changed by hand; --force overwrites it."
         for step in plan.of(Action.KEEP_FOREIGN):

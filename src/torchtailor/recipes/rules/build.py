@@ -220,7 +220,7 @@ def broken_refused(recipe: Recipe, variant: Variant, context: AuditContext) -> I
     if not allowed:
         yield (
             1,
-            f"nixpkgs marks its torch broken with CUDA {variant.build.cuda.major}, and allowBroken is not set",
+            f"nixpkgs marks torch as broken with CUDA {variant.build.cuda.major}, and allowBroken is not set",
         )
 
 
