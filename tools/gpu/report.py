@@ -1,4 +1,4 @@
-"""The Markdown tables of prove.py's findings, as they go into docs/gpu-results.md."""
+"""The results of prove.py as Markdown tables, for docs/gpu-results.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RIGHT = ("tailored", "recompressed")
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Everything that was found, each part only where it was."""
+    """All results that are available."""
     lines = list(_machine(found))
     for part in (_sizes, _libraries, _suite, _starts, _throughput, _wrong, _verify):
         made = list(part(found))
@@ -34,10 +34,10 @@ def _machine(found: Mapping[str, Any]) -> Iterator[str]:
     yield "# On the GPU"
     yield ""
     names = ("gpu", "capability", "torch", "cuda", "cudnn", "nccl", "python", "machine")
-    told = [f"{name} {environment[name]}" for name in names if name in environment]
+    facts = [f"{name} {environment[name]}" for name in names if name in environment]
     if host.get("driver"):
-        told.append(f"driver {host['driver']}")
-    yield ", ".join(told) or "(the op suite has not been run)"
+        facts.append(f"driver {host['driver']}")
+    yield ", ".join(facts) or "(the op suite has not been run)"
 
 
 def _megabytes(size: float) -> str:

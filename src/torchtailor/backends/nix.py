@@ -20,7 +20,7 @@ from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
 from torchtailor.recipes.nix import find_tool, need_tool
 from torchtailor.recipes.nixerrors import NixFailure, explain
-from torchtailor.recipes.nixlog import NixLog, Progress
+from torchtailor.recipes.nixlog import NixLog, NixProgress
 from torchtailor.recipes.tree import tree_at
 from torchtailor.recipes.write import plan_trees, written_release
 from torchtailor.variants.variant import Variant
@@ -31,7 +31,7 @@ NEEDED_BYTES = 20_000_000_000
 class NixWatcher(Protocol):
     """Is told how a build goes on."""
 
-    def nix_progress(self, progress: Progress) -> None: ...
+    def nix_progress(self, progress: NixProgress) -> None: ...
 
 
 @dataclass(frozen=True)

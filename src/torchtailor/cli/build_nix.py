@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Catalog
-    from torchtailor.recipes.nixlog import Progress
+    from torchtailor.recipes.nixlog import NixProgress
 
 _GLOB_SIGNS = "*?[{"
 
@@ -73,7 +73,7 @@ class _Shown:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def nix_progress(self, progress: Progress) -> None:
+    def nix_progress(self, progress: NixProgress) -> None:
         if sys.stderr.isatty():
             if self._task is None:
                 self._task = self._bar.add_task("", total=None)
