@@ -31,8 +31,8 @@ COMMANDS: dict[str, Command] = {
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
     "history": Command("history", "Show every attempt to build."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
-    "doctor": Command("doctor", "Say why torch does not run on this machine, and the command that mends it."),
-    "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
+    "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),
+    "diagnose": Command("diagnose", "Name the cause of a failed build, and the fix, from its log."),
 }
 
 HELP_OPTIONS = ("-h", "--help")

@@ -14,7 +14,7 @@ from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.header import Origin
 from torchtailor.recipes.nix import need_tool, run_nix
-from torchtailor.recipes.nixerrors import Cause, explain
+from torchtailor.recipes.nixerrors import HASH_MISMATCH, explain
 from torchtailor.recipes.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
 from torchtailor.recipes.recipe import PinUse, Recipe
 from torchtailor.recipes.rerender import rerender
@@ -101,7 +101,7 @@ def to_sri(text: str) -> str:
 
 def _got(code: int, errors: str, what: str) -> str:
     failure = explain(errors)
-    if failure.cause is not Cause.HASH_MISMATCH or not failure.got:
+    if failure.cause != HASH_MISMATCH or not failure.got:
         if code == 0:
             raise BuildFailedError(f"{what} was fetched although its hash was made up.", "Is the Nix store writable?")
         raise failure.error()
