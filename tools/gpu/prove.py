@@ -102,8 +102,9 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
     """A torch cut for 8.0 must be refused by our check, in words, before CUDA fails."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.gpucode.torch_code import read_torch
     from torchtailor.host.detect import detect
-    from torchtailor.verify.gpu_presence import presence_checks, read_torch
+    from torchtailor.verify.ongpu import presence_checks
 
     catalog = load_catalog()
     host = detect(catalog=catalog)

@@ -111,7 +111,7 @@ class _FailureRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     shared: bool = False
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _TableFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     failure: tuple[_FailureRow, ...]
     error: tuple[_PatternRow, ...] = ()
     summary: tuple[_PatternRow, ...] = ()
@@ -142,9 +142,9 @@ def summary_patterns() -> tuple[Pattern, ...]:
 
 
 @cache
-def _read(table: FailureTable) -> _File:
+def _read(table: FailureTable) -> _TableFile:
     text = files("torchtailor.failures").joinpath("data", f"{table.value}.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _File)
+    return msgspec.convert(tomllib.loads(text), _TableFile)
 
 
 def _failure(row: _FailureRow) -> KnownFailure:

@@ -13,8 +13,8 @@ import msgspec
 
 from torchtailor.artifact.launch import Launch, Ran, op_suite
 from torchtailor.errors import BadInputError
+from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.ui.format import human_bytes
-from torchtailor.verify.crashes import how_it_ended, missing_dependency
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.suite_results import CaseResult, SuiteResults, load_results
 

@@ -12,8 +12,8 @@ import pytest
 
 from torchtailor.artifact.launch import Launch, NotHereError, Ran, op_suite, open_target
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
+from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.verify import imports
-from torchtailor.verify.crashes import how_it_ended, missing_dependency
 from torchtailor.verify.imports import verify_imports
 from torchtailor.verify.measures import Figure, Ratio, drop_caches, ratios
 from torchtailor.verify.result import Check, Outcome

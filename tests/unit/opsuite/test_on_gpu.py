@@ -12,10 +12,10 @@ from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.torch_code import TorchCode, suitable_gpus
 from torchtailor.verify import ongpu
-from torchtailor.verify.gpu_presence import TorchCode, presence_checks, suitable_gpus
 from torchtailor.verify.measures import Figure, Measures
-from torchtailor.verify.ongpu import measure_checks, verify_on_gpu
+from torchtailor.verify.ongpu import measure_checks, presence_checks, verify_on_gpu
 from torchtailor.verify.result import Check, Outcome
 
 
@@ -96,7 +96,7 @@ def test_several_gpus_have_a_line_each() -> None:
 def test_suitable_gpus_of_many_codes_are_numbers() -> None:
     codes = [CodeTarget.parse(text) for text in ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")]
     assert suitable_gpus(codes, machines.catalog()).startswith("7.5, 8.0, 8.6, 8.9, 9.0")
-    assert suitable_gpus([], machines.catalog()) == "no GPU that is known"
+    assert suitable_gpus([], machines.catalog()) == "no known GPU"
 
 
 def test_the_wrong_gpu_stops_before_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
