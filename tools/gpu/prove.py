@@ -18,7 +18,7 @@ from typing import Any
 from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
 from torchtailor.verify.output import write_whole
 from torchtailor.verify.suite_results import SuiteResults, load_results
@@ -162,11 +162,13 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
             continue
         result = compare(stock, load_results(path))
         by_library = {
-            library: {verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in Verdict}
+            library: {
+                verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in CaseVerdict
+            }
             for library in result.libraries
         }
         bad = [[case.name, case.verdict.value, case.reason] for case in result.bad]
-        close = [case.name for case in result.cases if case.verdict is Verdict.CLOSE]
+        close = [case.name for case in result.cases if case.verdict is CaseVerdict.CLOSE]
         notes.put(f"compare_{name}", {"summary": result.summary(), "libraries": by_library, "bad": bad, "close": close})
         say(f"{name} against stock: {result.summary()}")
         for case in result.bad:

@@ -15,9 +15,9 @@ from torchtailor.report import svg
 from torchtailor.report.figures import HOST, Bytes, Chart, chart
 from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.verify.output import as_json, write_whole
-from torchtailor.verify.result import Check, Outcome, Report
+from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
 
-_WORDS = {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.NOT_APPLICABLE: "n/a"}
+_WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _ABOUT = {
     "static": "read from the files, without hardware",
     "import": "in a fresh process",
@@ -25,12 +25,12 @@ _ABOUT = {
 }
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: VerifyReport, path: Path) -> None:
     """Write the page whole or not at all."""
     write_whole(path, render(report).encode())
 
 
-def render(report: Report) -> str:
+def render(report: VerifyReport) -> str:
     """The page as one string."""
     document = as_json(report)
     facts = document["facts"]
@@ -79,7 +79,7 @@ def _expected(facts: Mapping[str, Any]) -> str:
     return "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in rows if value)
 
 
-def _failures(report: Report) -> str:
+def _failures(report: VerifyReport) -> str:
     """What failed, before everything else."""
     if not report.failures:
         return ""
@@ -87,7 +87,7 @@ def _failures(report: Report) -> str:
     return f'<section class="failures" aria-label="What failed"><ul>{lines}</ul></section>'
 
 
-def _cards(report: Report, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
+def _cards(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
     stock = facts.get("stock")
     size = facts.get("size", 0)
     if stock:
@@ -99,8 +99,8 @@ def _cards(report: Report, facts: Mapping[str, Any], drawn: Chart) -> Iterator[s
         yield _change("GPU code", drawn.before.gpu, drawn.now.gpu, "gpu")
     elif drawn.now.gpu:
         yield _card("GPU code", human_bytes(drawn.now.gpu), f"of {human_bytes(drawn.now.total)}", "gpu", drawn.now.gpu)
-    failed = report.count(Outcome.FAIL)
-    yield _card("Checks", f"{report.count(Outcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
+    failed = report.count(CheckOutcome.FAIL)
+    yield _card("Checks", f"{report.count(CheckOutcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
     yield _card("Time", human_seconds(facts.get("total_seconds", facts.get("seconds", 0))), "to verify", "time", 0)
 
 
@@ -184,7 +184,7 @@ def _made(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _proof(report: Report) -> Iterator[str]:
+def _proof(report: VerifyReport) -> Iterator[str]:
     for level in report.levels:
         lines = "".join(_line(check) for check in report.at(level))
         yield (

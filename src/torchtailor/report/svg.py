@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from torchtailor.report.figures import HOST, Bytes, Chart, Row
+from torchtailor.report.figures import HOST, Bytes, Chart, LibraryRow
 from torchtailor.ui.format import human_bytes
 
 _WIDTH, _LEFT, _RIGHT = 960, 310, 92
@@ -34,7 +34,7 @@ def bars(chart: Chart) -> str:
 
 def totals(chart: Chart) -> str:
     """One pair of bars for everything."""
-    whole = Row("all libraries", chart.now, chart.before)
+    whole = LibraryRow("all libraries", chart.now, chart.before)
     alone = Chart((whole,), chart.labels, chart.now, chart.before)
     drawn = "".join(_row(alone, whole, 6))
     height = 6 + (2 * _BAR + _GAP if whole.before else _BAR) + 8
@@ -48,7 +48,7 @@ def _svg(content: str, height: int, title: str) -> str:
     )
 
 
-def _row(chart: Chart, row: Row, y: int) -> Iterator[str]:
+def _row(chart: Chart, row: LibraryRow, y: int) -> Iterator[str]:
     height = 2 * _BAR + _GAP if row.before else _BAR
     name = row.name.rsplit("/", 1)[-1]
     shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"

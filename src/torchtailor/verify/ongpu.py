@@ -12,7 +12,7 @@ from torchtailor.catalog import Capability, Catalog, Fit
 from torchtailor.gpucode.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.ui.format import human_bytes
-from torchtailor.verify.compare import Comparison, Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, Comparison, compare
 from torchtailor.verify.imports import run_suite, suite_check
 from torchtailor.verify.measures import Measures, Ratio, measure, ratios
 from torchtailor.verify.result import Check, Level
@@ -151,7 +151,7 @@ def comparison_checks(comparison: Comparison) -> Iterator[Check]:
     """One line for each library: its cases bit for bit against stock."""
     for library in comparison.libraries:
         cases = comparison.of(library)
-        counts = {verdict.value: sum(case.verdict is verdict for case in cases) for verdict in Verdict}
+        counts = {verdict.value: sum(case.verdict is verdict for case in cases) for verdict in CaseVerdict}
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         bad = [case for case in cases if case.verdict.bad]
         name = f"as stock ({library})"
@@ -159,7 +159,7 @@ def comparison_checks(comparison: Comparison) -> Iterator[Check]:
         if bad:
             named = "; ".join(f"{case.name}: {case.reason}" for case in bad[:_SHOWN])
             yield Check.of(Level.GPU, name, False, f"{told}: {named}", **details)
-        elif counts[Verdict.IDENTICAL.value] or counts[Verdict.CLOSE.value]:
+        elif counts[CaseVerdict.IDENTICAL.value] or counts[CaseVerdict.CLOSE.value]:
             yield Check.of(Level.GPU, name, True, told, **details)
         else:
             yield Check.not_applicable(Level.GPU, name, f"{told}: {cases[0].reason}", **details)

@@ -12,7 +12,7 @@ from torchtailor.report import render, write_report
 from torchtailor.report.figures import HOST, chart
 from torchtailor.report.terminal import bars
 from torchtailor.verify.output import as_json
-from torchtailor.verify.result import Check, Level, Report
+from torchtailor.verify.result import Check, Level, VerifyReport
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -24,7 +24,7 @@ def library(name: str, now: dict[str, int], before: dict[str, int] | None = None
     return row
 
 
-def report(**facts: Any) -> Report:
+def report(**facts: Any) -> VerifyReport:
     libraries = [
         library(
             "torch/lib/libtorch_cuda.so",
@@ -47,7 +47,7 @@ def report(**facts: Any) -> Report:
         "install": ["pip install torch.whl"],
         "total_seconds": 12.5,
     }
-    return Report("dist/sm90-avx2", checks, {**known, **facts})
+    return VerifyReport("dist/sm90-avx2", checks, {**known, **facts})
 
 
 class Page(HTMLParser):
@@ -118,7 +118,7 @@ def test_names_cannot_break_out() -> None:
 def test_no_past_no_libraries_no_facts() -> None:
     for libraries in ([], [library("a.so", {HOST: 5})]):
         assert Page(render(report(libraries=libraries, stock=None))).lines
-    assert Page(render(Report("x", ()))).lines == []
+    assert Page(render(VerifyReport("x", ()))).lines == []
 
 
 def test_written_whole(tmp_path: Path) -> None:

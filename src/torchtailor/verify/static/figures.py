@@ -35,7 +35,7 @@ def figures(
         "stock": _stock(artifact, stock),
         "expected": {
             "variant": expected.name,
-            "said_by": expected.said_by,
+            "from": expected.source,
             "gpus": [str(gpu) for gpu in expected.gpus],
             "isa": expected.isa.name if expected.isa else "",
             "arch": expected.arch,

@@ -13,7 +13,7 @@ from torchtailor.hostcode.analyse import HostCode, UseGroup
 from torchtailor.hostcode.features import FeatureTable, feature_table
 from torchtailor.hostcode.reach import Reach
 from torchtailor.hostcode.readable import readable
-from torchtailor.verify.result import Check, Level, Outcome
+from torchtailor.verify.result import Check, CheckOutcome, Level
 from torchtailor.verify.static.read import LibraryFacts
 
 _BASE = {Machine.X86_64: "x86-64", Machine.AARCH64: "Armv8.0-A"}
@@ -152,7 +152,7 @@ def _beyond(
         "plain": counts[Reach.PLAIN],
         "functions": _examples(groups),
     }
-    outcome = Outcome.NOT_APPLICABLE if inherited else Outcome.FAIL
+    outcome = CheckOutcome.NOT_APPLICABLE if inherited else CheckOutcome.FAIL
     return Check(Level.STATIC, f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}", outcome, reason, details)
 
 

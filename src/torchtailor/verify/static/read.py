@@ -14,10 +14,10 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.hostcode.analyse import HostCode
+from torchtailor.verify.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verify.static.elf_facts import ElfFacts, read_elf
 
 WhileOpen = Callable[[LibraryFile, Path], None]
-Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,18 @@ def read_libraries(
     allowed: frozenset[str] = frozenset(),
     host_code: bool = True,
     while_open: WhileOpen | None = None,
-    progress: Progress | None = None,
+    progress: VerifyProgress | None = None,
 ) -> tuple[LibraryFacts, ...]:
     """Read every library; `while_open` is called with each while it is a file on disk."""
-    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or (lambda _name, _size: None)))
+    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or NoVerifyProgress()))
 
 
 def _read_all(
-    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: Progress
+    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: VerifyProgress
 ) -> Iterator[LibraryFacts]:
+    progress.begin("Reading libraries", sum(library.size for library in artifact.libraries))
     for library in artifact.libraries:
-        progress(library.short_name, 0)
+        progress.reading(library.short_name)
         try:
             with unpacked(library) as file:
                 facts = read_library(library, file, allowed, host_code=host_code)
@@ -65,7 +66,7 @@ def _read_all(
             facts = LibraryFacts(library, problem=error.message)
         except OSError as error:
             facts = LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
-        progress(library.short_name, library.size)
+        progress.advance(library.size)
         yield facts
 
 

@@ -17,15 +17,16 @@ from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.licences import maker_of
+from torchtailor.verify.progress import VerifyProgress
 from torchtailor.verify.result import Check
-from torchtailor.verify.static.coverage import Coverage, compare_code
+from torchtailor.verify.static.coverage import CodeCoverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.figures import figures
 from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
-from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries, read_library
+from torchtailor.verify.static.read import LibraryFacts, read_libraries, read_library
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def verify_static(
     catalog: Catalog,
     *,
     stock: Artifact | None = None,
-    progress: Progress | None = None,
+    progress: VerifyProgress | None = None,
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
@@ -58,8 +59,8 @@ def verify_static(
     stock_libraries = comparison.all_of_stock() if comparison else ()
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
-        *fit_checks(libraries, expected.gpus, catalog, reports),
-        *foreign_checks(artifact, libraries, catalog),
+        *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
+        *foreign_checks(artifact, libraries, expected.gpus, catalog),
         *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
         *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
         *elf_checks(artifact, libraries),
@@ -77,7 +78,7 @@ class _Comparison:
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
         self._catalog = catalog
-        self.coverages: list[Coverage] = []
+        self.coverages: list[CodeCoverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
         self.same_code: set[str] = set()
