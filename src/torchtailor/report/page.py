@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from torchtailor.report import svg
-from torchtailor.report.figures import HOST, Bytes, Chart, chart
+from torchtailor.report.chart import Bytes, Chart, chart
 from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.verify.output import as_json, write_whole
 from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
+from torchtailor.verify.static.facts import HOST
 
 _WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _ABOUT = {
@@ -88,12 +89,14 @@ def _failures(report: VerifyReport) -> str:
 
 
 def _cards(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
-    stock = facts.get("stock")
+    stock, wheels = facts.get("stock"), facts.get("wheels")
     size = facts.get("size", 0)
-    if stock:
-        yield _change("Download" if facts.get("wheels") else "On disk", stock["size"], size, "download")
-    elif size:
-        yield _card("Size", human_bytes(size), "wheels" if facts.get("wheels") else "libraries", "download", size)
+    if stock and wheels:
+        yield _change("Download", stock["size"], size, "download")
+    elif stock and not drawn.before:
+        yield _change("On disk", stock["size"], size, "download")
+    elif size and (wheels or not drawn.before):
+        yield _card("Size", human_bytes(size), "wheels" if wheels else "libraries", "download", size)
     if drawn.before:
         yield _change("Installed libraries", drawn.before.total, drawn.now.total, "installed")
         yield _change("GPU code", drawn.before.gpu, drawn.now.gpu, "gpu")

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.torch_code import MAIN_LIBRARY
-from torchtailor.licences import maker_of
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.coverage import CodeCoverage
+from torchtailor.verify.static.cuts import cut_record
 from torchtailor.verify.static.read import LibraryFacts
 
-_UNTOUCHED = frozenset({"left-to-consent", "skipped", "nothing-for-target", "unchanged"})
 _SHOWN = 4
 _NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
 
@@ -101,21 +99,13 @@ def _why_nothing(
     """Why a library without code for a GPU lost nothing by the cut; empty where it did."""
     if stock is not None:
         return "" if _runs(gpu_fit(stock, gpu, catalog.rules)) else "stock has none either"
-    manifest = _manifest_of(artifact, facts)
-    row = _row(manifest, facts.name) if manifest is not None else {}
-    if not row:
+    record = cut_record(artifact, facts)
+    if record is None:
         return "it was not cut by torchtailor"
-    before = {**row.get("kept", {}), **row.get("dropped", {})}
     policy = Policy((TorchArch(gpu),), catalog.rules)
-    if any(policy.fits(gpu, code) for code in _codes(before)):
+    if any(policy.fits(gpu, code) for code in record.codes_before):
         return ""
     return "it had none before the cut (torchtailor.json)"
-
-
-def _codes(labels: Iterable[str]) -> Iterator[CodeTarget]:
-    for label in labels:
-        with suppress(ValueError):  # code that nobody can name
-            yield CodeTarget.parse(label)
 
 
 def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:
@@ -140,10 +130,10 @@ def foreign_checks(
     foreign: Counter[str] = Counter()
     looked_at = kept = 0
     for facts in libraries:
-        manifest = _manifest_of(artifact, facts)
-        if manifest is None or facts.gpu is None or _fate(manifest, facts.name) in _UNTOUCHED:
+        record = cut_record(artifact, facts)
+        if record is None or record.untouched or facts.gpu is None:
             continue
-        policy = policy_of(manifest, facts.name, catalog)
+        policy = record.policy(catalog)
         if not set(gpus) <= set(policy.devices):
             policy = replace(policy, targets=tuple(TorchArch(gpu) for gpu in gpus))
         looked_at += facts.gpu.has_code
@@ -153,7 +143,7 @@ def foreign_checks(
                     kept += size
                 elif size:
                     foreign[f"{facts.file.short_name} ({code})"] += size
-    cut_for = sorted({gpu for m in artifact.tailored.values() for gpu in m.get("target", {}).get("gpus", ())})
+    cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
     if foreign:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
         wanted = ", ".join(map(str, gpus or cut_for))
@@ -212,42 +202,11 @@ def coverage_checks(
         yield Check.not_applicable(Level.STATIC, "coverage against stock", "no library of stock holds GPU code")
 
 
-def policy_of(manifest: Mapping[str, Any], library: str, catalog: Catalog) -> Policy:
-    """The policy a library was cut by."""
-    target = manifest.get("target", {})
-    archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-    return Policy(
-        targets=archs,
-        rules=catalog.rules,
-        keep_ptx=bool(target.get("keep_ptx")),
-        keep_all_minors=maker_of(library) is not None,
-    )
-
-
 def _allowed(policy: Policy, code: CodeTarget) -> bool:
     """Whether the policy leaves code of this architecture: some target uses it, or PTX was to be kept."""
     if any(policy.fits(device, code) for device in policy.devices):
         return True
     return policy.keep_ptx and code.kind is CodeKind.PTX
-
-
-def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] | None:
-    """The manifest that tells of a library; where several do, the one that wrote the very file."""
-    if facts.file.owner:
-        return artifact.tailored.get(facts.file.owner)
-    telling = [manifest for manifest in artifact.tailored.values() if _row(manifest, facts.name)]
-    wrote = (one for one in telling if _row(one, facts.name).get("sha256_after") == facts.sha256)
-    return next(wrote, telling[-1] if telling else None)
-
-
-def _fate(manifest: Mapping[str, Any], library: str) -> str:
-    """What the manifest says was done to a library; empty where it does not name it."""
-    return str(_row(manifest, library).get("fate", ""))
-
-
-def _row(manifest: Mapping[str, Any], library: str) -> Mapping[str, Any]:
-    rows = manifest.get("libraries", ())
-    return next((row for row in rows if installed_path(str(row.get("path", ""))) == library), {})
 
 
 def _labels(reports: Sequence[LibraryReport]) -> list[str]:

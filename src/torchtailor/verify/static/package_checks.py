@@ -12,11 +12,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchtailor.artifact.artifact import Artifact, TargetKind, installed_path
+from torchtailor.artifact.artifact import Artifact, TargetKind
 from torchtailor.artifact.inputs import site_packages
 from torchtailor.artifact.installed import Installed, installed_in
 from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, Level
+from torchtailor.verify.static.cuts import cut_records
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.wheels.archive import WheelArchive
@@ -129,11 +130,9 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
         return
     # A copy of an environment that was cut before has two manifests of a library; the file is one of theirs.
     claims: dict[tuple[str, str], set[str]] = {}
-    for owner, manifest in artifact.tailored.items():
-        for row in manifest.get("libraries", ()):
-            if said := row.get("sha256_after"):
-                name = installed_path(str(row.get("path", "")))
-                claims.setdefault((owner if artifact.wheels else "", name), set()).add(said)
+    for record in cut_records(artifact):
+        if record.sha256:
+            claims.setdefault((record.owner if artifact.wheels else "", record.library), set()).add(record.sha256)
     found = {(facts.file.owner, facts.name): facts.sha256 for facts in libraries}
     wrong = [
         f"{where[1]} is {'not the file that was written' if found.get(where) else 'not there'}"
@@ -145,7 +144,7 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
     if wrong:
         yield Check.of(Level.STATIC, name, False, "; ".join(wrong[:_SHOWN]), wrong=wrong)
     else:
-        reason = f"{right} libraries are the very files that torchtailor wrote and proved"
+        reason = f"{right} libraries are the files that torchtailor wrote"
         yield Check.of(Level.STATIC, name, True, reason)
 
 

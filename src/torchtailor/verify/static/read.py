@@ -55,19 +55,30 @@ def _read_all(
     progress.begin("Reading libraries", sum(library.size for library in artifact.libraries))
     for library in artifact.libraries:
         progress.reading(library.short_name)
-        try:
-            with unpacked(library) as file:
-                facts = read_library(library, file, allowed, host_code=host_code)
-                if while_open and not facts.problem:
-                    while_open(library, file.path)
-        except UnsupportedElfError as error:
-            facts = LibraryFacts(library, problem=error.message, foreign=True)
-        except BadInputError as error:
-            facts = LibraryFacts(library, problem=error.message)
-        except OSError as error:
-            facts = LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
+        yield read_safely(library, allowed, host_code=host_code, while_open=while_open)
         progress.advance(library.size)
-        yield facts
+
+
+def read_safely(
+    library: LibraryFile,
+    allowed: frozenset[str] = frozenset(),
+    *,
+    host_code: bool = True,
+    while_open: WhileOpen | None = None,
+) -> LibraryFacts:
+    """All facts of one library, or the problem with it."""
+    try:
+        with unpacked(library) as file:
+            facts = read_library(library, file, allowed, host_code=host_code)
+            if while_open:
+                while_open(library, file.path)
+            return facts
+    except UnsupportedElfError as error:
+        return LibraryFacts(library, problem=error.message, foreign=True)
+    except BadInputError as error:
+        return LibraryFacts(library, problem=error.message)
+    except OSError as error:
+        return LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
 
 
 def read_library(

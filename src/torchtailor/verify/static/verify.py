@@ -1,4 +1,4 @@
-"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and figures."""
+"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
 from torchtailor.catalog import Catalog, TorchArch
-from torchtailor.errors import BadInputError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.hostcode.analyse import HostCode
@@ -22,16 +21,16 @@ from torchtailor.verify.result import Check
 from torchtailor.verify.static.coverage import CodeCoverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
-from torchtailor.verify.static.figures import figures
+from torchtailor.verify.static.facts import artifact_facts
 from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
-from torchtailor.verify.static.read import LibraryFacts, read_libraries, read_library
+from torchtailor.verify.static.read import LibraryFacts, read_libraries, read_library, read_safely
 
 
 @dataclass(frozen=True)
 class StaticProof:
-    """What level 1 found: the lines, and the figures that the report draws."""
+    """What level 1 found: the lines, and the facts that the report draws."""
 
     checks: tuple[Check, ...]
     facts: dict[str, Any]
@@ -66,7 +65,7 @@ def verify_static(
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
     ]
-    facts = figures(artifact, libraries, expected, stock, stock_libraries)
+    facts = artifact_facts(artifact, libraries, expected, stock, stock_libraries)
     facts["seconds"] = round(time.perf_counter() - started, 3)
     return StaticProof(tuple(checks), facts)
 
@@ -108,11 +107,7 @@ class _Comparison:
         """Every library of stock; those that the artifact does not have are read now."""
         for name, library in self._stock.items():
             if name not in self.stock_facts:
-                try:
-                    with unpacked(library) as file:
-                        self.stock_facts[name] = read_library(library, file, host_code=False)
-                except BadInputError as error:
-                    self.stock_facts[name] = LibraryFacts(library, problem=error.message)
+                self.stock_facts[name] = read_safely(library, host_code=False)
         return tuple(self.stock_facts.values())
 
     def named(self, facts: LibraryFacts) -> LibraryFacts:

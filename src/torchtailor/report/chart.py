@@ -1,4 +1,4 @@
-"""The figures that are drawn, from the facts of a report: bytes per library and architecture, before and after."""
+"""The chart of a report, from its facts: bytes per library and architecture, before and after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HOST = "host"
+from torchtailor.verify.static.facts import HOST
+
 OTHERS = "other architectures"
 _LIBRARIES = 14
 _LABELS = 9
