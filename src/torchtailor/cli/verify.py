@@ -29,22 +29,24 @@ def command(
         Path, typer.Argument(help="A wheel, a wheelhouse, a folder, an environment, a library, a Nix result.")
     ],
     variant: Annotated[
-        str, typer.Option(help="What it should be, such as sm90-avx512; a wheelhouse says it itself.")
+        str, typer.Option(help="What it should be, such as sm90-avx512; read from the manifest of a wheelhouse.")
     ] = "",
     gpu: Annotated[list[str] | None, typer.Option(help="GPUs it must run on: 9.0, sm_90 or a product name.")] = None,
     cpu: Annotated[str, typer.Option(help="The CPU instruction set it must stay within, such as avx2.")] = "",
-    against: Annotated[Path | None, typer.Option(help="The stock it was made from: nothing may be lost.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The stock it was made from: nothing needed may be missing.")
+    ] = None,
     level: Annotated[
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,
     python: Annotated[Path | None, typer.Option(help="The Python to import with, where TARGET has none.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/verify.md has the schema).")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
-    """Prove an artifact: its GPU code, host code, files, import, and results on the GPU."""
+    """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.ui import print_json
     from torchtailor.verify import Level, verify
     from torchtailor.verify.output import as_json, write_junit

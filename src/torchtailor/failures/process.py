@@ -1,4 +1,4 @@
-"""What a process that failed says about torch: its signal, or its last message."""
+"""How a process failed: its signal, or its last message."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _REL32 = 4
 
 @dataclass(frozen=True, slots=True)
 class CodePointers:
-    """Pointers in data that lead to functions of the library: where they stand, and where they lead."""
+    """Pointers in data to functions of the library: their places, and their targets."""
 
     places: Addresses
     targets: Addresses

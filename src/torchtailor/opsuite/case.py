@@ -15,7 +15,7 @@ from .tolerance import Tolerance
 Run = Callable[[Site], Any]
 CPU_AND_GPU = ("cpu", "cuda")
 GPU_ONLY = ("cuda",)
-# Said by torch's dispatcher from what it was compiled with, before any GPU code is looked for.
+# From torch's dispatcher, which knows what it was compiled with, before any GPU code is looked for.
 NO_SUCH_KERNEL = (
     "not implemented for '",
     "Could not run 'aten::",
@@ -43,7 +43,7 @@ class SuiteMachine:
         return cls(device, (int(major), int(minor)), capability)
 
 
-# Says why a machine does not have what a case needs; None where it has.
+# The reason why a machine does not have what a case needs; None where it has.
 Need = Callable[[SuiteMachine], "str | None"]
 
 
@@ -112,7 +112,7 @@ class Case:
     derive: Callable[[Any], Any] | None = None
     # A run that gives the expected numbers directly; without one the case itself is run in higher precision.
     reference: Run | None = None
-    # Parts of messages with which torch says that it does not have this at all (never that it failed).
+    # Parts of torch's messages that it does not have this at all (never that it failed).
     refusals: tuple[str, ...] = ()
     # Whether kernels are chosen by timing them: the next process may choose others, and other bits are no fault then.
     timed_choice: bool = False

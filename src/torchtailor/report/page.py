@@ -211,7 +211,7 @@ def _line(check: Check) -> str:
 def _install(facts: Mapping[str, Any]) -> str:
     commands = facts.get("install") or ()
     if not commands:
-        return "<p>It is installed already, or is no wheel.</p>"
+        return "<p>There are no wheels to install.</p>"
     return "".join(
         f'<div class="command"><pre><code>{escape(line)}</code></pre><button type="button">Copy</button></div>'
         for line in commands

@@ -73,11 +73,11 @@ def _bar(chart: Chart, size: Bytes, y: int, when: str) -> Iterator[str]:
         if not count:
             continue
         width = max(count * scale, 0.6)
-        said = f"{label}: {human_bytes(count)}"
+        title = f"{label}: {human_bytes(count)}"
         yield (
             f'<rect class="{colour_class(chart, label)}" data-label="{escape(label)}" data-when="{when}" '
             f'data-bytes="{count}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="1.5">'
-            f"<title>{escape(said)}</title></rect>"
+            f"<title>{escape(title)}</title></rect>"
         )
         if width > len(label) * _CHARACTER + 6:
             yield f'<text class="inside" x="{x + 4:.1f}" y="{middle - 0.5}">{escape(label)}</text>'

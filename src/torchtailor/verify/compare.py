@@ -80,7 +80,7 @@ def _compare(stock: Sequence[SuiteResults], tailored: SuiteResults) -> Iterator[
         yield CaseComparison(expected.name, expected.library, verdict, reason)
     missing_from_stock = [case for case in tailored.cases if case.name not in stock[0].by_name]
     for case in missing_from_stock:
-        yield CaseComparison(case.name, case.library, CaseVerdict.NEITHER, "stock was not asked")
+        yield CaseComparison(case.name, case.library, CaseVerdict.NEITHER, "not run on stock")
 
 
 def _judge(stock: CaseResult, found: CaseResult | None, repeats: bool) -> tuple[CaseVerdict, str]:

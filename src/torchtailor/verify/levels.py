@@ -30,7 +30,7 @@ def running_checks(
     asked: bool = False,
     say: Say | None = None,
 ) -> Iterator[Check]:
-    """The checks of levels 2 and 3 up to the last one wanted; `asked` says that the user named it."""
+    """The checks of levels 2 and 3 up to the last one wanted; `asked` where the user named it."""
     wanted = [level for level in (Level.IMPORT, Level.GPU) if level.number <= last.number]
     if not wanted:
         return
@@ -60,5 +60,5 @@ def _cannot_start(artifact: Artifact, *, asked: bool) -> str:
     if not any(library.name.startswith("torch/") for library in artifact.libraries):
         return "there is no torch in it"
     if artifact.kind is TargetKind.WHEEL and not asked:
-        return "a wheel alone lacks what it depends on: install it and verify the environment, or ask with --level"
+        return "a wheel alone lacks its dependencies: install it and verify the environment, or set --level"
     return ""

@@ -59,7 +59,7 @@ def verify_on_gpu(
     say("Reading GPU code")
     present = presence_checks(host, read_torch(torch), catalog, wanted)
     if not any(check.outcome.value == "pass" for check in present):
-        return Proof((*present, Check.not_applicable(Level.GPU, "op suite", "no GPU here runs this torch")))
+        return Proof((*present, Check.not_applicable(Level.GPU, "op suite", "no GPU of this machine runs this torch")))
     say("Running the op suite on the GPU")
     results = run_suite(launch, "cuda")
     stock: tuple[SuiteResults, ...] = ()
@@ -152,17 +152,17 @@ def comparison_checks(comparison: Comparison) -> Iterator[Check]:
     for library in comparison.libraries:
         cases = comparison.of(library)
         counts = {verdict.value: sum(case.verdict is verdict for case in cases) for verdict in CaseVerdict}
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         bad = [case for case in cases if case.verdict.bad]
         name = f"as stock ({library})"
         details: dict[str, Any] = {"verdicts": counts, "bad": [[case.name, case.reason] for case in bad]}
         if bad:
             named = "; ".join(f"{case.name}: {case.reason}" for case in bad[:_SHOWN])
-            yield Check.of(Level.GPU, name, False, f"{told}: {named}", **details)
+            yield Check.of(Level.GPU, name, False, f"{summary}: {named}", **details)
         elif counts[CaseVerdict.IDENTICAL.value] or counts[CaseVerdict.CLOSE.value]:
-            yield Check.of(Level.GPU, name, True, told, **details)
+            yield Check.of(Level.GPU, name, True, summary, **details)
         else:
-            yield Check.not_applicable(Level.GPU, name, f"{told}: {cases[0].reason}", **details)
+            yield Check.not_applicable(Level.GPU, name, f"{summary}: {cases[0].reason}", **details)
 
 
 def measure_checks(measured: Measures, stock: Measures | None) -> Iterator[Check]:
@@ -171,23 +171,23 @@ def measure_checks(measured: Measures, stock: Measures | None) -> Iterator[Check
         figures = getattr(measured, state)
         if not figures:
             continue
-        told = ", ".join(f"{name} {_show(name, figure.median)}" for name, figure in figures.items())
+        shown = ", ".join(f"{name} {_show(name, figure.median)}" for name, figure in figures.items())
         compared = ratios(getattr(stock, state), figures) if stock else ()
-        reason = _told(compared) if compared else told
+        reason = _compared(compared) if compared else shown
         yield Check.of(Level.GPU, f"start, {state}", True, reason, **_details(compared), caches=measured.caches)
     if not measured.throughput:
         return
     if stock is None:
-        told = ", ".join(f"{name} {figure.median * 1e6:.0f} us" for name, figure in measured.throughput.items())
-        yield Check.of(Level.GPU, "throughput", True, f"{told} a call")
+        shown = ", ".join(f"{name} {figure.median * 1e6:.0f} us" for name, figure in measured.throughput.items())
+        yield Check.of(Level.GPU, "throughput", True, f"{shown} a call")
         return
     compared = ratios(stock.throughput, measured.throughput)
     slow = [ratio for ratio in compared if ratio.value > 1 + ratio.noise + SLOWER]
-    reason = _told(slow or compared) + (" of stock's time: slower than its noise explains" if slow else "")
+    reason = _compared(slow or compared) + (" of stock's time: slower than its noise explains" if slow else "")
     yield Check.of(Level.GPU, "throughput", not slow, reason, **_details(compared))
 
 
-def _told(compared: Sequence[Ratio]) -> str:
+def _compared(compared: Sequence[Ratio]) -> str:
     return ", ".join(f"{ratio.name} {ratio.value:.2f} x stock (noise {ratio.noise:.0%})" for ratio in compared)
 
 

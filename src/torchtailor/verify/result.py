@@ -49,7 +49,7 @@ class Check:
 
     @classmethod
     def not_applicable(cls, level: Level, name: str, reason: str, /, **details: Any) -> Check:
-        """A check that could not be made here, and why."""
+        """A check that does not apply to this target or machine, and why."""
         return cls(level, name, CheckOutcome.NOT_APPLICABLE, reason, details)
 
     @property
@@ -105,8 +105,8 @@ class VerifyReport:
             return
         if not self.failures:
             raise CheckFailedError(
-                f"Nothing of {self.target} could be checked here.",
-                "Read the reasons given for each check that was not applicable.",
+                f"Nothing of {self.target} could be checked on this machine.",
+                "The reason is given with each check that was not applicable.",
             )
         first = self.failures[0]
         raise CheckFailedError(

@@ -78,7 +78,7 @@ def test_configuration_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("torch", "metadata", "name", "says"),
     [
-        (TORCH, "2.12.0", "versions", "but 2.12.0 says"),
+        (TORCH, "2.12.0", "versions", "but its metadata has 2.12.0"),
         (TORCH.replace("CUDA Runtime 13.0", "CUDA Runtime 12.8"), "2.13.0", "configuration", "does not agree"),
         (TORCH.replace("  - CUDA Runtime 13.0", ""), "2.13.0", "configuration", "does not agree"),
         ("import os; os.kill(os.getpid(), 4)", "2.13.0", "import torch", "an illegal instruction"),

@@ -483,7 +483,7 @@ class TestLibrariesOfTheSystem:
         file = LibraryFile("torch/lib/libtorch_cpu.so", "", 1, Path("libtorch_cpu.so"))
         facts = LibraryFacts(file, elf=ElfFacts("x86_64", "libtorch_cpu.so", (wanted,), ("$ORIGIN",), (), ()))
         artifact = Artifact(Path("x"), kind, (), (file,), manifest, {})
-        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "libraries found")
+        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "NEEDED entries")
 
     def test_what_the_manifest_names_is_found(self) -> None:
         manifest: dict[str, object] = {"proof": {"libraries_of_the_system": ["libopenblas.so.0"]}}

@@ -11,9 +11,10 @@ from torchtailor.artifact.artifact import Artifact, installed_path
 from torchtailor.catalog import Catalog, CodeTarget, TorchArch
 from torchtailor.gpucode.policy import Policy
 from torchtailor.licences import maker_of
+from torchtailor.tailor.outcome import Fate
 from torchtailor.verify.static.read import LibraryFacts
 
-_UNTOUCHED = frozenset({"left-to-consent", "skipped", "nothing-for-target", "unchanged"})
+_UNTOUCHED = frozenset(fate.value for fate in Fate if not fate.changed)
 
 
 @dataclass(frozen=True, slots=True)

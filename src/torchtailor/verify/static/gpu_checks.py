@@ -167,7 +167,11 @@ def coverage_checks(
     """Against stock: every image that the GPU would load is there, byte for byte."""
     for path in missing:
         yield Check.of(
-            Level.STATIC, f"coverage: {path.rsplit('/', 1)[-1]}", False, "stock has this library", library=path
+            Level.STATIC,
+            f"coverage: {path.rsplit('/', 1)[-1]}",
+            False,
+            "stock has this library, and the artifact does not",
+            library=path,
         )
     named = ", ".join(gpu.sm for gpu in gpus) or "any GPU"
     whole = [found for found in coverages if not found.lost]
