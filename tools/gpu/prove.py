@@ -18,7 +18,7 @@ from typing import Any
 from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
 from torchtailor.verify.output import write_whole
 from torchtailor.verify.suite_results import SuiteResults, load_results
@@ -102,8 +102,9 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
     """A torch cut for 8.0 must be rejected by our check, with an explanation, before CUDA fails."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.gpucode.torch_code import read_torch
     from torchtailor.host.detect import detect
-    from torchtailor.verify.gpu_presence import presence_checks, read_torch
+    from torchtailor.verify.ongpu import presence_checks
 
     catalog = load_catalog()
     host = detect(catalog=catalog)
@@ -161,11 +162,13 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
             continue
         result = compare(stock, load_results(path))
         by_library = {
-            library: {verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in Verdict}
+            library: {
+                verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in CaseVerdict
+            }
             for library in result.libraries
         }
         bad = [[case.name, case.verdict.value, case.reason] for case in result.bad]
-        close = [case.name for case in result.cases if case.verdict is Verdict.CLOSE]
+        close = [case.name for case in result.cases if case.verdict is CaseVerdict.CLOSE]
         notes.put(f"compare_{name}", {"summary": result.summary(), "libraries": by_library, "bad": bad, "close": close})
         say(f"{name} against stock: {result.summary()}")
         for case in result.bad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchtailor.verify.compare import Verdict
+from torchtailor.verify.compare import CaseVerdict
 from torchtailor.verify.measures import Figure, ratios
 
 RIGHT = ("tailored", "recompressed")
@@ -101,8 +101,8 @@ def _suite(found: Mapping[str, Any]) -> Iterator[str]:
         row: list[object] = [library]
         for cut in present:
             counts = found[f"compare_{cut}"]["libraries"].get(library, {})
-            row += [counts.get(verdict.value, 0) for verdict in (Verdict.IDENTICAL, Verdict.CLOSE)]
-            row.append(sum(counts.get(verdict.value, 0) for verdict in Verdict if verdict.bad))
+            row += [counts.get(verdict.value, 0) for verdict in (CaseVerdict.IDENTICAL, CaseVerdict.CLOSE)]
+            row.append(sum(counts.get(verdict.value, 0) for verdict in CaseVerdict if verdict.bad))
         rows.append(row)
     head = ["library", *(f"{cut}: {word}" for cut in present for word in ("identical", "close", "wrong"))]
     yield ""

@@ -24,15 +24,15 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring, or say how to reinstall what cannot be restored."),
-    "verify": Command("verify", "Prove an artifact: its GPU code, host code, files, import, and results on the GPU."),
+    "verify": Command("verify", "Check an artifact: its GPU code, host code, files, import, and results on the GPU."),
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
     "history": Command("history", "Show every attempt to build."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
-    "doctor": Command("doctor", "Say why torch does not run on this machine, and the command that mends it."),
-    "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
+    "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),
+    "diagnose": Command("diagnose", "Name the cause of a failed build, and the fix, from its log."),
 }
 
 HELP_OPTIONS = ("-h", "--help")

@@ -29,7 +29,7 @@ _STEP = 16 << 20
 _UNDEFINED = 0
 
 
-class Origin:
+class FunctionOrigin:
     """How the bounds of a function are known (stored as one byte per function)."""
 
     SYMBOL = 0
@@ -229,7 +229,7 @@ class CodeImage:
             np.concatenate([*(row.records["address"] for row in rows), frame_starts]).astype(np.int64),
             np.concatenate([*(row.records["size"] for row in rows), frame_sizes]).astype(np.int64),
             (
-                np.repeat(np.array([Origin.SYMBOL, Origin.FRAME], np.uint8), [sum(counts), frames]),
+                np.repeat(np.array([FunctionOrigin.SYMBOL, FunctionOrigin.FRAME], np.uint8), [sum(counts), frames]),
                 np.repeat(np.array([1, 2, 0], np.uint8), [*counts, frames]),
                 np.concatenate([*(row.records["name"] for row in rows), blank]).astype(np.uint32),
                 np.concatenate([*(row.files for row in rows), blank]).astype(np.uint32),
@@ -322,7 +322,7 @@ def _table(
         gap_ends = np.concatenate((first, [section.memory_end])).astype(np.int64)
         gaps = gap_starts < gap_ends
         blanks = [np.zeros(int(gaps.sum()), column.dtype) for column in rest]
-        blanks[0] += Origin.GAP
+        blanks[0] += FunctionOrigin.GAP
         parts.append(
             [
                 np.concatenate((first, gap_starts[gaps])),

@@ -13,7 +13,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.nix import need_tool, run_nix
-from torchtailor.recipes.nixerrors import Cause, explain
+from torchtailor.recipes.nixerrors import HASH_MISMATCH, explain
 from torchtailor.recipes.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
 from torchtailor.recipes.recipe import PinUse, Recipe
 from torchtailor.recipes.render import rerender
@@ -109,7 +109,7 @@ def to_sri(text: str) -> str:
 
 def _got(code: int, errors: str, what: str) -> str:
     failure = explain(errors)
-    if failure.cause is not Cause.HASH_MISMATCH or not failure.got:
+    if failure.cause != HASH_MISMATCH or not failure.got:
         if code == 0:
             raise BuildFailedError(
                 f"{what} was fetched although its hash is a placeholder.", "Check that the Nix store is writable."

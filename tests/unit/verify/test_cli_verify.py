@@ -22,7 +22,7 @@ def test_everything_passes(stock: Path, capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().out
     assert "Level 1: static" in said
     assert "pass  GPU code for sm90: libtorch_cuda.so: native" in said
-    assert "n/a   import torch: a wheel alone lacks what it depends on" in said
+    assert "n/a   import torch: a wheel alone lacks its dependencies" in said
     assert "0 failed" in said
 
 

@@ -37,7 +37,7 @@ class BuildStoppedError(BuildFailedError):
         finding = diagnosis.finding
         where = f"{stage} at {percent:.0f} %" if percent is not None else stage
         if finding:
-            cause, mend = finding.cause, finding.mend
+            cause, mend = finding.cause, finding.fix
         elif code < 0:
             cause, mend = (
                 f"The command was ended by signal {-code}.",

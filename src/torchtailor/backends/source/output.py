@@ -140,21 +140,18 @@ class Output:
 
     def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, object]:
         """GPU code, host code and files; import and the CPU's op suite too, where all it needs and its CPU are here."""
-        from torchtailor.artifact.artifact import open_artifact
-        from torchtailor.verify.levels import running_checks
-        from torchtailor.verify.result import Level
-        from torchtailor.verify.static.expect import expectation
-        from torchtailor.verify.static.verify import verify_static
+        from torchtailor.verify import Level, verify
 
-        artifact = open_artifact(wheels)
-        gpus = (variant.gpu.capability,) if variant.gpu else ()
-        expected = expectation(artifact, self.catalog, gpus=gpus, isa=variant.isa.name)
-        checks = list(verify_static(artifact, expected, self.catalog).checks)
-        if whole and runs_here(variant):
-            levels = frozenset({Level.STATIC, Level.IMPORT})
-            python = find_base_python(variant.python)
-            checks += running_checks(artifact, expected, self.catalog, levels, python=python, asked=True)
-        failed = [check for check in checks if check.outcome.value == "fail"]
+        runs = whole and runs_here(variant)
+        report = verify(
+            wheels,
+            gpus=(variant.gpu.capability,) if variant.gpu else (),
+            cpu=variant.isa.name,
+            level=Level.IMPORT if runs else Level.STATIC,
+            python=find_base_python(variant.python) if runs else None,
+            catalog=self.catalog,
+        )
+        checks, failed = report.checks, report.failures
         if failed:
             told = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
             raise CheckFailedError(

@@ -16,7 +16,7 @@ from torchtailor.gpucode.scan import LibraryCode, Reference, scan_source
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class CodeCoverage:
     """How many of stock's images the GPU needs, and how many of them the artifact lacks."""
 
     library: str
@@ -25,7 +25,7 @@ class Coverage:
     lost_kernels: tuple[str, ...]
 
 
-def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) -> Coverage | None:
+def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) -> CodeCoverage | None:
     """Compare by content; without a policy every image of stock counts. None where stock has no GPU code."""
     with open_source(stock) as before, open_source(artifact) as after:
         old, new = scan_source(before), scan_source(after)
@@ -35,10 +35,10 @@ def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) 
         there = [image for found in new.containers for image in found.images]
         lost = _missing(before, wanted, after, there)
         if not lost:
-            return Coverage(name, len(wanted), 0, ())
+            return CodeCoverage(name, len(wanted), 0, ())
         usable = [image for image in there if policy is None or policy.usable((image,))]
         gone = _kernels(before, lost) - _kernels(after, usable)
-        return Coverage(name, len(wanted), len(lost), tuple(sorted(gone)))
+        return CodeCoverage(name, len(wanted), len(lost), tuple(sorted(gone)))
 
 
 def _needed(code: LibraryCode, policy: Policy | None) -> list[Image]:

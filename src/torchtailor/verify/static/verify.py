@@ -1,4 +1,4 @@
-"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and figures."""
+"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and facts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
 from torchtailor.catalog import Catalog, TorchArch
-from torchtailor.errors import BadInputError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.licences import maker_of
+from torchtailor.verify.progress import VerifyProgress
 from torchtailor.verify.result import Check
-from torchtailor.verify.static.coverage import Coverage, compare_code
+from torchtailor.verify.static.coverage import CodeCoverage, compare_code
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
-from torchtailor.verify.static.figures import figures
+from torchtailor.verify.static.facts import artifact_facts
 from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
-from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries, read_library
+from torchtailor.verify.static.read import LibraryFacts, read_libraries, read_library, read_safely
 
 
 @dataclass(frozen=True)
 class StaticProof:
-    """What level 1 found: the lines, and the figures that the report draws."""
+    """What level 1 found: the lines, and the facts that the report draws."""
 
     checks: tuple[Check, ...]
     facts: dict[str, Any]
@@ -42,7 +42,7 @@ def verify_static(
     catalog: Catalog,
     *,
     stock: Artifact | None = None,
-    progress: Progress | None = None,
+    progress: VerifyProgress | None = None,
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
@@ -58,14 +58,14 @@ def verify_static(
     stock_libraries = comparison.all_of_stock() if comparison else ()
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
-        *fit_checks(libraries, expected.gpus, catalog, reports),
-        *foreign_checks(artifact, libraries, catalog),
+        *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
+        *foreign_checks(artifact, libraries, expected.gpus, catalog),
         *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
         *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
     ]
-    facts = figures(artifact, libraries, expected, stock, stock_libraries)
+    facts = artifact_facts(artifact, libraries, expected, stock, stock_libraries)
     facts["seconds"] = round(time.perf_counter() - started, 3)
     return StaticProof(tuple(checks), facts)
 
@@ -77,7 +77,7 @@ class _Comparison:
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
         self._catalog = catalog
-        self.coverages: list[Coverage] = []
+        self.coverages: list[CodeCoverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
         self.same_code: set[str] = set()
@@ -107,11 +107,7 @@ class _Comparison:
         """Every library of stock; those that the artifact does not have are read now."""
         for name, library in self._stock.items():
             if name not in self.stock_facts:
-                try:
-                    with unpacked(library) as file:
-                        self.stock_facts[name] = read_library(library, file, host_code=False)
-                except BadInputError as error:
-                    self.stock_facts[name] = LibraryFacts(library, problem=error.message)
+                self.stock_facts[name] = read_safely(library, host_code=False)
         return tuple(self.stock_facts.values())
 
     def named(self, facts: LibraryFacts) -> LibraryFacts:

@@ -35,7 +35,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*BUILD, "--source", "no/such/thing"], ExitCode.USAGE, "is no source"),
         (["build", f"cpu-{ISA}", "--set", "USE_X=1"], ExitCode.USAGE, "Add --via source"),
         (["diagnose"], ExitCode.USAGE, "Which log?"),
-        (["diagnose", "--last"], ExitCode.NO_MATCH, "No attempt has left a log"),
+        (["diagnose", "--last"], ExitCode.NO_MATCH, "No build has left a log"),
         (["diagnose", "a.log", "--last"], ExitCode.USAGE, "Which log?"),
     ],
 )

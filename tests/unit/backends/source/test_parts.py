@@ -240,8 +240,8 @@ def test_a_ledger_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     assert (last.log, last.percent, last.failure) == ("/l", 12.5, "disk-full")
 
 
-def test_mends_of_the_catalogue_are_mappings() -> None:
-    from torchtailor.failures.failures import load_failures
+def test_automatic_fixes_of_the_catalogue_are_mappings() -> None:
+    from torchtailor.failures import load_failures
 
     for failure in load_failures():
         if failure.auto:

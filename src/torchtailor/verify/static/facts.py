@@ -1,18 +1,19 @@
-"""The figures of an artifact: sizes per library and architecture, before and after; all that the report draws."""
+"""The facts of an artifact: sizes per library and architecture, before and after, and how it was made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.verify.static.cuts import cut_records
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 
 HOST = "host"  # everything in a library that is not GPU code
 
 
-def figures(
+def artifact_facts(
     artifact: Artifact,
     libraries: Sequence[LibraryFacts],
     expected: Expectation,
@@ -35,7 +36,7 @@ def figures(
         "stock": _stock(artifact, stock),
         "expected": {
             "variant": expected.name,
-            "said_by": expected.said_by,
+            "from": expected.source,
             "gpus": [str(gpu) for gpu in expected.gpus],
             "isa": expected.isa.name if expected.isa else "",
             "arch": expected.arch,
@@ -60,19 +61,14 @@ def _row(facts: LibraryFacts) -> dict[str, Any]:
 
 
 def _from_manifests(artifact: Artifact) -> dict[str, dict[str, Any]]:
-    """What the libraries were before they were cut, as far as their manifests say it."""
+    """What the libraries were before they were cut, as far as their manifests record it."""
     found = {}
-    for manifest in artifact.tailored.values():
-        for row in manifest.get("libraries", ()):
-            tallies = [*row.get("kept", {}).items(), *row.get("dropped", {}).items()]
-            codes: dict[str, int] = {}
-            for label, tally in tallies:
-                codes[label] = codes.get(label, 0) + int(tally["stored"])
-            size = int(row["size_before"])
-            path = installed_path(str(row["path"]))
-            if codes or (size != row.get("size_after") and not row.get("gpu_before")):
-                rest = max(size - sum(codes.values()), 0)
-                found[path] = {"name": path, "owner": "", "size": size, "bytes": {HOST: rest, **codes}}
+    for record in cut_records(artifact):
+        codes, row = record.bytes_before, record.row
+        size = int(row["size_before"])
+        if codes or (size != row.get("size_after") and not row.get("gpu_before")):
+            rest = max(size - sum(codes.values()), 0)
+            found[record.library] = {"name": record.library, "owner": "", "size": size, "bytes": {HOST: rest, **codes}}
     return found
 
 
@@ -86,7 +82,7 @@ def _stock(artifact: Artifact, stock: Artifact | None) -> dict[str, Any] | None:
 
 
 def _made(artifact: Artifact) -> dict[str, Any]:
-    """What was built and from what, as the manifests say."""
+    """What was built and from what, from the manifests."""
     if artifact.manifest:
         wheels = [
             {

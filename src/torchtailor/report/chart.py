@@ -1,4 +1,4 @@
-"""The figures that are drawn, from the facts of a report: bytes per library and architecture, before and after."""
+"""The chart of a report, from its facts: bytes per library and architecture, before and after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HOST = "host"
+from torchtailor.verify.static.facts import HOST
+
 OTHERS = "other architectures"
 _LIBRARIES = 14
 _LABELS = 9
@@ -30,7 +31,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LibraryRow:
     """One library: what it is now, and what it was where that is known."""
 
     name: str
@@ -46,7 +47,7 @@ class Row:
 class Chart:
     """All rows, their labels in the order in which they are drawn, and totals."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LibraryRow, ...]
     labels: tuple[str, ...]
     now: Bytes
     before: Bytes | None  # None where not one library's past is known
@@ -71,7 +72,7 @@ def chart(facts: Mapping[str, Any]) -> Chart:
     elif rest:
         name = f"{len(rest)} smaller libraries"
         shown.append(
-            Row(name, _sum([r.now for r in rest]), _sum([r.before for r in rest if r.before]) if known else None)
+            LibraryRow(name, _sum([r.now for r in rest]), _sum([r.before for r in rest if r.before]) if known else None)
         )
     return Chart(
         tuple(shown),
@@ -81,12 +82,12 @@ def chart(facts: Mapping[str, Any]) -> Chart:
     )
 
 
-def _row(library: Mapping[str, Any]) -> Row:
+def _row(library: Mapping[str, Any]) -> LibraryRow:
     before = library.get("before")
-    return Row(library["name"], Bytes(library["bytes"]), Bytes(before["bytes"]) if before else None)
+    return LibraryRow(library["name"], Bytes(library["bytes"]), Bytes(before["bytes"]) if before else None)
 
 
-def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
+def _labels(rows: Sequence[LibraryRow]) -> tuple[str, ...]:
     """Host code first, then architectures by name; the smallest of many share one label."""
     sizes: Counter[str] = Counter()
     for row in rows:
@@ -105,11 +106,11 @@ def _order(label: str) -> tuple[str, int, str]:
     return ({"sm": "0", "compute": "1"}.get(kind, "2"), int(digits or 0), label)
 
 
-def _folded(row: Row, labels: Sequence[str], *, known: bool) -> Row:
+def _folded(row: LibraryRow, labels: Sequence[str], *, known: bool) -> LibraryRow:
     now = _fold(row.now, labels)
     # a library whose past nobody wrote down was not touched
     before = _fold(row.before or row.now, labels) if known else None
-    return Row(row.name, now, before)
+    return LibraryRow(row.name, now, before)
 
 
 def _fold(size: Bytes, labels: Sequence[str]) -> Bytes:

@@ -1,4 +1,4 @@
-"""Why torch does not run on this machine, and the command that mends it.
+"""Why torch does not run on a machine, and the command that fixes it.
 
 The facts come first: the machine, the torch in the environment and the GPU code in its libraries. A message says which
 of the facts matter, and what the facts alone do not show.
@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, Dotted, DriverFit, Fit, Suffix
-from torchtailor.doctor.fixes import Mend, Mends
-from torchtailor.doctor.symptoms import Symptom, Trouble, read_symptoms
+from torchtailor.doctor.fixes import Fix, Fixes
+from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
+from torchtailor.gpucode.torch_code import suitable_gpus
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
 from torchtailor.recommend.drivers import DriverVerdict, judge_driver
-from torchtailor.verify.gpu_presence import suitable_gpus
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    """A machine, the torch that is on it, and what was seen of the trouble."""
+class TorchEnvironment:
+    """A machine, the torch that is on it, and the message that was seen."""
 
     host: Host
     torch: InstalledTorch | None
-    environment: str | None = None  # as the user would write it in a command
+    place: str | None = None  # of the environment, as the user would write it in a command
     message: str = ""
     cut_for: tuple[str, ...] = ()  # the GPUs that torchtailor cut this torch for
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
@@ -48,15 +47,15 @@ class Patient:
 class Problem:
     """One thing that is wrong: what, why, and what to do, the best first."""
 
-    trouble: Trouble
+    kind: ProblemKind
     cause: str
-    mends: tuple[Mend, ...]
+    fixes: tuple[Fix, ...]
     seen: str = ""  # the message it explains
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What the doctor says."""
+class DoctorReport:
+    """The problems that were found, and what is in order."""
 
     machine: str
     torch: str
@@ -69,37 +68,37 @@ class Finding:
         return not self.problems and not self.unexplained
 
 
-def examine(patient: Patient, catalog: Catalog) -> Finding:
+def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     """All problems that the facts and the message show."""
-    symptoms = read_symptoms(patient.message)
-    patient = _as_told(patient, symptoms)
-    problems = list(_Examination(patient, catalog, symptoms).problems())
-    seen = {symptom.trouble: symptom.text for symptom in symptoms}
-    problems = [replace(problem, seen=_seen(problem.trouble, seen)) for problem in problems]
+    symptoms = read_symptoms(environment.message)
+    environment = _of_message(environment, symptoms)
+    problems = list(_Examination(environment, catalog, symptoms).problems())
+    seen = {symptom.kind: symptom.text for symptom in symptoms}
+    problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
-    explained = {problem.trouble for problem in problems} | {Trouble.NOT_LISTED}
-    left = [symptom.text for symptom in symptoms if symptom.trouble not in explained] if not problems else []
-    if patient.message.strip() and not symptoms:
-        left = [patient.message.strip().splitlines()[-1][:300]]
-    healthy = () if problems else tuple(_healthy(patient, catalog, warned=Trouble.NOT_LISTED in seen))
-    return Finding(_machine(patient.host), _torch(patient), tuple(problems), healthy, tuple(left))
+    explained = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
+    left = [symptom.text for symptom in symptoms if symptom.kind not in explained] if not problems else []
+    if environment.message.strip() and not symptoms:
+        left = [environment.message.strip().splitlines()[-1][:300]]
+    healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
+    return DoctorReport(_machine(environment.host), _torch(environment), tuple(problems), healthy, tuple(left))
 
 
 class _Examination:
-    """Looks at one patient."""
+    """Looks at one environment."""
 
-    def __init__(self, patient: Patient, catalog: Catalog, symptoms: Sequence[Symptom]) -> None:
-        self._patient = patient
-        self._host = patient.host
+    def __init__(self, environment: TorchEnvironment, catalog: Catalog, symptoms: Sequence[Symptom]) -> None:
+        self._environment = environment
+        self._host = environment.host
         self._catalog = catalog
-        self._symptoms = {symptom.trouble: symptom for symptom in symptoms}
-        self._mends = Mends(catalog, patient.host, patient.torch, patient.environment)
+        self._symptoms = {symptom.kind: symptom for symptom in symptoms}
+        self._fixes = Fixes(catalog, environment.host, environment.torch, environment.place)
 
     def problems(self) -> Iterator[Problem]:
-        torch = self._patient.torch
+        torch = self._environment.torch
         if torch is None:
-            where = self._patient.environment or "this machine's Python"
-            yield Problem(Trouble.NO_TORCH, f"There is no torch in {where}.", self._mends.install())
+            where = self._environment.place or "this machine's Python"
+            yield Problem(ProblemKind.NO_TORCH, f"There is no torch in {where}.", self._fixes.install())
             return
         yield from self._loading(torch)
         if torch.cuda is None:
@@ -112,24 +111,24 @@ class _Examination:
             yield from self._device(device, torch)
 
     def _loading(self, torch: InstalledTorch) -> Iterator[Problem]:
-        """Troubles that only a message can show: they come before anything of the GPU."""
-        if Trouble.INSTRUCTION in self._symptoms:
+        """Problems that only a message can show: they come before anything of the GPU."""
+        if ProblemKind.INSTRUCTION in self._symptoms:
             yield self._instruction(torch)
-        if Trouble.LIBC in self._symptoms or self._old_libc():
+        if ProblemKind.LIBC in self._symptoms or self._old_libc():
             libc = f"{self._host.system.libc} {self._host.system.libc_version or ''}".strip()
             cause = f"Official wheels need glibc 2.28 or newer, and this system has {libc}."
-            yield Problem(Trouble.LIBC, cause, self._mends.newer_system())
-        if (missing := self._symptoms.get(Trouble.LIBRARY)) is not None:
-            cause = f"torch {torch.version} needs {missing.library}, and it is not where torch looks for it."
-            yield Problem(Trouble.LIBRARY, cause, self._mends.reinstall())
-        if (mixed := self._symptoms.get(Trouble.MIXED_LIBRARIES)) is not None:
+            yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
+        if (missing := self._symptoms.get(ProblemKind.LIBRARY)) is not None:
+            cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
+            yield Problem(ProblemKind.LIBRARY, cause, self._fixes.reinstall())
+        if (mixed := self._symptoms.get(ProblemKind.MIXED_LIBRARIES)) is not None:
             which = f" ({mixed.library})" if mixed.library else ""
             cause = f"A library of another CUDA{which} is found before the one that torch {torch.version} came with."
-            yield Problem(Trouble.MIXED_LIBRARIES, cause, self._mends.clean_path())
-        for trouble in (Trouble.BAD_VERSION, Trouble.OTHER_ARCH):
-            if trouble in self._symptoms:
-                what = "is cut short" if trouble is Trouble.BAD_VERSION else f"is not for {self._host.cpu.arch}"
-                yield Problem(trouble, f"A library of torch {torch.version} {what}.", self._mends.reinstall())
+            yield Problem(ProblemKind.MIXED_LIBRARIES, cause, self._fixes.clean_path())
+        for kind in (ProblemKind.DAMAGED, ProblemKind.OTHER_ARCH):
+            if kind in self._symptoms:
+                what = "is truncated" if kind is ProblemKind.DAMAGED else f"is not for {self._host.cpu.arch}"
+                yield Problem(kind, f"A library of torch {torch.version} {what}.", self._fixes.reinstall())
 
     def _old_libc(self) -> bool:
         system = self._host.system
@@ -143,66 +142,66 @@ class _Examination:
         cpu = self._host.cpu
         runs = [isa for isa in self._catalog.isas.values() if isa.arch == cpu.arch and isa.runs_on(cpu.flags)]
         lacks = [isa for isa in self._catalog.isas.values() if isa.arch == cpu.arch and not isa.runs_on(cpu.flags)]
-        told = (
+        runs_text = (
             f"it runs {', '.join(isa.label for isa in runs)}" if runs else "it runs none of the known instruction sets"
         )
         without = f" and not {', '.join(isa.label for isa in lacks)}" if lacks else ""
         cause = (
             f"torch {torch.version}, or a library beside it, uses instructions that this CPU ({cpu.name}) does not "
-            f"have: {told}{without}."
+            f"have: {runs_text}{without}."
         )
-        return Problem(Trouble.INSTRUCTION, cause, self._mends.other_isa())
+        return Problem(ProblemKind.INSTRUCTION, cause, self._fixes.other_isa())
 
     def _cpu_build(self, torch: InstalledTorch) -> Iterator[Problem]:
-        if self._host.gpus or Trouble.CPU_BUILD in self._symptoms:
+        if self._host.gpus or ProblemKind.CPU_BUILD in self._symptoms:
             names = ", ".join(dict.fromkeys(gpu.name for gpu in self._host.gpus)) or "the GPU"
             cause = f"torch {torch.version} was built without CUDA, so it cannot use {names}."
-            yield Problem(Trouble.CPU_BUILD, cause, self._mends.install())
+            yield Problem(ProblemKind.CPU_BUILD, cause, self._fixes.install())
 
     def _no_gpu(self) -> Iterator[Problem]:
         hidden = [gpu.label for gpu in self._host.gpus if not gpu.visible]
         notes = [note.text for note in self._host.notes if note.topic not in ("cpu-limit", "failed")]
         if hidden:
             cause = f"CUDA_VISIBLE_DEVICES={self._host.cuda_visible_devices} hides {', '.join(hidden)}."
-            yield Problem(Trouble.NO_GPU, cause, self._mends.unhide())
+            yield Problem(ProblemKind.NO_GPU, cause, self._fixes.unhide())
         elif self._host.gpus:
             cause = f"The compute capability of {self._host.gpus[0].name} is not known."
-            yield Problem(Trouble.NO_GPU, cause, self._mends.driver(None))
+            yield Problem(ProblemKind.NO_GPU, cause, self._fixes.driver(None))
         elif self._host.driver is None:
             cause = " ".join(["No NVIDIA driver answers on this machine.", *notes])
-            yield Problem(Trouble.NO_DRIVER, cause, self._mends.no_driver())
+            yield Problem(ProblemKind.NO_DRIVER, cause, self._fixes.no_driver())
         else:
             cause = " ".join([f"Driver {self._host.driver.version} answers, but shows no GPU.", *notes])
-            yield Problem(Trouble.NO_GPU, cause, self._mends.no_driver())
+            yield Problem(ProblemKind.NO_GPU, cause, self._fixes.no_driver())
 
     def _device(self, device: GpuDevice, torch: InstalledTorch) -> Iterator[Problem]:
         assert device.compute is not None
         verdict = self._driver(device, torch)
-        codes = self._patient.codes
+        codes = self._environment.codes
         best = _best(self._catalog, self._host, device.compute, codes)
         if codes and best is None:
-            yield self._no_code(device, torch, codes, verdict)  # no driver mends that
+            yield self._no_code(device, torch, codes, verdict)  # no driver fixes that
             return
         yield from self._driver_problem(torch, verdict)
         if best is None:
             return
         if best.kind is CodeKind.PTX and verdict is not None and verdict.fit is DriverFit.MINOR:
             cause = (
-                f"For {_named(device)} this torch has nothing but PTX ({best}) made by CUDA {torch.cuda}, and "
+                f"For {_named(device)} this torch has nothing but PTX ({best}) of CUDA {torch.cuda}, and "
                 f"driver {self._host.driver.version if self._host.driver else ''} is older than that CUDA: it cannot "
                 "compile it."
             )
-            yield Problem(Trouble.PTX_REFUSED, cause, self._mends.driver(verdict))
-        elif Trouble.NO_CODE in self._symptoms:
+            yield Problem(ProblemKind.PTX_REFUSED, cause, self._fixes.driver(verdict))
+        elif ProblemKind.NO_CODE in self._symptoms:
             yield from self._other_libraries(device, best)
 
     def _driver_problem(self, torch: InstalledTorch, verdict: DriverVerdict | None) -> Iterator[Problem]:
         if verdict is not None and not verdict.fit.runs:
-            yield Problem(Trouble.DRIVER, verdict.text, self._mends.driver(verdict))
-        elif (told := self._symptoms.get(Trouble.DRIVER)) is not None:
-            found = f" (it is made for CUDA {told.driver_cuda})" if told.driver_cuda else ""
-            cause = f"The driver{found} is too old for CUDA {torch.cuda}, with which torch {torch.version} was made."
-            yield Problem(Trouble.DRIVER, cause, self._mends.driver(verdict))
+            yield Problem(ProblemKind.DRIVER, verdict.text, self._fixes.driver(verdict))
+        elif (message := self._symptoms.get(ProblemKind.DRIVER)) is not None:
+            found = f" (made for CUDA {message.driver_cuda})" if message.driver_cuda else ""
+            cause = f"The driver{found} is too old for CUDA {torch.cuda}, which torch {torch.version} was built with."
+            yield Problem(ProblemKind.DRIVER, cause, self._fixes.driver(verdict))
 
     def _driver(self, device: GpuDevice, torch: InstalledTorch) -> DriverVerdict | None:
         build = self._build(torch)
@@ -233,22 +232,22 @@ class _Examination:
         )
         if verdict is not None and not verdict.fit.runs:
             cause += f" {verdict.text}"
-        if self._patient.cut_for:
-            cause += f" It was cut by torchtailor for {', '.join(self._patient.cut_for)}."
-            return Problem(Trouble.NO_CODE, cause, (self._mends.restore(), *self._mends.install(device)))
-        return Problem(Trouble.NO_CODE, cause, self._mends.install(device))
+        if self._environment.cut_for:
+            cause += f" It was cut by torchtailor for {', '.join(self._environment.cut_for)}."
+            return Problem(ProblemKind.NO_CODE, cause, (self._fixes.restore(), *self._fixes.install(device)))
+        return Problem(ProblemKind.NO_CODE, cause, self._fixes.install(device))
 
     def _other_libraries(self, device: GpuDevice, best: CodeTarget) -> Iterator[Problem]:
         fine = f"torch itself has {best} for {_named(device)}"
-        if self._patient.others:
-            named = "; ".join(f"{name} ({code})" for name, code in self._patient.others[:4])
+        if self._environment.others:
+            named = "; ".join(f"{name} ({code})" for name, code in self._environment.others[:4])
             cause = f"{fine}, but other libraries hold nothing that it runs: {named}."
         else:
             cause = (
                 f"{fine}, so the message comes from another library: an extension (flash-attn, xformers, "
                 "bitsandbytes, one of your own) that was compiled for other GPUs."
             )
-        yield Problem(Trouble.NO_CODE, cause, self._mends.extension(device))
+        yield Problem(ProblemKind.NO_CODE, cause, self._fixes.extension(device))
 
 
 def _best(catalog: Catalog, host: Host, device: Capability, codes: Sequence[CodeTarget]) -> CodeTarget | None:
@@ -259,13 +258,13 @@ def _best(catalog: Catalog, host: Host, device: Capability, codes: Sequence[Code
     return found or catalog.rules.best(device, codes, unified_tegra=unified)
 
 
-def _as_told(patient: Patient, symptoms: Sequence[Symptom]) -> Patient:
-    """A message about a GPU that this machine does not have is about another machine's: take it as told."""
-    told = next((symptom for symptom in symptoms if symptom.capability), None)
-    if told is None or any(gpu.compute == told.capability for gpu in patient.host.gpus):
-        return patient
-    device = GpuDevice(index=0, name=told.gpu or "The GPU of the message", capability=str(told.capability))
-    return replace(patient, host=msgspec.structs.replace(patient.host, gpus=(device,)))
+def _of_message(environment: TorchEnvironment, symptoms: Sequence[Symptom]) -> TorchEnvironment:
+    """The environment with the GPU that a message names: one that this machine does not have is another machine's."""
+    named = next((symptom for symptom in symptoms if symptom.capability), None)
+    if named is None or any(gpu.compute == named.capability for gpu in environment.host.gpus):
+        return environment
+    device = GpuDevice(index=0, name=named.gpu or "The GPU of the message", capability=str(named.capability))
+    return replace(environment, host=msgspec.structs.replace(environment.host, gpus=(device,)))
 
 
 def _named(device: GpuDevice) -> str:
@@ -278,8 +277,8 @@ def _machine(host: Host) -> str:
     return machine_line(host)
 
 
-def _torch(patient: Patient) -> str:
-    torch = patient.torch
+def _torch(environment: TorchEnvironment) -> str:
+    torch = environment.torch
     if torch is None:
         return "none"
     cuda = f"CUDA {torch.cuda}" if torch.cuda else "without CUDA"
@@ -287,45 +286,32 @@ def _torch(patient: Patient) -> str:
     return f"{torch.version} ({cuda}) in {torch.path}{code}"
 
 
-def _seen(trouble: Trouble, seen: Mapping[Trouble, str]) -> str:
-    """The message that a trouble explains; missing code also stands behind torch's warning and an old driver's."""
-    others = (Trouble.NOT_LISTED, Trouble.DRIVER) if trouble is Trouble.NO_CODE else ()
-    return next((seen[one] for one in (trouble, *others) if one in seen), "")
+def _seen(kind: ProblemKind, seen: Mapping[ProblemKind, str]) -> str:
+    """The message that a problem explains; missing code also explains torch's warning and an old driver's."""
+    others = (ProblemKind.NOT_LISTED, ProblemKind.DRIVER) if kind is ProblemKind.NO_CODE else ()
+    return next((seen[one] for one in (kind, *others) if one in seen), "")
 
 
-def _healthy(patient: Patient, catalog: Catalog, *, warned: bool) -> Iterator[str]:
-    """What was looked at and is in order."""
-    torch = patient.torch
+def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -> Iterator[str]:
+    """What was checked and is in order."""
+    torch = environment.torch
     if torch is None:
         return
     if torch.cuda is None:
         yield f"torch {torch.version} is built for the CPU, and there is no GPU that it should use."
         return
-    for device in patient.host.visible_gpus:
+    for device in environment.host.visible_gpus:
         if device.compute is None:
             continue
-        best = _best(catalog, patient.host, device.compute, patient.codes)
+        best = _best(catalog, environment.host, device.compute, environment.codes)
         if best is not None:
             if warned:
                 yield (
-                    "That message is a warning and does no harm: torch compares names, and its list does not have "
-                    f"sm_{device.compute.number}."
+                    "That message is only a warning: torch compares names, and its list does not have "
+                    f"sm_{device.compute.number}, but it holds code that runs."
                 )
             fit = catalog.rules.fit(device.compute, best)
             how = {Fit.NATIVE: "natively", Fit.COMPATIBLE: "by compatibility", Fit.JIT: "after compiling it once"}[fit]
             yield f"{_named(device)} runs torch's {best} code {how}."
-    if patient.host.driver is not None:
-        yield f"Driver {patient.host.driver.version} runs CUDA {torch.cuda}."
-
-
-def cut_for(torch: Path) -> tuple[str, ...]:
-    """The GPUs that torchtailor cut an installed torch for, from the manifest it left."""
-    from torchtailor.wheels.distribution import MANIFEST
-
-    for place in (*torch.parent.glob(f"torch-*.dist-info/{MANIFEST}"), torch.parent / MANIFEST):
-        try:
-            document = msgspec.json.decode(place.read_bytes())
-            return tuple(str(Capability.parse(gpu)) for gpu in document["target"]["gpus"])
-        except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
-            continue
-    return ()
+    if environment.host.driver is not None:
+        yield f"Driver {environment.host.driver.version} runs CUDA {torch.cuda}."

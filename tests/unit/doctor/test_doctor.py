@@ -9,9 +9,10 @@ import pytest
 
 from tests import machines
 from torchtailor.cli import main
-from torchtailor.doctor.doctor import Finding, Patient, examine
-from torchtailor.doctor.symptoms import Trouble, read_symptoms
+from torchtailor.doctor.examine import DoctorReport, TorchEnvironment, examine
+from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
 from torchtailor.errors import ExitCode
+from torchtailor.failures import FailureTable, load_table
 from torchtailor.host.model import InstalledTorch
 from torchtailor.host.store import dumps
 
@@ -37,12 +38,12 @@ FOR_80 = torch(codes=("sm_80",))
 
 @dataclass(frozen=True)
 class Row:
-    """A machine with a torch and perhaps a message: the first trouble, words of its cause, a command that mends it."""
+    """A machine with a torch and perhaps a message: the first problem, words of its cause, a command that fixes it."""
 
     machine: str
     torch: InstalledTorch | None
     message: str
-    trouble: Trouble | None
+    kind: ProblemKind | None
     says: str
     command: str = ""
 
@@ -53,7 +54,7 @@ TABLE = (
         "rtx-5090",
         OLD,
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-        Trouble.NO_CODE,
+        ProblemKind.NO_CODE,
         "holds no code that NVIDIA GeForce RTX 5090 (12.0) runs: it holds sm_50",
         "torchtailor install pytorch213-python313-cuda12_9-sm120",
     ),
@@ -61,7 +62,7 @@ TABLE = (
         "dgx-spark",
         OLD,
         "NVIDIA GB10 with CUDA capability sm_121 is not compatible with the current PyTorch installation.",
-        Trouble.NO_CODE,
+        ProblemKind.NO_CODE,
         "NVIDIA GB10 (12.1)",
         "sm121",
     ),
@@ -69,7 +70,7 @@ TABLE = (
         "h200-driver-550",
         NEW,
         "CUDA driver version is insufficient for CUDA runtime version",
-        Trouble.DRIVER,
+        ProblemKind.DRIVER,
         "CUDA 13 needs driver 580.65.06 or newer; this one is 550.",
         "cuda12_",
     ),
@@ -77,25 +78,25 @@ TABLE = (
         "sandy-bridge",
         CPU,
         "Illegal instruction (core dumped)",
-        Trouble.INSTRUCTION,
+        ProblemKind.INSTRUCTION,
         "it runs AVX and not AVX2",
         "cpu-avx",
     ),
     # facts without a message
-    Row("h200-driver-580", FOR_80, "", Trouble.NO_CODE, "which runs on 8.0 (Ampere: A100", "sm90"),
-    Row("v100", NEW, "", Trouble.NO_CODE, "CUDA 13 needs driver 580.65.06", "cuda12_6-sm70"),
-    Row("h100-driver-580", CPU, "", Trouble.CPU_BUILD, "built without CUDA", "sm90"),
-    Row("no-driver", NEW, "", Trouble.NO_DRIVER, "No NVIDIA driver answers", "nvidia-smi"),
-    Row("docker-without-gpu", NEW, "", Trouble.NO_GPU, "answers, but shows no GPU", "--gpus all"),
-    Row("h100-driver-580", None, "", Trouble.NO_TORCH, "There is no torch", "sm90"),
-    Row("alpine", CPU, "", Trouble.LIBC, "this system has musl", "--via source"),
-    Row("centos7-v100", OLD, "", Trouble.LIBC, "this system has glibc 2.17", "--via source"),
+    Row("h200-driver-580", FOR_80, "", ProblemKind.NO_CODE, "which runs on 8.0 (Ampere: A100", "sm90"),
+    Row("v100", NEW, "", ProblemKind.NO_CODE, "CUDA 13 needs driver 580.65.06", "cuda12_6-sm70"),
+    Row("h100-driver-580", CPU, "", ProblemKind.CPU_BUILD, "built without CUDA", "sm90"),
+    Row("no-driver", NEW, "", ProblemKind.NO_DRIVER, "No NVIDIA driver answers", "nvidia-smi"),
+    Row("docker-without-gpu", NEW, "", ProblemKind.NO_GPU, "answers, but shows no GPU", "--gpus all"),
+    Row("h100-driver-580", None, "", ProblemKind.NO_TORCH, "There is no torch", "sm90"),
+    Row("alpine", CPU, "", ProblemKind.LIBC, "this system has musl", "--via source"),
+    Row("centos7-v100", OLD, "", ProblemKind.LIBC, "this system has glibc 2.17", "--via source"),
     # messages that facts alone do not show
     Row(
         "h100-driver-580",
         NEW,
         "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory",
-        Trouble.LIBRARY,
+        ProblemKind.LIBRARY,
         "needs libcublas.so.13",
         "--force-reinstall torch==2.15.0",
     ),
@@ -103,7 +104,7 @@ TABLE = (
         "h100-driver-580",
         NEW,
         "ImportError: libcusparse.so.12: undefined symbol: __nvJitLinkComplete_12_4, version libnvJitLink.so.12",
-        Trouble.MIXED_LIBRARIES,
+        ProblemKind.MIXED_LIBRARIES,
         "another CUDA",
         "unset LD_LIBRARY_PATH",
     ),
@@ -111,7 +112,7 @@ TABLE = (
         "h100-driver-580",
         NEW,
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-        Trouble.NO_CODE,
+        ProblemKind.NO_CODE,
         "torch itself has sm_90 for NVIDIA H100",
         "torchtailor inspect /venv --gpu 9.0",
     ),
@@ -119,8 +120,8 @@ TABLE = (
         "h100-driver-580",
         NEW,
         "OSError: libtorch_cuda.so: file too short",
-        Trouble.BAD_VERSION,
-        "is cut short",
+        ProblemKind.DAMAGED,
+        "is truncated",
         "--force-reinstall",
     ),
     # nothing is wrong
@@ -133,74 +134,78 @@ TABLE = (
         "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1. Minimum and Maximum cuda capability supported by "
         "this version of PyTorch is (8.0) - (12.0)",
         None,
-        "a warning and does no harm",
+        "only a warning",
     ),
 )
 
 
-def examined(machine: str, of: InstalledTorch | None, message: str, **more: object) -> Finding:
+def examined(machine: str, of: InstalledTorch | None, message: str, **more: object) -> DoctorReport:
     host = machines.host(machine)
-    return examine(Patient(host, of, "/venv", message, **more), machines.catalog())  # type: ignore[arg-type]
+    return examine(TorchEnvironment(host, of, "/venv", message, **more), machines.catalog())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.machine}-{row.trouble and row.trouble.name}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.machine}-{row.kind and row.kind.name}")
 def test_answers(row: Row) -> None:
-    finding = examined(row.machine, row.torch, row.message)
-    if row.trouble is None:
-        assert finding.well, finding
-        assert row.says in " ".join(finding.healthy)
+    report = examined(row.machine, row.torch, row.message)
+    if row.kind is None:
+        assert report.well, report
+        assert row.says in " ".join(report.healthy)
         return
-    assert finding.problems, finding
-    first = finding.problems[0]
-    assert first.trouble is row.trouble
+    assert report.problems, report
+    first = report.problems[0]
+    assert first.kind is row.kind
     assert row.says in first.cause
     assert bool(first.seen) == bool(row.message)
-    assert any(row.command in (mend.command or "") for mend in first.mends), first.mends
+    assert any(row.command in (fix.command or "") for fix in first.fixes), first.fixes
 
 
 def test_a_cut_torch_is_restored_or_replaced() -> None:
-    finding = examined("h200-driver-580", FOR_80, "", cut_for=("8.0",))
-    problem = finding.problems[0]
+    report = examined("h200-driver-580", FOR_80, "", cut_for=("8.0",))
+    problem = report.problems[0]
     assert "cut by torchtailor for 8.0" in problem.cause
-    assert problem.mends[0].command == "torchtailor restore --env /venv"
-    assert "--into /venv" in (problem.mends[1].command or "")
+    assert problem.fixes[0].command == "torchtailor restore --env /venv"
+    assert "--into /venv" in (problem.fixes[1].command or "")
 
 
 def test_extensions_are_named() -> None:
     others = (("flash_attn_2_cuda.so", "sm_80"),)
     message = "CUDA error: no kernel image is available for execution on the device"
-    finding = examined("h200-driver-580", NEW, message, others=others)
-    assert "flash_attn_2_cuda.so (sm_80)" in finding.problems[0].cause
+    report = examined("h200-driver-580", NEW, message, others=others)
+    assert "flash_attn_2_cuda.so (sm_80)" in report.problems[0].cause
 
 
 def test_a_message_about_another_machine() -> None:
     """A GPU that this machine does not have is taken from the message."""
     message = "NVIDIA GB10 with CUDA capability sm_121 is not compatible with the current PyTorch installation."
-    finding = examined("zen4", OLD, message)
-    assert finding.problems[0].trouble is Trouble.NO_CODE
-    assert "NVIDIA GB10 (12.1)" in finding.problems[0].cause
+    report = examined("zen4", OLD, message)
+    assert report.problems[0].kind is ProblemKind.NO_CODE
+    assert "NVIDIA GB10 (12.1)" in report.problems[0].cause
 
 
 def test_ptx_from_a_newer_toolkit() -> None:
     """Only PTX fits, and the driver runs its CUDA by minor-version compatibility alone, which excludes PTX."""
     only_ptx = torch("2.10.0+cu128", "12.8", ("sm_80", "compute_80"))
-    finding = examined("h200-driver-550", only_ptx, "")
-    assert finding.problems[0].trouble is Trouble.PTX_REFUSED
-    assert "nothing but PTX (compute_80)" in finding.problems[0].cause
+    report = examined("h200-driver-550", only_ptx, "")
+    assert report.problems[0].kind is ProblemKind.PTX_REFUSED
+    assert "nothing but PTX (compute_80)" in report.problems[0].cause
 
 
 def test_hidden_gpus() -> None:
     host = machines.host("h200-driver-580", env={"CUDA_VISIBLE_DEVICES": ""})
-    finding = examine(Patient(host, NEW), machines.catalog())
-    assert finding.problems[0].trouble is Trouble.NO_GPU
-    assert "CUDA_VISIBLE_DEVICES= hides" in finding.problems[0].cause
+    report = examine(TorchEnvironment(host, NEW), machines.catalog())
+    assert report.problems[0].kind is ProblemKind.NO_GPU
+    assert "CUDA_VISIBLE_DEVICES= hides" in report.problems[0].cause
 
 
 def test_unknown_words() -> None:
-    finding = examined("h200-driver-580", NEW, "a strange thing happened")
-    assert not finding.problems
-    assert not finding.well
-    assert finding.unexplained == ("a strange thing happened",)
+    report = examined("h200-driver-580", NEW, "a strange thing happened")
+    assert not report.problems
+    assert not report.well
+    assert report.unexplained == ("a strange thing happened",)
+
+
+def test_kinds_of_problems_are_the_known_runtime_failures() -> None:
+    assert {kind.value for kind in ProblemKind} == {failure.id for failure in load_table(FailureTable.RUNTIME)}
 
 
 def test_symptoms_name_what_they_hold() -> None:
@@ -212,16 +217,16 @@ def test_symptoms_name_what_they_hold() -> None:
         ]
     )
     driver, listed = read_symptoms(text)
-    assert (driver.trouble, driver.driver_cuda) == (Trouble.DRIVER, "11.4")
-    assert (listed.trouble, str(listed.capability), listed.gpu) == (Trouble.NOT_LISTED, "6.1", "GeForce GTX 1080")
+    assert (driver.kind, driver.driver_cuda) == (ProblemKind.DRIVER, "11.4")
+    assert (listed.kind, str(listed.capability), listed.gpu) == (ProblemKind.NOT_LISTED, "6.1", "GeForce GTX 1080")
 
 
 @pytest.mark.parametrize("machine", machines.NAMES)
 def test_every_machine_is_answered(machine: str) -> None:
     """No machine, however strange, with any torch, makes the doctor fall over or stay silent."""
-    finding = examined(machine, FOR_80, "no kernel image is available\nIllegal instruction")
-    assert finding.problems
-    assert all(problem.mends and problem.cause for problem in finding.problems)
+    report = examined(machine, FOR_80, "no kernel image is available\nIllegal instruction")
+    assert report.problems
+    assert all(problem.fixes and problem.cause for problem in report.problems)
 
 
 def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,6 +244,6 @@ def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> N
     assert "torchtailor install" in printed
     assert main(["doctor", "--from", str(described), "--json", "x" * 5000]) == ExitCode.CHECK_FAILED
     answer = msgspec.json.decode(capsys.readouterr().out)
-    assert answer["problems"][0]["trouble"] == "no GPU code"
+    assert answer["problems"][0]["kind"] == "no-kernel-image"
     assert answer["unexplained"] == ["x" * 300]
     assert main(["doctor", "--from", str(log)]) == ExitCode.BAD_INPUT
