@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from pathlib import Path
 
 from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
+from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
 from torchtailor.variants import Matrix, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -94,7 +97,7 @@ def gpus(catalog: Catalog) -> str:
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
         newest = gpu.last_cuda or "today's"
-        driver = gpu.first_driver or ("L4T" if gpu.tegra else "")
+        driver = str(gpu.first_driver or ("L4T" if gpu.tegra else ""))
         if gpu.last_driver_branch:
             driver += f" to R{gpu.last_driver_branch}"
         rows.append(
@@ -105,7 +108,7 @@ def gpus(catalog: Catalog) -> str:
                 ", ".join(gpu.all_products) or "",
                 f"{gpu.first_cuda} to {newest}",
                 driver,
-                ", ".join(sorted(gpu.host_archs)),
+                ", ".join(sorted(gpu.hosts)),
                 gpu.note,
             ]
         )
@@ -155,7 +158,7 @@ def decision(catalog: Catalog) -> str:
     matrix = Matrix(catalog)
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
-        isa = "avx2" if "x86_64" in gpu.host_archs else "armv8_2"
+        isa = "avx2" if "x86_64" in gpu.hosts else "armv8_2"
         if not gpu.offered:
             continue
         try:
@@ -236,14 +239,20 @@ def documents() -> list[Path]:
     return [path for path in found if "<!-- generated: " in path.read_text("utf-8")]
 
 
-def main() -> int:
+def generated() -> dict[Path, str]:
+    """All files with generated parts, as they should be."""
     catalog = load_catalog(ROOT / "src")  # not the working directory's own torchtailor.toml
-    stale = [path for path in documents() if render(path, catalog) != path.read_text("utf-8")]
-    for path in stale:
+    schema = json.dumps(user_file_schema(), indent=2) + "\n"
+    return {**{path: render(path, catalog) for path in documents()}, SCHEMA: schema}
+
+
+def main() -> int:
+    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
+    for path, text in stale.items():
         if "--check" in sys.argv:
             print(f"{path.relative_to(ROOT)} differs from the catalog: run `make docs`.")
         else:
-            path.write_text(render(path, catalog), "utf-8")
+            path.write_text(text, "utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
     return 1 if stale and "--check" in sys.argv else 0
 

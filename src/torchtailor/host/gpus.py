@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
 from torchtailor.host.probe import Outcome, Probe

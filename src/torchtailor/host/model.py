@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from torchtailor.catalog.gpus import Capability
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 
 SCHEMA = "torchtailor-host/1"
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import msgspec
 
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import CapabilityText, Tegra, VersionText
 from torchtailor.host.probe import Probe
 

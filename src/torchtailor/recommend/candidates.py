@@ -8,7 +8,8 @@ from enum import Enum
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
 from torchtailor.catalog.releases import Build, Method
-from torchtailor.catalog.toolkits import Dotted, DriverFit
+from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import GpuDevice, Host, Tegra
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommend.drivers import DriverVerdict
@@ -178,7 +179,7 @@ def _unifies(situation: Situation, device: GpuDevice, build: Build) -> bool:
     gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
     if gpu is None or gpu.unified is None or build.cuda is None:
         return False
-    return build.cuda >= Dotted(gpu.unified.cuda)
+    return build.cuda >= gpu.unified.cuda
 
 
 def _why_no_server_wheels(tegra: Tegra, arch: str) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build
-from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
+from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import GpuDevice, Host
 
 
@@ -38,7 +39,7 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     if gpu is not None and gpu.last_driver_branch is not None and driver.major > gpu.last_driver_branch:
         text = f"Driver {driver} no longer knows {gpu.sm.upper()}: R{gpu.last_driver_branch} is the last that does."
         return DriverVerdict(DriverFit.DROPPED_GPU, text, needs=needs, full=full)
-    if gpu is not None and gpu.first_driver and driver < Dotted(gpu.first_driver):
+    if gpu is not None and gpu.first_driver and driver < gpu.first_driver:
         text = f"Driver {driver} is older than {gpu.sm.upper()}: that needs {gpu.first_driver} or newer."
         return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)

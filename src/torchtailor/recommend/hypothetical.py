@@ -109,8 +109,8 @@ def _cpu(
 
 def _check_together(gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
     for text, gpu in gpus:
-        if cpu.arch not in gpu.host_archs:
-            hosts = " and ".join(sorted(gpu.host_archs))
+        if cpu.arch not in gpu.hosts:
+            hosts = " and ".join(sorted(gpu.hosts))
             raise ImpossibleError(
                 f"{text} exists only with {hosts} hosts, and the CPU {cpu.name} is {cpu.arch}.",
                 "Name that machine's own CPU with --cpu.",

@@ -9,7 +9,6 @@ from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Method, Release
-from torchtailor.catalog.toolkits import Dotted
 from torchtailor.variants.variant import Variant
 
 
@@ -51,8 +50,8 @@ def _why_impossible_gpu(catalog: Catalog, build: Build, gpu: Gpu, isa: Isa) -> l
     reasons = []
     if not gpu.offered:
         reasons.append(Reason(Rule.NOT_OFFERED, f"{gpu.sm.upper()} ({gpu.family}) is in no product that runs CUDA."))
-    if isa.arch not in gpu.host_archs:
-        hosts = " and ".join(sorted(gpu.host_archs))
+    if isa.arch not in gpu.hosts:
+        hosts = " and ".join(sorted(gpu.hosts))
         reasons.append(
             Reason(
                 Rule.HOST,
@@ -101,7 +100,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> Coverage:
     codes = build.wheel_codes(variant.arch)
     if not codes:
         return Coverage(Method.WHEEL, False, Fit.NONE, None, _sentence(f"{official} does not exist or is not known."))
-    unified = bool(gpu.unified and build.cuda and build.cuda >= Dotted(gpu.unified.cuda))
+    unified = bool(gpu.unified and build.cuda and build.cuda >= gpu.unified.cuda)
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         held = ", ".join(str(code) for code in codes)
