@@ -15,7 +15,7 @@ from torchtailor.verify.result import Check, Level
 
 MAIN_LIBRARY = "libtorch_cuda.so"
 # Topics of notes that say why a machine has no GPU to offer.
-_NO_GPU = frozenset({"no-gpu", "undriven-gpu", "no-driver", "container-without-gpu"})
+_NO_GPU = frozenset({"no-gpu", "unsupported-gpu", "no-driver", "container-without-gpu"})
 NAME = "GPU of this machine"
 _NAMED = 4
 
