@@ -101,7 +101,7 @@ def test_a_row_of_ones_own_leads_to_a_recommendation(tmp_path: Path) -> None:
     after = run(*orin, cwd=tmp_path)
     assert after.returncode == 0
     best = json.loads(after.stdout)["best"]
-    assert (best["short_name"], best["way"], best["cuda"]) == ("sm87-armv8_2", "source", "12.6")
+    assert (best["short_name"], best["method"], best["cuda"]) == ("sm87-armv8_2", "source", "12.6")
 
 
 def test_a_hanging_nvidia_smi_does_not_hang_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
