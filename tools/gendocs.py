@@ -14,7 +14,7 @@ from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
-from torchtailor.variants import Matrix, coverage
+from torchtailor.variants import Matrix, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"
@@ -27,12 +27,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def releases(catalog: Catalog) -> str:
-    """One row per release: what it is, its builds, how many variants, by which ways."""
+    """One row per release: what it is, its builds, how many variants, with which build methods."""
     matrix = Matrix(catalog)
     rows = []
     for release in catalog.releases.values():
         variants = list(matrix.variants(release.name))
-        ways = {way for way in Method for v in variants if coverage(catalog, v, way).available}
+        methods = {method for variant in variants for method in available_methods(catalog, variant)}
         rows.append(
             [
                 f"`{release.name}`",
@@ -40,10 +40,10 @@ def releases(catalog: Catalog) -> str:
                 ", ".join(str(b.toolkit or b.cuda) for b in release.cuda_builds),
                 ", ".join(release.pythons),
                 str(len(variants)),
-                ", ".join(way.value for way in Method if way in ways),
+                ", ".join(method.value for method in Method if method in methods),
             ]
         )
-    return table(["release", "PyTorch", "CUDA", "Python", "variants", "made by"], rows)
+    return table(["release", "PyTorch", "CUDA", "Python", "variants", "build methods"], rows)
 
 
 def variants(catalog: Catalog) -> str:
@@ -154,7 +154,7 @@ def drivers(catalog: Catalog) -> str:
 
 
 def decision(catalog: Catalog) -> str:
-    """Which GPU means which name and which newest release, by the wheel way."""
+    """Which GPU means which name and which newest release, from the official wheel where there is one."""
     matrix = Matrix(catalog)
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
@@ -174,7 +174,7 @@ def decision(catalog: Catalog) -> str:
                         f"`{gpu.sm}`",
                         "none",
                         "none",
-                        _way_in(str(gpu.capability)),
+                        _what_to_do(str(gpu.capability)),
                     ]
                 )
                 continue
@@ -195,7 +195,7 @@ def decision(catalog: Catalog) -> str:
     return table(["your GPU", "capability", "name", "newest PyTorch", "driver at least", "how"], rows)
 
 
-def _way_in(capability: str) -> str:
+def _what_to_do(capability: str) -> str:
     """What to do for a GPU that no release lists."""
     chip = tegra_table().chip_of(capability)
     last = tegra_table().jetpack_of(chip.last_l4t) if chip and chip.last_l4t else None

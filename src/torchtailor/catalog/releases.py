@@ -56,7 +56,7 @@ class Build(Strict, frozen=True, kw_only=True):
     wheels: Annotated[bool, Meta(description="Whether there are official wheels of it.")] = True
     architectures: Annotated[
         Mapping[Arch, TorchArchList],
-        Meta(description="What the official wheel holds, by platform, in the spelling of TORCH_CUDA_ARCH_LIST."),
+        Meta(description="What the official wheel contains, by platform, in the spelling of TORCH_CUDA_ARCH_LIST."),
     ] = {}
     note: Annotated[str, Meta(description="A remark for readers.")] = ""
 
@@ -77,7 +77,7 @@ class Release(Sourced, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(description="The release's name in commands; the key of the row.")]
     version: Annotated[Dotted, Meta(description="The PyTorch version.")]
-    pythons: Annotated[tuple[str, ...], Meta(min_length=1, description="The Pythons it is offered for: 3.13, 3.13t.")]
+    pythons: Annotated[tuple[str, ...], Meta(min_length=1, description="The Pythons it is available for: 3.13, 3.13t.")]
     builds: Annotated[tuple[Build, ...], Meta(description="One per CUDA line, and one without; keyed by `cuda`.")] = (
         msgspec.field(name="build")
     )

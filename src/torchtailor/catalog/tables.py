@@ -30,7 +30,7 @@ _WORDS: Mapping[str, type[Word]] = {"capability": Capability, "version": Dotted,
 _REPLACE = "replace"
 _REPLACE_MEANING = (
     "true: this row takes the place of the catalog's row with the same key. Without it the two are merged: lists are "
-    "appended, tables are merged, and other values given here override."
+    "appended, tables are merged, and other values override the catalog's."
 )
 
 

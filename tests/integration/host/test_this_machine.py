@@ -96,7 +96,7 @@ def test_a_row_of_ones_own_leads_to_a_recommendation(tmp_path: Path) -> None:
     orin = ("recommend", "--gpu", "Jetson Orin", "--jetpack", "6.2", "--json")
     before = run(*orin, cwd=tmp_path)
     assert before.returncode == 3
-    row = next(way["toml"] for way in json.loads(before.stdout)["ways_out"] if way["toml"])
+    row = next(one["toml"] for one in json.loads(before.stdout)["alternatives"] if one["toml"])
     (tmp_path / "torchtailor.toml").write_text(row)
     after = run(*orin, cwd=tmp_path)
     assert after.returncode == 0
