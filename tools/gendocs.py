@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from pathlib import Path
 
 from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
+from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
 from torchtailor.errors import EXIT_MEANINGS, TorchtailorError
 from torchtailor.host.tegra import tegra_table
-from torchtailor.variants import Matrix, Variant, coverage
+from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -30,7 +33,7 @@ def releases(catalog: Catalog) -> str:
     rows = []
     for release in catalog.releases.values():
         variants = list(matrix.variants(release.name))
-        methods = [m for m in Method if any(coverage(catalog, v, m).available for v in variants)]
+        methods = {method for variant in variants for method in available_methods(catalog, variant)}
         rows.append(
             [
                 f"`{release.name}`",
@@ -38,7 +41,7 @@ def releases(catalog: Catalog) -> str:
                 ", ".join(str(b.toolkit or b.cuda) for b in release.cuda_builds),
                 ", ".join(release.pythons),
                 str(len(variants)),
-                ", ".join(method.value for method in methods),
+                ", ".join(method.value for method in Method if method in methods),
             ]
         )
     return table(["release", "PyTorch", "CUDA", "Python", "variants", "build methods"], rows)
@@ -92,7 +95,7 @@ def gpus(catalog: Catalog) -> str:
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
         newest = gpu.last_cuda or "current"
-        driver = gpu.first_driver or ("L4T" if gpu.tegra else "")
+        driver = str(gpu.first_driver or ("L4T" if gpu.tegra else ""))
         if gpu.last_driver_branch:
             driver += f" to R{gpu.last_driver_branch}"
         rows.append(
@@ -103,7 +106,7 @@ def gpus(catalog: Catalog) -> str:
                 ", ".join(gpu.all_products) or "",
                 f"{gpu.first_cuda} to {newest}",
                 driver,
-                ", ".join(sorted(gpu.host_archs)),
+                ", ".join(sorted(gpu.hosts)),
                 gpu.note,
             ]
         )
@@ -173,7 +176,7 @@ def decision(catalog: Catalog) -> str:
         if not gpu.offered:
             continue
         newest, driver, how = "none", "none", _unlisted(str(gpu.capability))
-        if chosen := _newest(matrix, f"{gpu.sm}-{'avx2' if 'x86_64' in gpu.host_archs else 'armv8_2'}"):
+        if chosen := _newest(matrix, f"{gpu.sm}-{'avx2' if 'x86_64' in gpu.hosts else 'armv8_2'}"):
             assert chosen.build.cuda
             wheel, source = (coverage(catalog, chosen, method) for method in (Method.WHEEL, Method.SOURCE))
             newest = f"{chosen.release.version}, CUDA {chosen.build.cuda}"
@@ -234,14 +237,20 @@ def documents() -> list[Path]:
     return [path for path in found if "<!-- generated: " in path.read_text("utf-8")]
 
 
+def generated() -> dict[Path, str]:
+    """All files with generated parts, as they should be."""
+    catalog = load_catalog(ROOT / "src")  # not the working directory's own torchtailor.toml
+    schema = json.dumps(user_file_schema(), indent=2) + "\n"
+    return {**{path: render(path, catalog) for path in documents()}, SCHEMA: schema}
+
+
 def main() -> int:
-    catalog = load_catalog(ROOT / "src")  # without a torchtailor.toml in the working directory
-    stale = [path for path in documents() if render(path, catalog) != path.read_text("utf-8")]
-    for path in stale:
+    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
+    for path, text in stale.items():
         if "--check" in sys.argv:
             print(f"{path.relative_to(ROOT)} is out of date: run `make docs`.")
         else:
-            path.write_text(render(path, catalog), "utf-8")
+            path.write_text(text, "utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
     return 1 if stale and "--check" in sys.argv else 0
 

@@ -76,19 +76,19 @@ def _named(matrix: Matrix, name: str, release: str | None, python: str | None, v
         for variant in resolution.others
         if variant.python == resolution.variant.python and coverage(matrix.catalog, variant, via).available
     )
-    return Choice(resolution.variant, fallbacks, (resolution.said,) if fallbacks else ())
+    return Choice(resolution.variant, fallbacks, (resolution.message,) if fallbacks else ())
 
 
 def _this_machine(matrix: Matrix, release: str | None, python: str | None, via: Method) -> Choice:
     from torchtailor.host.detect import detect
-    from torchtailor.recommend import Request, recommend
+    from torchtailor.recommend import recommend
 
     wanted_python = python or running_python()
     host = detect(catalog=matrix.catalog)
-    answer = recommend(matrix, host, Request(python=wanted_python, release=release, via=via))
+    answer = recommend(host, python=wanted_python, release=release, method=via, catalog=matrix.catalog)
     if answer.best is None:
-        ways = answer.ways_out[0].text if answer.ways_out else "`torchtailor recommend` tells more."
-        raise NoMatchError(f"No variant fits this machine by way of {via.value}: {answer.machine}.", ways)
+        hint = answer.alternatives[0].text if answer.alternatives else "`torchtailor recommend` tells more."
+        raise NoMatchError(f"No variant fits this machine {via.phrase}: {answer.machine}.", hint)
     best = matrix.resolve(answer.best.variant, via=via, release=answer.best.release, python=answer.best.python)
     older = (
         []

@@ -18,9 +18,9 @@ class Command(NamedTuple):
 
 # A row per command, in the order of the pipeline. The module has `command` (a function) or `app` (a group).
 COMMANDS: dict[str, Command] = {
-    "detect": Command("detect", "Say what this machine is: CPU, GPUs, driver, tools."),
-    "recommend": Command("recommend", "Say which PyTorch fits a machine, and why not the others."),
-    "matrix": Command("matrix", "List the variants, or explain why one cannot be."),
+    "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools."),
+    "recommend": Command("recommend", "Show which PyTorch fits a machine, and why others do not."),
+    "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring, or say how to reinstall what cannot be restored."),

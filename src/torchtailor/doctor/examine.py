@@ -221,7 +221,7 @@ class _Examination:
                 for build in release.cuda_builds:
                     if build.cuda == line:
                         return build
-        return Build(line, None, True, {}, ())
+        return Build(cuda=line, rows=())
 
     def _no_code(
         self, device: GpuDevice, torch: InstalledTorch, codes: Sequence[CodeTarget], verdict: DriverVerdict | None

@@ -10,9 +10,8 @@ import msgspec
 from torchtailor.catalog import Catalog
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
-from torchtailor.recommend import Recommendation, Request, recommend
+from torchtailor.recommend import Recommendation, recommend
 from torchtailor.recommend.drivers import DriverVerdict
-from torchtailor.variants import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class Fixes:
         fixes: list[Fix] = []
         if (best := answer.best) is not None:
             what = f"PyTorch {best.pytorch} ({best.build}) for {best.gpu or 'the CPU'}"
-            if best.way == "wheel":
+            if best.method == "wheel":
                 fixes.append(Fix(f"Install {what}.", f"torchtailor install {best.variant}{self._into}"))
             else:
-                fixes.append(Fix(f"Build {what}.", f"torchtailor build {best.variant} --via {best.way}"))
-        fixes += [Fix(unlock.text) for unlock in answer.unlocks if best is None]
-        fixes += [Fix(way.text) for way in answer.ways_out if best is None][:3]
+                fixes.append(Fix(f"Build {what}.", f"torchtailor build {best.variant} --via {best.method}"))
+        fixes += [Fix(upgrade.text) for upgrade in answer.upgrades if best is None]
+        fixes += [Fix(other.text) for other in answer.alternatives if best is None][:3]
         return tuple(fixes) or (
             Fix("List what fits this machine, and why the rest does not.", "torchtailor recommend"),
         )
@@ -126,7 +125,7 @@ class Fixes:
         python = self._torch.python if self._torch else None
         for wanted in dict.fromkeys((python, None)):
             try:
-                answer = recommend(Matrix(self._catalog), _without_torches(self._host), Request(python=wanted))
+                answer = recommend(_without_torches(self._host), python=wanted, catalog=self._catalog)
             except (TorchtailorError, ValueError):
                 continue
             if answer.best is not None or wanted is None:

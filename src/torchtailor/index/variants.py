@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import Capability
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution

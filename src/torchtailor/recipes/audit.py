@@ -10,7 +10,7 @@ from pathlib import Path
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import UsageError
 from torchtailor.recipes.evaluate import evaluate
 from torchtailor.recipes.nix import has_nix
@@ -162,7 +162,7 @@ def _build(catalog: Catalog, release: Release, parsed: ParsedName, gpu: Gpu | No
     listed = next((build for build in release.cuda_builds if build.cuda == cuda), None)
     if listed or cuda not in catalog.toolkits:
         return listed
-    return Build(cuda, None, wheels=False, architectures={}, rows=())
+    return Build(cuda=cuda, wheels=False, rows=())
 
 
 def _system(recipe: Recipe) -> str:

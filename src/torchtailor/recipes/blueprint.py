@@ -9,7 +9,7 @@ from functools import cached_property
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import ImpossibleError
 from torchtailor.recipes.pins import ComponentRow, KeptRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 from torchtailor.variants.variant import Variant

@@ -23,7 +23,7 @@ SLOWER = 0.10
 _SHOWN = 5
 _GPU_NAME = "GPU of this machine"
 # Topics of notes that say why a machine has no GPU to offer.
-_NO_GPU = frozenset({"no-gpu", "undriven-gpu", "no-driver", "container-without-gpu"})
+_NO_GPU = frozenset({"no-gpu", "unsupported-gpu", "no-driver", "container-without-gpu"})
 
 Progress = Callable[[str], None]
 

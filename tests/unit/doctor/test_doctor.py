@@ -71,7 +71,7 @@ TABLE = (
         NEW,
         "CUDA driver version is insufficient for CUDA runtime version",
         ProblemKind.DRIVER,
-        "CUDA 13 needs driver 580.65.06 or newer; this one is 550.",
+        "CUDA 13 needs driver 580.65.06 or newer; this machine has 550.",
         "cuda12_",
     ),
     Row(

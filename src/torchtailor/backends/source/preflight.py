@@ -191,8 +191,8 @@ class Inspector:
         text = self._probe.read(f"{check.found}/cudnn_version.h") or ""
         numbers = [re.search(rf"#define CUDNN_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "PATCHLEVEL")]
         version = ".".join(found[1] for found in numbers if found)
-        rows = [row for row in self._catalog.cudnns if version and _at_least(version, row.version)]
-        floor = max((Capability.parse(row.min_capability) for row in rows), default=None)
+        rows = [row for row in self._catalog.cudnns if version and _at_least(version, str(row.version))]
+        floor = max((row.min_capability for row in rows), default=None)
         if floor and gpus and min(gpus) < floor:
             said = f"cuDNN {version} runs from compute capability {floor} on, not on {min(gpus)}"
             return Check("cudnn", False, said, "add --set USE_CUDNN=0, or install an older cuDNN")

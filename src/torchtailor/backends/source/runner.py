@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from torchtailor.backends.source.attempt import Attempt, BuildStoppedError, Made, Workshop
 from torchtailor.backends.source.buildenv import make_environment, process_environment
 from torchtailor.backends.source.ccache import Hits, ccache_environment
@@ -288,7 +290,8 @@ def of_tree(variant: Variant, version: str) -> Variant:
     own = Dotted(found[0])
     if own == variant.release.version:
         return variant
-    return replace(variant, release=replace(variant.release, name=f"source of {version}", version=own))
+    release = msgspec.structs.replace(variant.release, name=f"source of {version}", version=own)
+    return replace(variant, release=release)
 
 
 def _mend(

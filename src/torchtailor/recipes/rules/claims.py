@@ -9,7 +9,7 @@ from functools import lru_cache
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.recipes.blueprint import driver_floors
 from torchtailor.recipes.recipe import NAME, Recipe
 from torchtailor.recipes.rules.base import AuditContext, Severity, variant_rule

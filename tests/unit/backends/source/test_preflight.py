@@ -12,7 +12,7 @@ from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.tables import Tables
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, UsageError
-from torchtailor.host.probe import Basics, Outcome, Ran, Recording, ReplayProbe
+from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
 from torchtailor.variants import Variant
 
 Named = Callable[[str], Variant]
@@ -20,11 +20,11 @@ PYTHON = Path("/usr/bin/python3.13")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
-def said(text: str) -> Ran:
-    return Ran(outcome=Outcome.DONE, output=text)
+def said(text: str) -> CommandResult:
+    return CommandResult(outcome=CommandOutcome.DONE, output=text)
 
 
-def gcc(version: str) -> Ran:
+def gcc(version: str) -> CommandResult:
     return said(f"g++ (Debian {version}-14) {version}\nCopyright")
 
 
