@@ -29,7 +29,7 @@ class NotHereError(TorchtailorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class FinishedProcess:
     """A process that has ended."""
 
     code: int
@@ -57,7 +57,7 @@ class Launch:
     folders: tuple[Path, ...] = ()
     whole: bool = True  # False for loose packages, whose dependencies may be elsewhere
 
-    def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> Ran:
+    def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> FinishedProcess:
         """Run the interpreter with arguments in an otherwise clean environment, away from the current folder."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment["PYTHONNOUSERSITE"] = "1"
@@ -79,7 +79,7 @@ class Launch:
                 f"{self.python} cannot be started: {error.strerror}.", "Name another with --python."
             ) from error
         seconds = time.perf_counter() - started
-        return Ran(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
+        return FinishedProcess(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
 
     def torch_folder(self) -> Path | None:
         """Where it would import torch from, found without importing it."""

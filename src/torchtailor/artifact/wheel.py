@@ -14,7 +14,7 @@ from typing import Protocol
 from isal import isal_zlib
 
 from torchtailor.binary.inflate import InflateSource
-from torchtailor.binary.source import BufferSource, Source, open_source
+from torchtailor.binary.source import BufferSource, ByteSource, open_source
 from torchtailor.errors import BadInputError
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -28,7 +28,7 @@ _MAX_TOTAL = 256 << 30
 _AGAIN = "Fetch the wheel again and compare its hash with the index's."
 
 
-class VerifiedSource(Source, Protocol):
+class VerifiedSource(ByteSource, Protocol):
     """A source that knows its checksum."""
 
     def verify(self) -> None:
@@ -136,7 +136,7 @@ def begins_with(member: Member, magic: bytes) -> bool:
         return bytes(source.read(0, len(magic))) == magic
 
 
-def _data_offset(wheel: Source, member: Member) -> int:
+def _data_offset(wheel: ByteSource, member: Member) -> int:
     """Where a member's bytes begin, after its local header, which must agree with the table."""
     header = wheel.read(member.header_offset, _LOCAL_HEADER.size)
     magic: bytes

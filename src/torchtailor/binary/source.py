@@ -14,7 +14,7 @@ from torchtailor.errors import BadInputError
 Bytes = bytes | bytearray | memoryview
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Random access to the bytes of one file."""
 
     @property

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from torchtailor.artifact.wheel import Member, open_member
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Machine, Relocation, Section, SectionFlag, SectionType
-from torchtailor.binary.source import Source, open_source
+from torchtailor.binary.elf_headers import ElfMachine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
     ALIGNMENT,
@@ -85,7 +85,7 @@ class FoundWrapper:
 class LibraryCode:
     """All GPU code of one library."""
 
-    machine: Machine
+    machine: ElfMachine
     size: int
     containers: tuple[FoundContainer, ...]  # in the order of the file
     wrappers: tuple[FoundWrapper, ...]
@@ -126,7 +126,7 @@ def scan_member(member: Member) -> LibraryCode:
         raise type(error)(f"{member.wheel}: {member.name}: {error.message}", error.hint) from error
 
 
-def scan_source(source: Source) -> LibraryCode:
+def scan_source(source: ByteSource) -> LibraryCode:
     """Read all GPU code of the ELF file in `source`."""
     return scan_elf(ElfFile(source))
 
@@ -179,7 +179,7 @@ def _searched(elf: ElfFile) -> Iterator[Section]:
             yield section
 
 
-def _only_containers(source: Source, section: Section) -> Iterator[Container]:
+def _only_containers(source: ByteSource, section: Section) -> Iterator[Container]:
     """The containers of a section that holds nothing else but zeros between them."""
     position, end = section.offset, section.file_end
     while (position := _skip_zeros(source, position, end)) < end:
@@ -194,7 +194,7 @@ def _only_containers(source: Source, section: Section) -> Iterator[Container]:
         position = container.end
 
 
-def _skip_zeros(source: Source, position: int, end: int) -> int:
+def _skip_zeros(source: ByteSource, position: int, end: int) -> int:
     """Where the next byte is that is not zero."""
     step = len(CONTAINER_START)  # most often there are no zeros at all
     while position < end:
@@ -207,7 +207,7 @@ def _skip_zeros(source: Source, position: int, end: int) -> int:
     return end
 
 
-def _containers_among_others(source: Source, section: Section, lookalikes: list[int]) -> Iterator[Container]:
+def _containers_among_others(source: ByteSource, section: Section, lookalikes: list[int]) -> Iterator[Container]:
     position, end = section.offset, section.file_end
     while (start := source.find(CONTAINER_START, position, end)) >= 0:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.inputs import site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
@@ -34,7 +34,7 @@ class _PlaceJob:
     name: str
     size: int
     path: Path
-    owners: tuple[Installed, ...]
+    owners: tuple[InstalledDistribution, ...]
     work: LibraryWork
     staged: Path
     removed: Path | None
@@ -119,7 +119,7 @@ def _check_earlier(chains: Chains, settings: Settings) -> None:
 def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob], list[LibraryOutcome]]:
     """The libraries to cut, and those that cannot be replaced."""
     strip = settings.strips(usually=False)
-    owners: dict[str, list[Installed]] = {}
+    owners: dict[str, list[InstalledDistribution]] = {}
     for one in installed_in(site):
         for name in one.files:
             owners.setdefault(name, []).append(one)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.installed import Installed, find_installed
+from torchtailor.artifact.installed import InstalledDistribution, find_installed
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -169,7 +169,7 @@ class _Tree:
 
 
 def _jobs(
-    folder: Path, target: Path, libraries: list[Path], installed: tuple[Installed, ...], settings: Settings
+    folder: Path, target: Path, libraries: list[Path], installed: tuple[InstalledDistribution, ...], settings: Settings
 ) -> list[_FileJob]:
     owners = {path: one for one in installed for path in one.files}
     strip = settings.strips(usually=False)
@@ -184,7 +184,7 @@ def _jobs(
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[Installed, ...], outcomes: Mapping[str, LibraryOutcome]
+    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], outcomes: Mapping[str, LibraryOutcome]
 ) -> None:
     """A RECORD in the copy must say what is in the copy."""
     for one in installed:

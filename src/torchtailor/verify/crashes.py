@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from torchtailor.artifact.launch import Ran
+from torchtailor.artifact.launch import FinishedProcess
 
 _SIGNALS = {
     signal.SIGILL: "an illegal instruction: this CPU lacks an instruction set that the build uses without asking",
@@ -18,7 +18,7 @@ _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared obje
 _MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
-def how_it_ended(ran: Ran) -> str:
+def how_it_ended(ran: FinishedProcess) -> str:
     """A sentence for a process that did not end well."""
     if ran.signal is not None:
         known = _SIGNALS.get(signal.Signals(ran.signal), signal.Signals(ran.signal).name)
@@ -26,7 +26,7 @@ def how_it_ended(ran: Ran) -> str:
     return f"It ended with: {ran.last_words}"
 
 
-def missing_dependency(ran: Ran) -> str | None:
+def missing_dependency(ran: FinishedProcess) -> str | None:
     """The library or package that was not found, where it is none of torch's own."""
     if library := _MISSING_LIBRARY.search(ran.errors):
         return None if library[1].startswith(("libtorch", "libc10", "libshm")) else library[1]

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from torchtailor.artifact.artifact import Artifact, TargetKind, installed_path
 from torchtailor.artifact.inputs import site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
 from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.expect import Expectation
@@ -86,14 +86,16 @@ def _differs(facts: LibraryFacts) -> bool:
     return bool(facts.problem) and not facts.sha256 and "RECORD" in facts.problem
 
 
-def _installed(artifact: Artifact) -> tuple[Installed, ...]:
+def _installed(artifact: Artifact) -> tuple[InstalledDistribution, ...]:
     if artifact.kind is TargetKind.LIBRARY:
         return ()
     roots = site_packages(artifact.path) or tuple(artifact.path.glob("lib/python3*/site-packages")) or (artifact.path,)
     return tuple(package for root in roots for package in installed_in(root))
 
 
-def _installed_record(artifact: Artifact, installed: Sequence[Installed], libraries: Sequence[LibraryFacts]) -> Check:
+def _installed_record(
+    artifact: Artifact, installed: Sequence[InstalledDistribution], libraries: Sequence[LibraryFacts]
+) -> Check:
     name = "RECORD and hashes"
     if not installed:
         return Check.not_applicable(Level.STATIC, name, f"this {artifact.kind.value} has no installed packages")
