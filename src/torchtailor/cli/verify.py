@@ -12,7 +12,7 @@ from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.artifact.artifact import Artifact
-    from torchtailor.catalog import Capability, Catalog
+    from torchtailor.catalog import Catalog
     from torchtailor.verify.result import Check, Level, Report
     from torchtailor.verify.static.expect import Expectation
 
@@ -49,6 +49,7 @@ def command(
     """Prove an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.artifact.artifact import open_artifact
     from torchtailor.catalog import load_catalog
+    from torchtailor.gpucode.targets import read_gpus
     from torchtailor.ui import print_json
     from torchtailor.verify.output import as_json, write_junit
     from torchtailor.verify.static.expect import expectation
@@ -56,7 +57,7 @@ def command(
     catalog = load_catalog()
     artifact = open_artifact(target)
     stock = open_artifact(against) if against else None
-    expected = expectation(artifact, catalog, variant=variant, gpus=_gpus(catalog, gpu or []), isa=cpu)
+    expected = expectation(artifact, catalog, variant=variant, gpus=read_gpus(gpu or (), catalog), isa=cpu)
     result = _verify(artifact, stock, expected, catalog, level, python, plain=plain)
     if junit:
         write_junit(result, junit)
@@ -71,14 +72,6 @@ def command(
     if plot:
         _plot(result, on_stderr=json)
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
-
-
-def _gpus(catalog: Catalog, words: list[str]) -> tuple[Capability, ...]:
-    if not words:
-        return ()
-    from torchtailor.gpucode.targets import read_targets
-
-    return read_targets(words, catalog, {}).devices
 
 
 def _verify(

@@ -13,10 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from torchtailor.artifact.wheel import Member, open_member
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import ElfMachine, Relocation, Section, SectionFlag, SectionType
-from torchtailor.binary.source import ByteSource, open_source
+from torchtailor.binary.source import ByteSource, blamed_on, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
     ALIGNMENT,
@@ -108,27 +107,15 @@ class LibraryCode:
 
 def scan_file(path: Path) -> LibraryCode:
     """Read all GPU code of a shared library."""
-    with open_source(path) as source:
-        try:
-            return scan_source(source)
-        except BadInputError as error:
-            raise type(error)(f"{path}: {error.message}", error.hint) from error
-
-
-def scan_member(member: Member) -> LibraryCode:
-    """Read all GPU code of a library inside a wheel."""
-    try:
-        with open_member(member) as source:
-            elf = ElfFile(source)
-            source.verify()
-            return scan_elf(elf)
-    except BadInputError as error:
-        raise type(error)(f"{member.wheel}: {member.name}: {error.message}", error.hint) from error
+    with open_source(path) as source, blamed_on(str(path)):
+        return scan_source(source)
 
 
 def scan_source(source: ByteSource) -> LibraryCode:
     """Read all GPU code of the ELF file in `source`."""
-    return scan_elf(ElfFile(source))
+    elf = ElfFile(source)
+    source.verify()  # now: a packed source has come near its end, where the section table is
+    return scan_elf(elf)
 
 
 def scan_elf(elf: ElfFile) -> LibraryCode:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.artifact.artifact import nothing_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
@@ -41,6 +42,8 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, progress: Prog
         installed = find_installed(folder)
         with working_folder(existing(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
+            if not tree.libraries:
+                raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
             results = run_all(_cut_or_copy, jobs, processes=settings.processes)
             progress.begin(folder.name, sum(job.size for job in jobs))

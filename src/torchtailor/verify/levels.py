@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.expect import Expectation
 
@@ -36,13 +36,13 @@ def running_checks(
     if why := _cannot_start(artifact, asked=asked):
         yield from (Check.not_applicable(level, _NAMES[level], why) for level in wanted)
         return
-    from torchtailor.artifact.launch import NotHereError, open_target
+    from torchtailor.artifact.launch import NotHereError, start
     from torchtailor.errors import NoMatchError
 
     with ExitStack() as stack:
         try:
-            launch = stack.enter_context(open_target(artifact.path, python))
-            against = stack.enter_context(open_target(stock.path, python)) if stock and Level.GPU in levels else None
+            launch = stack.enter_context(start(artifact, python))
+            against = stack.enter_context(start(stock, python)) if stock and Level.GPU in levels else None
         except (NotHereError, NoMatchError) as error:
             yield from (Check.not_applicable(level, _NAMES[level], error.message) for level in wanted)
             return
@@ -63,10 +63,10 @@ _NAMES = {Level.IMPORT: "import torch", Level.GPU: "op suite"}
 
 def _cannot_start(artifact: Artifact, *, asked: bool) -> str:
     """Why this kind of target is not started; empty where it is."""
-    if artifact.kind is TargetKind.LIBRARY:
+    if artifact.kind is ArtifactKind.LIBRARY:
         return "a library alone cannot be imported"
     if not any(library.name.startswith("torch/") for library in artifact.libraries):
         return "there is no torch in it"
-    if artifact.kind is TargetKind.WHEEL and not asked:
+    if artifact.kind is ArtifactKind.WHEEL and not asked:
         return "a wheel alone lacks what it depends on: install it and verify the environment, or ask with --level"
     return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.artifact import LibraryFile
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError

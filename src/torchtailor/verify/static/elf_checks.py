@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.elf_facts import ElfFacts
@@ -72,7 +72,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
                 continue
-            if wanted in declared or (artifact.kind is TargetKind.ENVIRONMENT and _of_this_machine(wanted)):
+            if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
             target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
@@ -83,7 +83,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if elsewhere:
         reason = f"{len(elsewhere)} come from other packages: {', '.join(list(elsewhere)[:_SHOWN])}, ..."
-        if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+        if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
             return Check.not_applicable(Level.STATIC, name, reason, elsewhere=elsewhere)
         return Check.of(
             Level.STATIC,
@@ -117,7 +117,7 @@ def _on_disk(elf: ElfFacts, wanted: str) -> bool:
 
 def _may_be_elsewhere(artifact: Artifact, path: str, elf: ElfFacts, places: set[str]) -> bool:
     """Whether the library says itself that it looks outside of what was given to us."""
-    if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+    if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
         return True
     if artifact.complete:
         return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.sites import installed_path
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 

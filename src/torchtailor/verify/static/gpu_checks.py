@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.sites import installed_path
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.policy import Policy

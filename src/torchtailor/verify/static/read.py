@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, LibraryFile, Unpacked, unpacked
+from torchtailor.artifact.artifact import Artifact, Unpacked
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import FileType
 from torchtailor.binary.source import open_source
@@ -55,7 +56,7 @@ def _read_all(
     for library in artifact.libraries:
         progress(library.short_name, 0)
         try:
-            with unpacked(library) as file:
+            with artifact.unpacked(library) as file:
                 facts = read_library(library, file, allowed, host_code=host_code)
                 if while_open and not facts.problem:
                     while_open(library, file.path)
