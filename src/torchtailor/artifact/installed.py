@@ -46,6 +46,15 @@ def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
     return read_installed(site, site.glob("*.dist-info"))
 
 
+def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tuple[InstalledDistribution, ...]]:
+    """Whose RECORD lists a file: mostly one distribution, and sometimes several."""
+    owners: dict[str, tuple[InstalledDistribution, ...]] = {}
+    for one in installed:
+        for path in one.files:
+            owners[path] = (*owners.get(path, ()), one)
+    return owners
+
+
 def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[InstalledDistribution, ...]:
     """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
     ours to change."""

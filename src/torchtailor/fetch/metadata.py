@@ -15,6 +15,7 @@ from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
@@ -121,7 +122,9 @@ def read_local(path: Path) -> bytes:
 def _from_remote(remote: RangeFile, filename: str) -> bytes:
     """The METADATA of a wheel elsewhere: its whole table is checked as that of a wheel on disk, and this one member."""
     member = _metadata(read_table(remote, filename, remote.size), filename)
-    return b"".join(member_source(remote.read_at, locate(remote.read_at, filename, remote.size, member)).chunks())
+    placed = locate(remote.read_at, filename, remote.size, member)
+    with blamed_on(f"{filename}: {member.name}"):
+        return b"".join(member_source(remote.read_at, placed).chunks())
 
 
 def _metadata(members: Iterable[Member], filename: str) -> Member:

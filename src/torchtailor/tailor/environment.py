@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import open_artifact
-from torchtailor.artifact.installed import InstalledDistribution, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
 from torchtailor.artifact.sites import active_environment
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
@@ -113,14 +113,10 @@ def _check_earlier(chains: Chains, settings: Settings) -> None:
 def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob], list[LibraryOutcome]]:
     """The libraries to cut, and those that cannot be replaced."""
     strip = settings.strips(usually=False)
-    owners: dict[str, list[InstalledDistribution]] = {}
-    for one in installed_in(site):
-        for name in one.files:
-            owners.setdefault(name, []).append(one)
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[_PlaceJob] = []
     skipped: list[LibraryOutcome] = []
-    for name, holders in sorted(owners.items()):
+    for name, owners in sorted(owners_by_file(installed_in(site)).items()):
         path = site / name
         if not path.is_file() or not is_library(path):
             continue
@@ -131,11 +127,11 @@ def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob],
         elif folder.stat().st_dev != device:
             skipped.append(LibraryOutcome.skipped(name, size, "it lies on another disk than site-packages"))
         else:
-            missing = not settings.nvidia and any(needs_nvidia_option(name, one.metadata) for one in holders)
+            missing = not settings.nvidia and any(needs_nvidia_option(name, one.metadata) for one in owners)
             work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run, durable=True)
             place = state / "staging" / str(len(jobs))
             removed = state / "removed" if settings.keep_removed else None
-            jobs.append(_PlaceJob(name, size, path, tuple(holders), work, place / path.name, removed))
+            jobs.append(_PlaceJob(name, size, path, owners, work, place / path.name, removed))
     return jobs, skipped
 
 
