@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
 
 _OURS = re.compile(r"torch|triton|(?:nvidia|cuda)-.+")
 
@@ -37,7 +37,7 @@ def copy_stock(source: Path, prefix: Path) -> tuple[str, ...]:
     return tuple(one.metadata.name for one in chosen)
 
 
-def with_torch(installed: dict[str, Installed]) -> tuple[Installed, ...]:
+def with_torch(installed: dict[str, InstalledDistribution]) -> tuple[InstalledDistribution, ...]:
     """torch and the CUDA packages it requires, directly or indirectly; nvidia-ml-py and others are not included."""
     waiting, found = ["torch"], {}
     while waiting:

@@ -18,12 +18,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Undo an in-place tailoring, or say how to reinstall what cannot be restored."""
-    from torchtailor.tailor.environment import find_sites
+    from torchtailor.tailor.environment import environment_sites
     from torchtailor.tailor.restore import restore_environment
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:
-        results = [restore_environment(site, dry_run=dry_run, progress=bar) for site in find_sites(env)]
+        results = [restore_environment(site, dry_run=dry_run, progress=bar) for site in environment_sites(env)]
     commands = [command for result in results for command in result.commands]
     if json:
         print_json({"dry_run": dry_run, "environments": results})

@@ -103,12 +103,11 @@ def _without_code(torch: InstalledTorch, host: Host, catalog: Catalog) -> tuple[
 
     devices: list[Capability] = [gpu.compute for gpu in host.visible_gpus if gpu.compute is not None]
     found = []
-    for report in inspect([Path(torch.path).parent]) if devices else ():
-        for library in report.libraries:
-            fits = [gpu_fit(library, device, catalog.rules) for device in devices]
-            ours = library.name.startswith(("torch/", "nvidia/"))
-            if library.has_code and not ours and not all(fit.fit.runs or fit.linked_at_run_time for fit in fits):
-                found.append((library.name, ", ".join(group.label for group in library.architectures)))
+    for library in inspect(Path(torch.path).parent, catalog=catalog).libraries if devices else ():
+        fits = [gpu_fit(library, device, catalog.rules) for device in devices]
+        ours = library.name.startswith(("torch/", "nvidia/"))
+        if library.has_code and not ours and not all(fit.fit.runs or fit.linked_at_run_time for fit in fits):
+            found.append((library.name, ", ".join(group.label for group in library.architectures)))
     return tuple(found)
 
 

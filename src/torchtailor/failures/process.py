@@ -10,7 +10,7 @@ from torchtailor.failures.diagnosis import find_failures
 from torchtailor.failures.known import FailureTable
 
 if TYPE_CHECKING:
-    from torchtailor.artifact.launch import Ran
+    from torchtailor.artifact.launch import FinishedProcess
 
 _SIGNALS = {
     signal.SIGILL: "an illegal instruction: this CPU lacks an instruction set that the build uses unconditionally",
@@ -23,7 +23,7 @@ _NOT_LOADED = ("missing-shared-library", "no-driver")
 _MISSING_MODULE = re.compile(r"No module named '([\w.]{1,200})'")
 
 
-def how_it_ended(ran: Ran) -> str:
+def how_it_ended(ran: FinishedProcess) -> str:
     """A sentence for a process that did not end well."""
     if ran.signal is not None:
         known = _SIGNALS.get(signal.Signals(ran.signal), signal.Signals(ran.signal).name)
@@ -31,14 +31,14 @@ def how_it_ended(ran: Ran) -> str:
     return f"It ended with: {ran.last_words}"
 
 
-def message_of(ran: Ran) -> str:
+def message_of(ran: FinishedProcess) -> str:
     """What a shell would show of a process; empty where all went well."""
     if ran.signal is not None:
         return signal.strsignal(ran.signal) or f"signal {ran.signal}"
     return ran.errors if ran.code else ""
 
 
-def missing_dependency(ran: Ran) -> str | None:
+def missing_dependency(ran: FinishedProcess) -> str | None:
     """The library or package that was not found, where it is none of torch's own."""
     named = (found.names for found in find_failures(ran.errors, FailureTable.RUNTIME) if found.failure in _NOT_LOADED)
     library = next((names["library"] for names in named if "library" in names), None)

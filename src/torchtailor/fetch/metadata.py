@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,13 @@ from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.settings import redact
+from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
 _BLOCK = 32 << 10
@@ -91,7 +93,7 @@ class FactsReader:
             if answer.status == 200 and _is(answer.body, file):
                 return Facts(answer.body, file.size or self._size(file))
         remote = RangeFile(self._client, file.url)
-        return Facts(_from_zip(remote, file.filename), remote.size)
+        return Facts(_from_remote(remote, file.filename), remote.size)
 
     def _size(self, file: WheelFile) -> int:
         size = self._client.size(file.url)
@@ -111,25 +113,27 @@ def _is(text: bytes, file: WheelFile) -> bool:
 def read_local(path: Path) -> bytes:
     """The METADATA of a wheel on disk."""
     try:
-        with path.open("rb") as file:
-            return _from_zip(file, path.name)
+        with WheelArchive(path) as archive:
+            return archive.read(_metadata(archive.members.values(), path.name).name)
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _from_zip(file: io.BufferedReader | RangeFile, filename: str) -> bytes:
+def _from_remote(remote: RangeFile, filename: str) -> bytes:
+    """The METADATA of a wheel elsewhere: its whole table is checked as that of a wheel on disk, and this one member."""
+    member = _metadata(read_table(remote, filename, remote.size), filename)
+    placed = locate(remote.read_at, filename, remote.size, member)
+    with blamed_on(f"{filename}: {member.name}"):
+        return b"".join(member_source(remote.read_at, placed).chunks())
+
+
+def _metadata(members: Iterable[Member], filename: str) -> Member:
     name = canonicalize_name(filename.split("-", maxsplit=1)[0])
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for info in archive.infolist():
-                folder, _, rest = info.filename.partition("/")
-                match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
-                if rest == "METADATA" and match and canonicalize_name(match[1]) == name:
-                    if info.file_size > _METADATA_LIMIT:
-                        break
-                    return archive.read(info)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OverflowError) as error:
-        raise BadInputError(f"{filename} is not a readable wheel: {error}.", "Fetch it again.") from error
+    for member in members:
+        folder, _, rest = member.name.partition("/")
+        match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
+        if rest == "METADATA" and match and canonicalize_name(match[1]) == name and member.size <= _METADATA_LIMIT:
+            return member
     raise BadInputError(f"{filename} has no readable METADATA.", "It is not a wheel of that name.")
 
 
@@ -172,11 +176,12 @@ class RangeFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         end = self.size if size is None or size < 0 else min(self._position + size, self.size)
-        data = self._range(self._position, end)
+        data = self.read_at(self._position, end - self._position)
         self._position += len(data)
         return data
 
-    def _range(self, start: int, end: int) -> bytes:
+    def read_at(self, start: int, size: int) -> bytes:
+        end = min(start + size, self.size)
         if start >= end:
             return b""
         for at, data in self._blocks:

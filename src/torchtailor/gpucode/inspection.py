@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.catalog.gpus import Capability, CodeKind, Fit, GpuRules
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
-from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport, merge_groups
+from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
+from torchtailor.licences import maker_of, needs_nvidia_option
 
 SCHEMA = "torchtailor.inspect/1"
 
@@ -16,25 +18,48 @@ _KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
-    """How a library has to be treated when it is cut."""
+class Skipped:
+    """An ELF file that was not read, and why."""
 
-    every_minor: bool  # it looks kernels up itself: keep all that the GPU could run
-    consent: bool  # its licence speaks of changed copies: the user has to say so
+    name: str
+    reason: str
+    damaged: bool  # False where it is whole but none of ours: another processor, 32-bit
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReport:
+    """All libraries of one path."""
+
+    path: str
+    kind: ArtifactKind
+    libraries: tuple[LibraryReport, ...]
+    skipped: tuple[Skipped, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """Everything that was found, and the GPUs it is seen for."""
 
-    inputs: tuple[InputReport, ...]
-    devices: tuple[Capability, ...]
+    artifacts: tuple[ArtifactReport, ...]
+    gpus: tuple[Gpu, ...]
     rules: GpuRules
-    care: Callable[[str], Care]
 
     @property
     def libraries(self) -> tuple[LibraryReport, ...]:
-        return tuple(library for report in self.inputs for library in report.libraries)
+        return tuple(library for report in self.artifacts for library in report.libraries)
+
+    @property
+    def damaged(self) -> tuple[Skipped, ...]:
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if skipped.damaged)
+
+    @property
+    def foreign(self) -> tuple[Skipped, ...]:
+        """What is whole, but for other processors."""
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if not skipped.damaged)
+
+    @property
+    def devices(self) -> tuple[Capability, ...]:
+        return tuple(gpu.capability for gpu in self.gpus)
 
     @property
     def architectures(self) -> tuple[ImageGroup, ...]:
@@ -43,21 +68,20 @@ class Inspection:
 
     def saved(self, library: LibraryReport, *devices: Capability) -> int:
         """About how many bytes tailoring for these devices would take out."""
-        every_minor = self.care(library.name).every_minor
-        return library.stored - kept_bytes(library, devices, self.rules, every_minor=every_minor)
+        own_lookup = maker_of(library.name) is not None  # NVIDIA's look kernels up themselves: all that could run stays
+        return library.stored - kept_bytes(library, devices, self.rules, every_minor=own_lookup)
 
     def saved_in_all(self, *devices: Capability, consent: bool) -> int:
         """The same over all libraries that do (or do not) need the user's consent."""
-        return sum(
-            self.saved(library, *devices) for library in self.libraries if self.care(library.name).consent is consent
-        )
+        asked_for = (library for library in self.libraries if needs_nvidia_option(library.name, None) is consent)
+        return sum(self.saved(library, *devices) for library in asked_for)
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/inspect.md describes."""
         return {
             "schema": SCHEMA,
             "gpus": [str(device) for device in self.devices],
-            "inputs": [self._input(report) for report in self.inputs],
+            "inputs": [self._artifact(report) for report in self.artifacts],
             "totals": self._totals(),
         }
 
@@ -79,7 +103,7 @@ class Inspection:
             ],
         }
 
-    def _input(self, report: InputReport) -> dict[str, Any]:
+    def _artifact(self, report: ArtifactReport) -> dict[str, Any]:
         return {
             "path": report.path,
             "kind": report.kind.value,

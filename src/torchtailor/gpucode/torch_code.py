@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.artifact.libraries import loose_libraries
 from torchtailor.catalog import Capability, Catalog, CodeTarget, Fit, Gpu
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.inspect import inspect
@@ -42,9 +43,8 @@ class TorchCode:
 
 def read_torch(torch: Path) -> TorchCode:
     """Read the libraries of an installed torch and of NVIDIA's packages beside it."""
-    folders = [folder for folder in (torch / "lib", torch.parent / "nvidia") if folder.is_dir()]
-    libraries = (library for report in inspect(folders) for library in report.libraries if library.has_code)
-    return TorchCode(tuple(libraries))
+    folders = [folder for folder in (torch / "lib", torch.parent / "nvidia") if any(loose_libraries([folder]))]
+    return TorchCode(tuple(library for library in inspect(folders).libraries if library.has_code))
 
 
 def suitable_gpus(codes: Sequence[CodeTarget], catalog: Catalog) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import FileType, Machine, Section, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, FileType, Section, SectionType
 from torchtailor.errors import BadInputError
 from torchtailor.hostcode.frames import frame_ranges
 
@@ -79,7 +79,7 @@ class CodeImage:
             raise BadInputError(f"{path} is an object file that was not linked.", "Give a shared library or a program.")
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> ElfMachine:
         return self.elf.machine
 
     @cached_property

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.binary.elf_headers import Machine, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, SectionType
 from torchtailor.hostcode.image import RELA, SYMBOL, Addresses, CodeImage
 
 _CHUNK = 16 << 20
@@ -51,7 +51,7 @@ class Links:
 
     def __init__(self, image: CodeImage) -> None:
         self.image = image
-        self._arm = image.machine is Machine.AARCH64
+        self._arm = image.machine is ElfMachine.AARCH64
 
     # -- data --------
 

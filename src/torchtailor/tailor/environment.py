@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.inputs import site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.artifact import open_artifact
+from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
+from torchtailor.artifact.sites import active_environment
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
@@ -34,7 +35,7 @@ class _PlaceJob:
     name: str
     size: int
     path: Path
-    owners: tuple[Installed, ...]
+    owners: tuple[InstalledDistribution, ...]
     work: LibraryWork
     staged: Path
     removed: Path | None
@@ -44,26 +45,19 @@ class _PlaceJob:
         return {**self.__dict__, "owners": ()}
 
 
-def find_sites(environment: Path | None) -> tuple[Path, ...]:
+def environment_sites(environment: Path | None) -> tuple[Path, ...]:
     """The site-packages folders of an environment; without one, of the active or else the running one."""
+    environment = environment or active_environment()
     if environment is None:
-        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-        if active:
-            return find_sites(Path(active))
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
-    if not environment.is_dir():
-        raise NoMatchError(f"{environment} is not a folder.", "Give the environment's folder: --env .venv")
-    patterns = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
-    found = site_packages(environment) or tuple(path for pattern in patterns for path in environment.glob(pattern))
-    if not found and _has_packages(environment):
-        found = (environment,)
-    sites = {path.resolve(): path for path in sorted(found) if _has_packages(path)}
+    found = open_artifact(environment).site_packages or (environment,)
+    sites = tuple(site for site in found if _has_packages(site))
     if not sites:
         raise NoMatchError(
             f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
         )
-    return tuple(sites.values())
+    return sites
 
 
 def _has_packages(folder: Path) -> bool:
@@ -119,14 +113,10 @@ def _check_earlier(chains: Chains, settings: Settings) -> None:
 def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob], list[LibraryOutcome]]:
     """The libraries to cut, and those that cannot be replaced."""
     strip = settings.strips(usually=False)
-    owners: dict[str, list[Installed]] = {}
-    for one in installed_in(site):
-        for name in one.files:
-            owners.setdefault(name, []).append(one)
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[_PlaceJob] = []
     skipped: list[LibraryOutcome] = []
-    for name, holders in sorted(owners.items()):
+    for name, owners in sorted(owners_by_file(installed_in(site)).items()):
         path = site / name
         if not path.is_file() or not is_library(path):
             continue
@@ -137,11 +127,11 @@ def _jobs(site: Path, state: Path, settings: Settings) -> tuple[list[_PlaceJob],
         elif folder.stat().st_dev != device:
             skipped.append(LibraryOutcome.skipped(name, size, "it lies on another disk than site-packages"))
         else:
-            missing = not settings.nvidia and any(needs_nvidia_option(name, one.metadata) for one in holders)
+            missing = not settings.nvidia and any(needs_nvidia_option(name, one.metadata) for one in owners)
             work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run, durable=True)
             place = state / "staging" / str(len(jobs))
             removed = state / "removed" if settings.keep_removed else None
-            jobs.append(_PlaceJob(name, size, path, tuple(holders), work, place / path.name, removed))
+            jobs.append(_PlaceJob(name, size, path, owners, work, place / path.name, removed))
     return jobs, skipped
 
 

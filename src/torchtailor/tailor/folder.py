@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.installed import Installed, find_installed
+from torchtailor.artifact.artifact import nothing_in
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -17,6 +18,7 @@ from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.work import LibraryWork, is_library, run_all
 from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
 
 
@@ -41,6 +43,8 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, progress: Prog
         installed = find_installed(folder)
         with working_folder(existing(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
+            if not tree.libraries:
+                raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
             results = run_all(_cut_or_copy, jobs, processes=settings.processes)
             progress.begin(folder.name, sum(job.size for job in jobs))
@@ -169,22 +173,22 @@ class _Tree:
 
 
 def _jobs(
-    folder: Path, target: Path, libraries: list[Path], installed: tuple[Installed, ...], settings: Settings
+    folder: Path, target: Path, libraries: list[Path], installed: tuple[InstalledDistribution, ...], settings: Settings
 ) -> list[_FileJob]:
-    owners = {path: one for one in installed for path in one.files}
+    owners = owners_by_file(installed)
     strip = settings.strips(usually=False)
     jobs = []
     for path in libraries:
         name = path.relative_to(folder).as_posix()
-        owner = owners.get(name)
-        missing = not settings.nvidia and needs_nvidia_option(name, owner.metadata if owner else None)
+        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
+        missing = not settings.nvidia and any(needs_nvidia_option(name, package) for package in packages)
         work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run)
         jobs.append(_FileJob(name, path.stat().st_size, path, target / name, work))
     return jobs
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[Installed, ...], outcomes: Mapping[str, LibraryOutcome]
+    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], outcomes: Mapping[str, LibraryOutcome]
 ) -> None:
     """A RECORD in the copy must say what is in the copy."""
     for one in installed:

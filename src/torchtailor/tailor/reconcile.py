@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.installed import Installed, read_installed
+from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import write_atomically
 from torchtailor.tailor.journal import Change, FileState, Journal
 from torchtailor.tailor.manifest import environment_manifest
@@ -37,7 +37,7 @@ def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) ->
     return chains
 
 
-def settle(journal: Journal, one: Installed, states: Mapping[str, FileState], chains: Chains) -> None:
+def settle(journal: Journal, one: InstalledDistribution, states: Mapping[str, FileState], chains: Chains) -> None:
     """Write a distribution's manifest and RECORD so that they say what is there."""
     rows = [merged_row(chains[path]) for path in sorted(one.files) if path in chains]
     manifest_path = one.dist_info / MANIFEST

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.progress import Progress
-from torchtailor.tailor.environment import find_sites, tailor_environment
+from torchtailor.tailor.environment import environment_sites, tailor_environment
 from torchtailor.tailor.folder import tailor_file, tailor_folder
 from torchtailor.tailor.outcome import Outcome
 from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.wheel import tailor_wheel
-
-_ZIP_MAGIC = b"PK\x03\x04"
-
-
-class Kind(Enum):
-    """What a path is."""
-
-    WHEEL = "wheel"
-    FOLDER = "folder"
-    LIBRARY = "library"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One input and the place of its output."""
 
-    kind: Kind
+    kind: ArtifactKind
     source: Path
     output: Path
 
@@ -48,10 +38,10 @@ def tailor_paths(
 ) -> Iterator[Outcome | Failure]:
     """Tailor wheels, folders and libraries, one after the other; where one fails the others are still done, unless it
     was for something that stops them too, such as a full disk."""
-    functions = {Kind.WHEEL: tailor_wheel, Kind.FOLDER: tailor_folder, Kind.LIBRARY: tailor_file}
+    functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     for task in plan_tasks(paths, output):
         try:
-            yield functions[task.kind](task.source, task.output, settings, progress)
+            yield functions.get(task.kind, tailor_folder)(task.source, task.output, settings, progress)
         except EnvironmentProblem:
             raise
         except TorchtailorError as error:
@@ -62,7 +52,7 @@ def tailor_in_place(
     environment: Path | None, settings: Settings, progress: Progress | None = None
 ) -> Iterator[Outcome]:
     """Tailor an environment, or the active one, where it is."""
-    for site in find_sites(environment):
+    for site in environment_sites(environment):
         yield tailor_environment(site, settings, progress)
 
 
@@ -80,7 +70,7 @@ def check_all(outcomes: Sequence[Outcome], failures: Sequence[Failure], settings
 
 def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[Task]:
     """What each path is and where its output goes; nothing is read or written yet."""
-    found = [(source, _kind(source)) for path in paths for source in _expand(path)]
+    found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
     several = len(found) > 1
     if several and output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
@@ -92,31 +82,15 @@ def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[Task]:
     return tasks
 
 
-def _expand(path: Path) -> list[Path]:
-    """A folder that holds wheels, and nothing but files, means those wheels."""
-    if not path.is_dir():
-        return [path]
-    wheels = sorted(path.glob("*.whl"))
-    return wheels if wheels and not any(entry.is_dir() for entry in path.iterdir()) else [path]
+def _expand(artifact: Artifact) -> list[tuple[Path, ArtifactKind]]:
+    """A wheelhouse means its wheels."""
+    if artifact.kind is ArtifactKind.WHEELHOUSE:
+        return [(wheel, ArtifactKind.WHEEL) for wheel in artifact.wheels]
+    return [(artifact.path, artifact.kind)]
 
 
-def _kind(path: Path) -> Kind:
-    if path.is_dir():
-        return Kind.FOLDER
-    if not path.exists():
-        raise NoMatchError(
-            f"{path} does not exist.", "Name a library, a wheel or a folder; an environment goes with --env."
-        )
-    if not path.is_file():
-        raise UsageError(f"{path} is neither a file nor a folder.", "Name a library, a wheel or a folder.")
-    if path.suffix == ".whl":
-        return Kind.WHEEL
-    with path.open("rb") as file:
-        return Kind.WHEEL if file.read(4) == _ZIP_MAGIC else Kind.LIBRARY
-
-
-def _output(source: Path, kind: Kind, output: Path | None, *, several: bool) -> Path:
-    if kind is Kind.WHEEL:
+def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool) -> Path:
+    if kind is ArtifactKind.WHEEL:
         return output or Path.cwd()  # a new wheel has a new name
     if output is None:
         raise UsageError(

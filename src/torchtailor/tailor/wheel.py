@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torchtailor.artifact.libraries import is_shared_name, packed_libraries
 from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -17,7 +18,7 @@ from torchtailor.surgery.library import reading_once
 from torchtailor.tailor.manifest import label_of, library_json, manifest
 from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
 from torchtailor.tailor.settings import Settings
-from torchtailor.tailor.work import ELF_MAGIC, LibraryWork, is_library_name, run_all
+from torchtailor.tailor.work import LibraryWork, run_all
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
@@ -175,8 +176,8 @@ def _new_version(distribution: WheelDistribution, settings: Settings) -> str:
 
 def _jobs(distribution: WheelDistribution, scratch: Path, ways: Sequence[Settings]) -> list[_MemberJob]:
     jobs: list[_MemberJob] = []
-    for member in distribution.archive.files:
-        if not is_library_name(member.name) or not distribution.archive.begins_with(member, ELF_MAGIC):
+    for member in packed_libraries(distribution.archive):
+        if not is_shared_name(member.name):
             continue
         consent = needs_nvidia_option(member.name, distribution.metadata)
         works = tuple(
@@ -228,8 +229,8 @@ def _cut(job: _MemberJob) -> tuple[LibraryOutcome, ...]:
     hasher = job.hash.new() if job.hash else None
     job.unpacked.parent.mkdir(parents=True)
     try:
-        with open_member(job.wheel, job.member) as chunks, job.unpacked.open("wb") as file:
-            for chunk in chunks:
+        with open_member(job.wheel, job.member) as source, job.unpacked.open("wb") as file:
+            for chunk in source.chunks():
                 file.write(chunk)
                 if hasher:
                     hasher.update(chunk)

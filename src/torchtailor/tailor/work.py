@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from torchtailor.artifact.libraries import is_elf, is_shared_name
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.surgery.library import Recompress, tailor_library
@@ -24,9 +24,6 @@ from torchtailor.tailor.outcome import LibraryOutcome
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
-_LIBRARY_NAME = re.compile(r"\.so(\.[\w.]+)?$")
-
-ELF_MAGIC = b"\x7fELF"
 
 
 class Job(Protocol):
@@ -75,17 +72,9 @@ class LibraryWork:
             raise
 
 
-def is_library_name(name: str) -> bool:
-    """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`."""
-    return bool(_LIBRARY_NAME.search(name))
-
-
 def is_library(path: Path) -> bool:
     """Whether a file is named like a shared library and is an ELF file."""
-    if not is_library_name(path.name):
-        return False
-    with path.open("rb") as file:
-        return file.read(len(ELF_MAGIC)) == ELF_MAGIC
+    return is_shared_name(path.name) and is_elf(path)
 
 
 def run_all(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.artifact.launch import Launch, Ran, op_suite
+from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
 from torchtailor.errors import BadInputError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.ui.format import human_bytes
@@ -120,7 +120,7 @@ def _measured(case: CaseResult) -> bool:
     return case.passed and isinstance(case.error, float) and bool(case.limit)
 
 
-def _not_imported(launch: Launch, ran: Ran) -> Check:
+def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     missing = missing_dependency(ran)
     if missing is not None and not launch.whole:
         reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"

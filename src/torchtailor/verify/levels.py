@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
-from torchtailor.artifact.launch import NotHereError, open_target
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.artifact.launch import NotHereError, start
 from torchtailor.catalog import Catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.detect import detect
@@ -39,8 +39,8 @@ def running_checks(
         return
     with ExitStack() as stack:
         try:
-            launch = stack.enter_context(open_target(artifact.path, python))
-            against = stack.enter_context(open_target(stock.path, python)) if stock and Level.GPU in wanted else None
+            launch = stack.enter_context(start(artifact, python))
+            against = stack.enter_context(start(stock, python)) if stock and Level.GPU in wanted else None
         except (NotHereError, NoMatchError) as error:
             yield from (Check.not_applicable(level, _NAMES[level], error.message) for level in wanted)
             return
@@ -55,10 +55,10 @@ _NAMES = {Level.IMPORT: "import torch", Level.GPU: "op suite"}
 
 def _cannot_start(artifact: Artifact, *, asked: bool) -> str:
     """Why this kind of target is not started; empty where it is."""
-    if artifact.kind is TargetKind.LIBRARY:
+    if artifact.kind is ArtifactKind.LIBRARY:
         return "a library alone cannot be imported"
     if not any(library.name.startswith("torch/") for library in artifact.libraries):
         return "there is no torch in it"
-    if artifact.kind is TargetKind.WHEEL and not asked:
+    if artifact.kind is ArtifactKind.WHEEL and not asked:
         return "a wheel alone lacks its dependencies: install it and verify the environment, or set --level"
     return ""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
@@ -95,6 +98,16 @@ def test_what_is_no_wheel_of_that_name(data: bytes, file: WheelFile, reader: Fac
     site.content[PATH] = data
     with pytest.raises((BadInputError, NetworkError)):
         reader.read(file)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_wheel_that_no_command_would_take(
+    tmp_path: Path, local: bool, file: WheelFile, reader: FactsReader, site: Site
+) -> None:
+    link = build_wheel(tmp_path, {"big/a": b"/etc/passwd"}, name="big", modes={"big/a": stat.S_IFLNK | 0o777})
+    site.content[PATH] = link.read_bytes()
+    with pytest.raises(BadInputError, match="symbolic link"):
+        reader.read(replace(file, url=link.as_uri()) if local else file)
 
 
 def test_a_requirement_that_cannot_be_read(site: Site, reader: FactsReader, file: WheelFile) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.launch import Launch, NotHereError, Ran, op_suite, open_target
+from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.verify import imports
@@ -201,12 +201,12 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_words_for_ends() -> None:
-    assert "illegal instruction" in how_it_ended(Ran(-4, "", "", 0))
-    assert "SIGQUIT" in how_it_ended(Ran(-3, "", "", 0))
-    assert how_it_ended(Ran(1, "", "a\nb\n", 0)) == "It ended with: b"
-    assert how_it_ended(Ran(1, "", "", 0)) == "It ended with: it said nothing"
-    assert missing_dependency(Ran(1, "", "No module named 'torch._C'", 0)) is None
-    assert missing_dependency(Ran(1, "", "ValueError", 0)) is None
+    assert "illegal instruction" in how_it_ended(FinishedProcess(-4, "", "", 0))
+    assert "SIGQUIT" in how_it_ended(FinishedProcess(-3, "", "", 0))
+    assert how_it_ended(FinishedProcess(1, "", "a\nb\n", 0)) == "It ended with: b"
+    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: it said nothing"
+    assert missing_dependency(FinishedProcess(1, "", "No module named 'torch._C'", 0)) is None
+    assert missing_dependency(FinishedProcess(1, "", "ValueError", 0)) is None
 
 
 def test_figures_and_ratios() -> None:

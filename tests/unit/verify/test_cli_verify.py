@@ -78,5 +78,5 @@ def test_bad_names(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_empty_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "libempty.so"
     empty.touch()
-    assert main(["verify", str(empty), "--level", "static"]) == ExitCode.CHECK_FAILED
-    assert "is empty" in capsys.readouterr().out
+    assert main(["verify", str(empty), "--level", "static"]) == ExitCode.BAD_INPUT
+    assert "is empty" in capsys.readouterr().err

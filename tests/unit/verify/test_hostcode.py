@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.artifact import LibraryFile
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError
 from torchtailor.hostcode.analyse import HostCode, analyse
@@ -98,7 +98,7 @@ def test_cores_are_named_where_no_isa_has_it_all() -> None:
     """Armv9-A does not ask for BF16, though its cores have it: the baseline of torch's official aarch64 wheels."""
     catalog = load_catalog()
     words = frozenset({"sve", "bf16"})
-    said = who_has(words, Machine.AARCH64, feature_table(Machine.AARCH64), catalog)
+    said = who_has(words, ElfMachine.AARCH64, feature_table(ElfMachine.AARCH64), catalog)
     assert said.startswith("no ISA of the catalog has all of it, but ")
     assert "neoverse_v1, neoverse_v2" in said
     assert "neoverse_n1" not in said

@@ -14,7 +14,8 @@ from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailor.helpers import install
 from tests.unit.verify.conftest import HOST
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import Artifact, LibraryFile, TargetKind, open_artifact
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import BadInputError, NoMatchError
@@ -365,7 +366,7 @@ class TestKinds:
         }
         (house / "manifest.json").write_text(json.dumps(manifest))
         artifact = open_artifact(house)
-        assert artifact.kind is TargetKind.WHEELHOUSE
+        assert artifact.kind is ArtifactKind.WHEELHOUSE
         proof = prove(house)
         check = line(proof, "dependencies")
         assert check.failed
@@ -389,7 +390,7 @@ class TestKinds:
         install(stock, site)
         (env / "pyvenv.cfg").write_text("home = /usr\n")
         artifact = open_artifact(env)
-        assert artifact.kind is TargetKind.ENVIRONMENT
+        assert artifact.kind is ArtifactKind.ENVIRONMENT
         assert "torch/lib/libtorch_cuda.so" in {library.name for library in artifact.libraries}
         assert artifact.torch_version == "2.10.0"
         proof = prove(env, gpus=["9.0"], against=stock)
@@ -447,24 +448,24 @@ class TestKinds:
         (result / "nix-support").mkdir()
         shutil.copy(HOST / "x86_64" / "dispatched.so", lib / "libtorch_cpu.so")
         artifact = open_artifact(result)
-        assert artifact.kind is TargetKind.NIX
+        assert artifact.kind is ArtifactKind.NIX
         assert [library.name for library in artifact.libraries] == ["torch/lib/libtorch_cpu.so"]
 
     def test_library(self) -> None:
         artifact = open_artifact(HOST / "x86_64" / "dispatched.so")
-        assert artifact.kind is TargetKind.LIBRARY
+        assert artifact.kind is ArtifactKind.LIBRARY
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(NoMatchError):
             open_artifact(tmp_path / "none")
         with pytest.raises(BadInputError, match="no libraries"):
-            open_artifact(tmp_path)
+            _ = open_artifact(tmp_path).libraries
 
     def test_no_zip(self, tmp_path: Path) -> None:
         path = tmp_path / "torch-2.10.0-cp313-cp313-linux_x86_64.whl"
         path.write_bytes(b"no zip at all")
         with pytest.raises(BadInputError):
-            open_artifact(path)
+            _ = open_artifact(path).libraries
 
     def test_a_manifest_that_is_no_json(self, tmp_path: Path, stock: Path) -> None:
         house = tmp_path / "house"
@@ -472,31 +473,32 @@ class TestKinds:
         shutil.copy(stock, house)
         (house / "manifest.json").write_text("{")
         with pytest.raises(BadInputError, match="not JSON"):
-            open_artifact(house)
+            _ = open_artifact(house).manifest
 
 
 class TestLibrariesOfTheSystem:
     """A torch compiled here may be linked with what the system has: its wheelhouse says so, an environment shows it."""
 
     @staticmethod
-    def needed(kind: TargetKind, wanted: str, manifest: dict[str, object]) -> Check:
+    def needed(kind: ArtifactKind, wanted: str, manifest: dict[str, object]) -> Check:
         file = LibraryFile("torch/lib/libtorch_cpu.so", "", 1, Path("libtorch_cpu.so"))
         facts = LibraryFacts(file, elf=ElfFacts("x86_64", "libtorch_cpu.so", (wanted,), ("$ORIGIN",), (), ()))
-        artifact = Artifact(Path("x"), kind, (), (file,), manifest, {})
+        artifact = Artifact(Path("x"), kind)
+        vars(artifact).update(libraries=(file,), manifest=manifest, tailored={})
         return next(check for check in elf_checks(artifact, (facts,)) if check.name == "NEEDED entries")
 
     def test_what_the_manifest_names_is_found(self) -> None:
         manifest: dict[str, object] = {"proof": {"libraries_of_the_system": ["libopenblas.so.0"]}}
-        check = self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", manifest)
+        check = self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", manifest)
         assert check.outcome is CheckOutcome.PASS
         assert "libopenblas.so.0" in check.reason
 
     @pytest.mark.parametrize("proof", [None, {}, {"libraries_of_the_system": ["libfmt.so.10"]}])
     def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
-        assert self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
+        assert self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
 
     def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "libopenblas.so.0").touch()
         monkeypatch.setattr("torchtailor.verify.static.elf_checks._loader_places", lambda: (tmp_path,))
-        assert not self.needed(TargetKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
-        assert self.needed(TargetKind.ENVIRONMENT, "libfmt.so.10", {}).failed
+        assert not self.needed(ArtifactKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
+        assert self.needed(ArtifactKind.ENVIRONMENT, "libfmt.so.10", {}).failed

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.source import Source, open_source
+from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
 from torchtailor.gpucode.kernels import names_in_cubin
@@ -52,7 +52,7 @@ def _needed(code: LibraryCode, policy: Policy | None) -> list[Image]:
     return needed
 
 
-def _missing(before: Source, wanted: list[Image], after: Source, there: list[Image]) -> list[Image]:
+def _missing(before: ByteSource, wanted: list[Image], after: ByteSource, there: list[Image]) -> list[Image]:
     """Those of the wanted images whose content is not there; as stored first, which is cheap, then unpacked."""
     stored = Counter((image.label, _stored(after, image)) for image in there)
     rest = []
@@ -76,18 +76,18 @@ def _missing(before: Source, wanted: list[Image], after: Source, there: list[Ima
     return lost
 
 
-def _stored(source: Source, image: Image) -> bytes:
+def _stored(source: ByteSource, image: Image) -> bytes:
     return hashlib.blake2b(source.read(image.payload_offset, image.payload_size), digest_size=20).digest()
 
 
-def _raw(source: Source, image: Image) -> bytes:
+def _raw(source: ByteSource, image: Image) -> bytes:
     try:
         return hashlib.blake2b(decompress(source, image), digest_size=20).digest()
     except BadInputError:
         return _stored(source, image)
 
 
-def _kernels(source: Source, images: list[Image]) -> set[str]:
+def _kernels(source: ByteSource, images: list[Image]) -> set[str]:
     names: set[str] = set()
     for image in images:
         try:

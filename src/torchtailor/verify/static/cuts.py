@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.sites import installed_path
 from torchtailor.catalog import Catalog, CodeTarget, TorchArch
 from torchtailor.gpucode.policy import Policy
 from torchtailor.licences import maker_of

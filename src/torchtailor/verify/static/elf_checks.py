@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.elf_facts import ElfFacts
@@ -72,7 +72,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
                 continue
-            if wanted in declared or (artifact.kind is TargetKind.ENVIRONMENT and _of_this_machine(wanted)):
+            if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
             target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
@@ -84,7 +84,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     if elsewhere:
         more = ", ..." if len(elsewhere) > _SHOWN else ""
         shown = f"{len(elsewhere)} libraries of other packages: {', '.join(list(elsewhere)[:_SHOWN])}{more}"
-        if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+        if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
             return Check.not_applicable(Level.STATIC, name, f"not checked for {shown}", elsewhere=elsewhere)
         return Check.of(Level.STATIC, name, True, f"all resolve, except {shown}", elsewhere=elsewhere)
     reason = f"all {asked} NEEDED entries resolve, in the artifact or on the system"
@@ -112,7 +112,7 @@ def _on_disk(elf: ElfFacts, wanted: str) -> bool:
 
 def _may_be_elsewhere(artifact: Artifact, path: str, elf: ElfFacts, places: set[str]) -> bool:
     """Whether the library's own search path leaves the artifact."""
-    if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+    if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
         return True
     if artifact.complete:
         return False

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.cpus import Isa
 from torchtailor.hostcode.analyse import HostCode, UseGroup
@@ -16,7 +16,7 @@ from torchtailor.hostcode.readable import readable
 from torchtailor.verify.result import Check, CheckOutcome, Level
 from torchtailor.verify.static.read import LibraryFacts
 
-_BASE = {Machine.X86_64: "x86-64", Machine.AARCH64: "Armv8.0-A"}
+_BASE = {ElfMachine.X86_64: "x86-64", ElfMachine.AARCH64: "Armv8.0-A"}
 _UNCONDITIONAL = (Reach.STARTUP, Reach.PLAIN)
 _SHOWN = 3
 _DETAILED = 20
@@ -47,7 +47,7 @@ def host_checks(
         yield Check.of(Level.STATIC, f"host code within {isa.name}", False, reason)
 
 
-def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: Catalog) -> Check:
+def _baseline(read: Sequence[tuple[str, HostCode]], machine: ElfMachine, catalog: Catalog) -> Check:
     """What a CPU must have to load it, and to run what is behind no dispatch: reported, not judged."""
     table = feature_table(machine)
     base = _BASE[machine]
@@ -85,7 +85,7 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
     )
 
 
-def who_has(words: frozenset[str], machine: Machine, table: FeatureTable, catalog: Catalog) -> str:
+def who_has(words: frozenset[str], machine: ElfMachine, table: FeatureTable, catalog: Catalog) -> str:
     """The ISAs whose every CPU has these words; where there is none, the cores that do."""
     isas = [i.name for i in catalog.isas.values() if i.arch == machine.arch and words <= table.closure(i.requires)]
     if isas:
@@ -107,7 +107,7 @@ def _needed(read: Sequence[tuple[str, HostCode]], words: frozenset[str], table: 
 
 def _within(read: Sequence[tuple[str, HostCode]], isa: Isa, as_stock: Collection[str]) -> Iterator[Check]:
     """The proof: no constructor and no plain function needs what the ISA does not have."""
-    table = feature_table(Machine[isa.arch.upper()])
+    table = feature_table(ElfMachine[isa.arch.upper()])
     allowed = table.closure(isa.requires)
     clean = 0
     for name, host in read:
@@ -162,7 +162,7 @@ def _beyond(
 
 def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:
     """Code that uses the ISA exists: it was not compiled for something less."""
-    table = feature_table(Machine[isa.arch.upper()])
+    table = feature_table(ElfMachine[isa.arch.upper()])
     uses: Counter[str] = Counter()
     for _, host in read:
         uses.update(host.uses)

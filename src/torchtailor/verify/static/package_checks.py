@@ -12,9 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
-from torchtailor.artifact.inputs import site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.artifact import Artifact
 from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.cuts import cut_records
@@ -39,9 +37,8 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
         packages = {metadata.name: metadata for _, metadata in read if metadata}
         yield from _together([check for check, _ in read])
     else:
-        installed = _installed(artifact)
-        yield _installed_record(artifact, installed, libraries)
-        packages = {package.metadata.name: package.metadata for package in installed}
+        yield _installed_record(artifact, libraries)
+        packages = {package.metadata.name: package.metadata for package in artifact.installed}
     yield from _tailored(artifact, libraries)
     yield _version(packages, expected)
     yield _python(artifact, libraries, expected)
@@ -87,15 +84,9 @@ def _differs(facts: LibraryFacts) -> bool:
     return bool(facts.problem) and not facts.sha256 and "RECORD" in facts.problem
 
 
-def _installed(artifact: Artifact) -> tuple[Installed, ...]:
-    if artifact.kind is TargetKind.LIBRARY:
-        return ()
-    roots = site_packages(artifact.path) or tuple(artifact.path.glob("lib/python3*/site-packages")) or (artifact.path,)
-    return tuple(package for root in roots for package in installed_in(root))
-
-
-def _installed_record(artifact: Artifact, installed: Sequence[Installed], libraries: Sequence[LibraryFacts]) -> Check:
+def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     name = "RECORD and hashes"
+    installed = artifact.installed
     if not installed:
         return Check.not_applicable(Level.STATIC, name, f"this {artifact.kind.value} has no installed packages")
     digests = {facts.file.path.resolve(): facts.sha256 for facts in libraries if facts.sha256}
@@ -111,7 +102,7 @@ def _installed_record(artifact: Artifact, installed: Sequence[Installed], librar
                     wrong.append(f"{row.path} is not there")
             elif row.size is not None and place.stat().st_size != row.size:
                 wrong.append(f"{row.path} is {place.stat().st_size} bytes long and should be {row.size}")
-            elif row.hash and (digest := digests.get(place.resolve())):
+            elif row.hash and row.hash.algorithm == "sha256" and (digest := digests.get(place.resolve())):
                 hashed += 1
                 if str(row.hash) != str(FileHash.from_hex(digest)):
                     wrong.append(f"{row.path} differs from its hash in RECORD")

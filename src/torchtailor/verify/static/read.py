@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, LibraryFile, Unpacked, unpacked
+from torchtailor.artifact.artifact import Artifact, Unpacked
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import FileType
 from torchtailor.binary.source import open_source
@@ -55,11 +56,12 @@ def _read_all(
     progress.begin("Reading libraries", sum(library.size for library in artifact.libraries))
     for library in artifact.libraries:
         progress.reading(library.short_name)
-        yield read_safely(library, allowed, host_code=host_code, while_open=while_open)
+        yield read_safely(artifact, library, allowed, host_code=host_code, while_open=while_open)
         progress.advance(library.size)
 
 
 def read_safely(
+    artifact: Artifact,
     library: LibraryFile,
     allowed: frozenset[str] = frozenset(),
     *,
@@ -68,7 +70,7 @@ def read_safely(
 ) -> LibraryFacts:
     """All facts of one library, or the problem with it."""
     try:
-        with unpacked(library) as file:
+        with artifact.unpacked(library) as file:
             facts = read_library(library, file, allowed, host_code=host_code)
             if while_open:
                 while_open(library, file.path)

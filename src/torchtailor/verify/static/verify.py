@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Catalog, TorchArch
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
@@ -74,6 +75,7 @@ class _Comparison:
     """Compares each library with stock's of the same name while both are files."""
 
     def __init__(self, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
+        self._artifact = stock
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
         self._catalog = catalog
@@ -93,7 +95,7 @@ class _Comparison:
                 rules=self._catalog.rules,
                 keep_all_minors=maker_of(library.name) is not None,
             )
-        with unpacked(other) as file:
+        with self._artifact.unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
             found = compare_code(library.name, file.path, path, policy)
             if same_code(file.path, path):
@@ -107,7 +109,7 @@ class _Comparison:
         """Every library of stock; those that the artifact does not have are read now."""
         for name, library in self._stock.items():
             if name not in self.stock_facts:
-                self.stock_facts[name] = read_safely(library, host_code=False)
+                self.stock_facts[name] = read_safely(self._artifact, library, host_code=False)
         return tuple(self.stock_facts.values())
 
     def named(self, facts: LibraryFacts) -> LibraryFacts:
