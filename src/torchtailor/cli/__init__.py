@@ -23,7 +23,7 @@ COMMANDS: dict[str, Command] = {
     "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
-    "restore": Command("restore", "Undo an in-place tailoring, or say how to reinstall what cannot be restored."),
+    "restore": Command("restore", "Undo an in-place tailoring, or print how to reinstall what cannot be restored."),
     "verify": Command("verify", "Check an artifact: its GPU code, host code, files, import, and results on the GPU."),
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),

@@ -14,31 +14,30 @@ def command(
     env: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The environment; by default the active one.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Undo an in-place tailoring, or say how to reinstall what cannot be restored."""
-    from torchtailor.tailor.environment import environment_sites
-    from torchtailor.tailor.restore import restore_environment
+    """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
+    from torchtailor.tailor.restore import restore
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:
-        results = [restore_environment(site, dry_run=dry_run, progress=bar) for site in environment_sites(env)]
-    commands = [command for result in results for command in result.commands]
+        results = restore(env, dry_run=dry_run, progress=bar)
+    commands = [line for result in results for line in result.commands]
     if json:
         print_json({"dry_run": dry_run, "environments": results})
-    else:
-        restored = [library for result in results for library in result.libraries]
-        size = sum(result.size for result in results)
-        if restored:
-            verb = "Would restore" if dry_run else "Restored"
-            out().print(f"{verb} {len(restored)} libraries, {human_bytes(size)}:", markup=False)
-            for library in restored:
-                out().print(f"  {library}", markup=False)
-        if commands:
-            out().print("Of these packages nothing was kept (no --keep-removed). To have them back, run:", markup=False)
-            for line in commands:
-                out().print(f"  {line}", markup=False)
-        if not restored and not commands:
-            out().print("Nothing was cut here: there is nothing to restore.", markup=False)
+        return ExitCode.ENVIRONMENT if commands else ExitCode.OK
+    restored = [library for result in results for library in result.libraries]
+    if restored:
+        verb = "Would restore" if dry_run else "Restored"
+        size = human_bytes(sum(result.size for result in results))
+        out().print(f"{verb} {len(restored)} libraries, {size}:", markup=False)
+        for library in restored:
+            out().print(f"  {library}", markup=False)
+    if commands:
+        out().print("These packages were cut without --keep-removed. To reinstall them, run:", markup=False)
+        for line in commands:
+            out().print(f"  {line}", markup=False)
+    if not restored and not commands:
+        out().print("Nothing was cut in this environment: there is nothing to restore.", markup=False)
     return ExitCode.ENVIRONMENT if commands else ExitCode.OK

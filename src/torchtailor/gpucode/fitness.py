@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules, TorchArch
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ContainerGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.targets import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GpuFit:
 
 def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuFit:
     """How a device uses a library's code."""
+    policy = Policy(Targets((TorchArch(device),)), rules)
     used: Counter[CodeTarget] = Counter()
     apart: Counter[CodeTarget] = Counter()  # from containers of PTX alone, which stand beside those of cubins
     containers: Counter[Fit] = Counter()
@@ -47,13 +50,12 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
     for group in library.container_groups:
         if _unused(library, group):
             continue
-        codes = [code for code in group.bytes_by_target if code is not None]
-        best = rules.best(device, codes)
+        best = next(iter(policy.loaded(group.images)), None)
         if best is not None:
             containers[rules.fit(device, best)] += group.containers
-            alone = all(code.kind is not CodeKind.CUBIN for code in codes)
+            alone = all(code is None or code.kind is not CodeKind.CUBIN for code in group.bytes_by_target)
             (apart if alone else used)[best] += group.bytes_by_target[best]
-        elif any(_links(device, code) for code in codes):
+        elif policy.usable(group.images):
             linked += group.containers
         else:
             containers[Fit.NONE] += group.containers
@@ -63,38 +65,24 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
     return GpuFit(device, fit, most, containers, linked)
 
 
-def kept_bytes(library: LibraryReport, devices: Iterable[Capability], rules: GpuRules, *, every_minor: bool) -> int:
-    """About how many bytes of GPU code would be left after tailoring for these devices.
+def kept_bytes(library: LibraryReport, policy: Policy) -> int:
+    """How many bytes of GPU code would be left after tailoring, if all cubins of a container have the same kernels.
 
-    `every_minor` is the careful rule for NVIDIA's own libraries: all that a device could run stays, not the best.
+    Where a lesser cubin has a kernel that the best one lacks it stays too; that is known only after unpacking both.
     """
-    devices = tuple(devices)
-    kept = 0
-    for group in library.container_groups:
-        kept += group.containers * CONTAINER_HEADER.size
-        if _unused(library, group):
-            continue
-        needed = {code for device in devices for code in _needed(group, device, rules, every_minor=every_minor)}
-        kept += sum(
-            size for code, size in group.bytes_by_target.items() if group.solid or code is None or code in needed
-        )  # what is unknown is never dropped
-    return kept
+    groups = library.container_groups
+    kept = policy.for_library(library.name, library.soname).keep(groups, _same_kernels)
+    size = 0
+    for group, images in zip(groups, kept.images, strict=True):
+        stay = set(map(id, images))
+        sizes = zip(group.images, group.stored_by_image, strict=True)
+        size += group.containers * CONTAINER_HEADER.size + sum(size for image, size in sizes if id(image) in stay)
+    return size
 
 
-def _needed(group: ContainerGroup, device: Capability, rules: GpuRules, *, every_minor: bool) -> set[CodeTarget]:
-    codes = [code for code in group.bytes_by_target if code is not None]
-    needed = {code for code in codes if _links(device, code)}
-    best = rules.best(device, codes)
-    if best is None:
-        return needed
-    if every_minor:
-        needed.update(c for c in codes if c.kind is best.kind and rules.fit(device, c).runs)
-    return needed | {best}
-
-
-def _links(device: Capability, code: CodeTarget) -> bool:
-    """Whether nvJitLink can make code for the device of it."""
-    return code.kind is CodeKind.LTOIR and code.capability <= device
+def _same_kernels(image: Image) -> frozenset[str] | None:
+    """Of images compressed together the kernels cannot be read."""
+    return None if image.parts else frozenset()
 
 
 def _unused(library: LibraryReport, group: ContainerGroup) -> bool:

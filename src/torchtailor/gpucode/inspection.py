@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules
+from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
-from torchtailor.licences import maker_of, needs_nvidia_option
+from torchtailor.gpucode.targets import Targets
+from torchtailor.licences import needs_nvidia_option
 
 SCHEMA = "torchtailor.inspect/1"
 
@@ -68,13 +70,16 @@ class Inspection:
 
     def saved(self, library: LibraryReport, *devices: Capability) -> int:
         """About how many bytes tailoring for these devices would take out."""
-        own_lookup = maker_of(library.name) is not None  # NVIDIA's look kernels up themselves: all that could run stays
-        return library.stored - kept_bytes(library, devices, self.rules, every_minor=own_lookup)
+        policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
+        return library.stored - kept_bytes(library, policy)
 
     def saved_in_all(self, *devices: Capability, consent: bool) -> int:
         """The same over all libraries that do (or do not) need the user's consent."""
-        asked_for = (library for library in self.libraries if needs_nvidia_option(library.name, None) is consent)
-        return sum(self.saved(library, *devices) for library in asked_for)
+        return sum(
+            self.saved(library, *devices)
+            for library in self.libraries
+            if needs_nvidia_option(library.name, None) is consent
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/inspect.md describes."""

@@ -12,7 +12,7 @@ _CODE = b".text."
 
 
 def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
-    """The names of all functions in a cubin; None where it is no cubin or cannot be read."""
+    """The names of all functions in a cubin; None where it is not a cubin or cannot be read."""
     if image.target is None or image.target.kind is not CodeKind.CUBIN:
         return None
     try:
@@ -22,7 +22,7 @@ def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
 
 
 def names_in_cubin(cubin: bytes) -> frozenset[str] | None:
-    """The names of the code sections of a raw cubin, or None if it is no whole ELF file."""
+    """The names of the code sections of a raw cubin, or None if it is not a whole ELF file."""
     if len(cubin) < 64 or cubin[:4] != MAGIC:
         return None
     table = int.from_bytes(cubin[40:48], "little")

@@ -1,4 +1,4 @@
-"""What to keep: which images of a container the targets need.
+"""What to keep: which images of a library the targets need.
 
 The driver loads one image of a container: the most specific cubin that fits the GPU, else the newest PTX it can
 compile. So for code made by plain nvcc the best image is enough. NVIDIA's own libraries look kernels up by exact
@@ -8,40 +8,86 @@ run time (nvJitLink), which works for the same or any newer architecture: it sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix, TorchArch
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
 from torchtailor.gpucode.fatbin import EntryFlag, Image
+from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.targets import Targets
+from torchtailor.licences import maker_of
 
 _SUFFIXES = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
 
 Kernels = Callable[[Image], frozenset[str] | None]
 
 
+class CodeContainer(Protocol):
+    """What a policy asks of a container, or of a group of containers with the same architectures."""
+
+    @property
+    def images(self) -> tuple[Image, ...]: ...
+
+    @property
+    def reference(self) -> Reference: ...
+
+    @property
+    def loaded(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCode:
+    """What stays of a library: the images of each container, in order, and the targets that have code in it."""
+
+    images: tuple[tuple[Image, ...], ...]
+    served: frozenset[Capability]
+
+
 @dataclass(frozen=True)
 class Policy:
-    """For which GPUs to keep code, and how careful to be.
+    """Which GPU code stays for the targets.
 
-    `keep_all_minors` is NVIDIA's rule for its own libraries: every image the target could run stays. `keep_ptx`
-    keeps the newest PTX of each container as well, the way forward to GPUs that do not exist yet.
+    `keep_all_minors` is NVIDIA's rule for its own libraries: every image the target could run stays. Where the
+    targets say `keep_ptx` the newest PTX of each container stays as well, for GPUs that do not exist yet.
     """
 
-    targets: tuple[TorchArch, ...]
+    targets: Targets
     rules: GpuRules
-    keep_ptx: bool = False
     keep_lto: bool = True
     keep_all_minors: bool = False
     unified_tegra: bool = False
-    _choices: dict[tuple[int, ...], Choice] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _choices: dict[tuple[int, ...], PolicyChoice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def devices(self) -> tuple[Capability, ...]:
-        return tuple(dict.fromkeys(target.capability for target in self.targets))
+        return self.targets.devices
 
-    def keep(self, images: Iterable[Image], kernels: Kernels) -> tuple[Image, ...]:
-        """The images to keep, in their order. `kernels` names the kernels of a cubin, or None if it cannot."""
-        images = tuple(images)
+    def for_library(self, name: str, soname: str = "") -> Policy:
+        """The policy for one library: of NVIDIA's own every minor stays."""
+        return replace(self, keep_all_minors=True) if maker_of(name, soname) else self
+
+    def keep(self, containers: Sequence[CodeContainer], kernels: Kernels) -> KeptCode:
+        """The images to keep of each container of a library; all of them where none runs on any target.
+
+        `kernels` names the kernels of a cubin, or gives None if it cannot.
+        """
+        linked = any(container.reference is Reference.LINKED for container in containers)
+        used = [c for c in containers if c.loaded and not (linked and c.reference is Reference.PRELINKED)]
+        served = frozenset[Capability]().union(*(self.usable(container.images) for container in used))
+        if not served:
+            return KeptCode(tuple(container.images for container in containers), served)
+        return KeptCode(tuple(self._keep(container, kernels, linked=linked) for container in containers), served)
+
+    def _keep(self, container: CodeContainer, kernels: Kernels, *, linked: bool) -> tuple[Image, ...]:
+        if not container.loaded:  # nothing reads it and a cut would gain nothing
+            return container.images
+        if linked and container.reference is Reference.PRELINKED:
+            return ()  # the device link is done: what went into it is not used
+        return self.keep_images(container.images, kernels)
+
+    def keep_images(self, images: tuple[Image, ...], kernels: Kernels) -> tuple[Image, ...]:
+        """The images to keep of one container, in their order."""
         choice = self._choose(images)
         if len(images) == 1 and choice.served and not choice.spare:
             return images  # most containers of cuFFT hold one image
@@ -61,12 +107,11 @@ class Policy:
         return self._choose(images).served
 
     def allows(self, image: Image) -> bool:
-        """Whether an image may be in an output at all: something a target could use, or nobody knows what."""
+        """Whether an image may be in an output at all: a target could use it, or its kind is unknown."""
         if self._choose((image,)).served:
             return True
-        if image.target is None:
-            return not image.parts or any(part.target is None for part in image.parts)
-        return self.keep_ptx and image.target.kind is CodeKind.PTX
+        codes = [piece.target for piece in (image.parts or (image,))]
+        return any(code is None or (self.targets.keep_ptx and code.kind is CodeKind.PTX) for code in codes)
 
     def fits(self, device: Capability, code: CodeTarget) -> bool:
         """Whether the device can use this code, run by the driver or linked at run time."""
@@ -74,7 +119,7 @@ class Policy:
             return self.keep_lto and _links(device, code)
         return self.rules.fit(device, code, unified_tegra=self.unified_tegra).runs
 
-    def _choose(self, images: Iterable[Image]) -> Choice:
+    def _choose(self, images: Iterable[Image]) -> PolicyChoice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
         pieces = [piece for image in images for piece in (image.parts or (image,))]
         key = tuple([piece.kind_number << 40 | piece.sm << 30 | piece.flags & _SUFFIXES for piece in pieces])
@@ -84,7 +129,7 @@ class Policy:
             self._choices[key] = choice
         return choice
 
-    def _choice(self, codes: frozenset[CodeTarget]) -> Choice:
+    def _choice(self, codes: frozenset[CodeTarget]) -> PolicyChoice:
         needed: set[CodeTarget] = set()
         spare: set[CodeTarget] = set()
         served: set[Capability] = set()
@@ -104,10 +149,10 @@ class Policy:
             elif best:
                 needed.add(best)
                 spare |= cubins - {best}
-        if self.keep_ptx:
+        if self.targets.keep_ptx:
             plain = [code for code in codes if code.kind is CodeKind.PTX and code.suffix is Suffix.NONE]
             needed.update(sorted(plain, key=lambda code: code.capability)[-1:])
-        return Choice(frozenset(needed), frozenset(spare - needed), frozenset(served), frozenset(loaded))
+        return PolicyChoice(frozenset(needed), frozenset(spare - needed), frozenset(served), frozenset(loaded))
 
     @staticmethod
     def _still_needed(chosen: list[Image], spare: list[Image], kernels: Kernels) -> list[Image]:
@@ -125,11 +170,11 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyChoice:
     """What the architectures of one container mean for the targets."""
 
     needed: frozenset[CodeTarget]
-    spare: frozenset[CodeTarget]  # runs on a target, but something better is there
+    spare: frozenset[CodeTarget]  # runs on a target, but there is a better one
     served: frozenset[Capability]
     best: frozenset[CodeTarget]  # what the driver would take, for each target
 
@@ -142,6 +187,7 @@ def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:
 
 
 def _links(device: Capability, code: CodeTarget) -> bool:
+    """Whether nvJitLink can make code for the device from LTO-IR."""
     if code.suffix is Suffix.ARCH:
         return device == code.capability
     return code.capability <= device

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, Part
-from torchtailor.gpucode.scan import LibraryCode, Reference
+from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,12 @@ class ContainerGroup:
 
     section: str
     reference: Reference
+    loaded: bool
     containers: int
     stored: int
     bytes_by_target: Mapping[CodeTarget | None, int]
-    solid: bool  # some of it is compressed together and stays together
+    images: tuple[Image, ...]  # of the first container: the others have the same architectures in the same order
+    stored_by_image: tuple[int, ...]  # bytes of the images at each position, of all containers together
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class LibraryReport:
     machine: str
     device_linked: bool
     lookalikes: int
+    soname: str
     architectures: tuple[ImageGroup, ...]
     container_groups: tuple[ContainerGroup, ...]
 
@@ -105,11 +108,12 @@ class _Images:
 class _Containers:
     """Counts the containers that are alike."""
 
-    __slots__ = ("containers", "sizes", "solid", "stored")
+    __slots__ = ("containers", "first", "sizes", "stored", "stored_by_image")
 
-    def __init__(self) -> None:
+    def __init__(self, first: FoundContainer) -> None:
+        self.first = first
         self.containers = self.stored = 0
-        self.solid = False
+        self.stored_by_image = [0] * len(first.images)
         self.sizes: dict[ArchKey, int] = {}
 
 
@@ -128,20 +132,24 @@ def _codes(image: Image) -> Iterator[tuple[Image | Part, int, int]]:
 def summarise(name: str, code: LibraryCode) -> LibraryReport:
     """Count what a scan found."""
     images: dict[ArchKey, _Images] = {}
-    alike: dict[tuple[str, str, tuple[ArchKey, ...]], _Containers] = {}
+    alike: dict[tuple[object, ...], _Containers] = {}
     for found in code.containers:
         keys = tuple([image.arch_key for image in found.images])
-        counted = alike.setdefault((found.section, found.reference._value_, keys), _Containers())
+        parts = tuple([part.arch_key for image in found.images for part in image.parts])
+        key = (found.section, found.reference._value_, found.loaded, keys, parts)
+        counted = alike.get(key)
+        if counted is None:
+            counted = alike[key] = _Containers(found)
         counted.containers += 1
         counted.stored += found.container.stored_size
-        for image in found.images:
-            counted.solid |= bool(image.parts)
+        for position, image in enumerate(found.images):
+            counted.stored_by_image[position] += image.stored_size
             for held, stored, raw in _codes(image):
-                key = held.arch_key
-                counted.sizes[key] = counted.sizes.get(key, 0) + stored
-                group = images.get(key)
+                arch = held.arch_key
+                counted.sizes[arch] = counted.sizes.get(arch, 0) + stored
+                group = images.get(arch)
                 if group is None:
-                    group = images[key] = _Images(held)
+                    group = images[arch] = _Images(held)
                 group.add(found.section, stored, raw, image.compression)
     groups = (group.group() for group in images.values())
     return LibraryReport(
@@ -150,17 +158,20 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
         machine=code.machine.arch,
         device_linked=code.device_linked,
         lookalikes=len(code.lookalikes),
+        soname=code.soname,
         architectures=tuple(sorted(groups, key=lambda group: group.sort_key)),
         container_groups=tuple(
             ContainerGroup(
-                section,
-                Reference(reference),
+                counted.first.section,
+                counted.first.reference,
+                counted.first.loaded,
                 counted.containers,
                 counted.stored,
                 {images[key].first.target: size for key, size in counted.sizes.items()},
-                counted.solid,
+                counted.first.images,
+                tuple(counted.stored_by_image),
             )
-            for (section, reference, _), counted in alike.items()
+            for counted in alike.values()
         ),
     )
 

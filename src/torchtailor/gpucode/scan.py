@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
@@ -38,6 +38,7 @@ _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 # host code and debug information are half of the bytes to search, and never hold containers, which are data
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _ZEROS_STEP = 1 << 20
+_MAX_SONAME = 256
 _MAX_LOOKALIKES = 16  # none was seen in any real library; each may cost a walk through the whole section
 
 
@@ -64,6 +65,10 @@ class FoundContainer(NamedTuple):
     def images(self) -> tuple[Image, ...]:
         return self.container.entries
 
+    @property
+    def loaded(self) -> bool:
+        return self.address is not None
+
 
 @dataclass(frozen=True, slots=True)
 class FoundWrapper:
@@ -89,6 +94,7 @@ class LibraryCode:
     containers: tuple[FoundContainer, ...]  # in the order of the file
     wrappers: tuple[FoundWrapper, ...]
     lookalikes: tuple[int, ...]  # offsets that begin like a container and are none
+    soname: str = ""  # the name by which others load it; empty where it has none
 
     @property
     def images(self) -> Iterator[Image]:
@@ -101,8 +107,8 @@ class LibraryCode:
 
     @property
     def device_linked(self) -> bool:
-        """Whether a device link was made, so that the objects from before it are not used at run time."""
-        return any(found.wrapper.version is WrapperVersion.LINKED for found in self.wrappers)
+        """Whether some containers are the result of a device link, and others what it was made from."""
+        return any(found.reference is Reference.LINKED for found in self.containers)
 
 
 def scan_file(path: Path) -> LibraryCode:
@@ -132,12 +138,25 @@ def scan_elf(elf: ElfFile) -> LibraryCode:
     if not found:
         return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes))
     wrappers = tuple(_wrappers(elf))
-    return LibraryCode(elf.machine, elf.size, tuple(_referenced(elf, found, wrappers)), wrappers, tuple(lookalikes))
+    referenced = tuple(_referenced(elf, found, wrappers))
+    return LibraryCode(elf.machine, elf.size, referenced, wrappers, tuple(lookalikes), _soname(elf))
+
+
+def _soname(elf: ElfFile) -> str:
+    name, table = elf.dynamic_value(DynamicTag.SONAME), elf.dynamic_value(DynamicTag.STRTAB)
+    offset = elf.offset_of(table) if table is not None else None
+    if name is None or offset is None:
+        return ""
+    try:
+        data = bytes(elf.read(offset + name, min(_MAX_SONAME, (elf.dynamic_value(DynamicTag.STRSZ) or 0) - name)))
+    except BadInputError:
+        return ""
+    return data.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _needed_later(section: Section) -> bool:
-    """Whether the pointers of wrappers are found with the help of this section."""
-    kinds = (SectionType.RELA, SectionType.RELR, SectionType.DYNAMIC)
+    """Whether the pointers of wrappers, or the soname, are found with the help of this section."""
+    kinds = (SectionType.RELA, SectionType.RELR, SectionType.DYNAMIC, SectionType.STRTAB)
     return section.allocated and (section.type in kinds or section.name == WRAPPER_SECTION)
 
 

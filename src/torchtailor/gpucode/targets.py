@@ -1,4 +1,4 @@
-"""For which GPUs to cut: `--gpu`, `native`, product names, TORCH_CUDA_ARCH_LIST."""
+"""The target GPUs: `--gpu`, `native`, product names, TORCH_CUDA_ARCH_LIST."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NativeGpus = Callable[[], Iterable[Capability]]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The GPUs to keep code for; `source` says where they were read."""
+    """The GPUs to keep code for, whether PTX stays too, and where that was read."""
 
     archs: tuple[TorchArch, ...]
-    keep_ptx: bool
-    source: str
+    keep_ptx: bool = False
+    source: str = ""
 
     @property
     def devices(self) -> tuple[Capability, ...]:
@@ -54,7 +54,7 @@ def read_targets(
         items = re.findall(r"[^;,\s]+", environment.get(ARCH_LIST_VARIABLE, ""))
     if not items:
         raise UsageError(
-            "For which GPU? Nothing was given.",
+            "No GPU was given.",
             f"Add --gpu 9.0 (or sm_90, a product name, native), or set {ARCH_LIST_VARIABLE}.",
         )
     archs = dict.fromkeys(arch for item in items for arch in _read(item, catalog, native or native_gpus))
@@ -99,7 +99,7 @@ def _read(item: str, catalog: Catalog, native: NativeGpus) -> Iterator[TorchArch
         raise ImpossibleError(f"There is no sm_{arch.capability.number}a.", f"Write {arch.capability} instead.")
     yield TorchArch(arch.capability, arch.suffix, ptx)
     if arch.suffix is Suffix.FAMILY:
-        # code of a family runs on all its members, so whoever writes 10.0f means all of them
+        # code of a family runs on all its members, so 10.0f means all of them
         yield from (TorchArch(member) for member in sorted(gpu.family_members - {arch.capability}))
 
 
@@ -112,7 +112,7 @@ def native_gpus() -> tuple[Capability, ...]:
     if not found or None in found:
         unknown = next((gpu.label for gpu in gpus if gpu.compute is None), None)
         raise EnvironmentProblem(
-            f"{unknown} is of unknown capability." if unknown else "This machine has no NVIDIA GPU that can be used.",
-            "Name the target instead, such as --gpu 9.0; `torchtailor detect` says what was found.",
+            f"The capability of {unknown} is unknown." if unknown else "This machine has no usable NVIDIA GPU.",
+            "Name the target instead, such as --gpu 9.0; `torchtailor detect` lists what was found.",
         )
     return tuple(sorted(capability for capability in found if capability))

@@ -1,4 +1,4 @@
-"""Who made a library, and whether it may be cut without the user's explicit choice (docs/licences.md)."""
+"""Who made a library, and whether it may be cut without --nvidia (docs/licences.md)."""
 
 from torchtailor.licences.makers import Maker, maker_of
 from torchtailor.licences.rules import needs_nvidia_option

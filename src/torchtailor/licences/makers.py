@@ -1,4 +1,4 @@
-"""Who made a library: NVIDIA's own are cut with more care, and only when the user says so."""
+"""Who made a library: of NVIDIA's own more code stays, and the proprietary ones are cut only with --nvidia."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A maker whose libraries are told by name."""
+    """A maker whose libraries are recognised by name."""
 
     name: str
     proprietary: bool
@@ -27,7 +27,7 @@ class Maker:
 
 
 def maker_of(path: Path | str, soname: str = "") -> Maker | None:
-    """The maker of a library with this file name or soname; None for everybody who uses plain nvcc."""
+    """The maker of a library with this file name or soname; None for all others, who use plain nvcc."""
     for name in (soname, Path(path).name):
         if name:
             found = next((maker for maker in _makers() if maker.made(name)), None)

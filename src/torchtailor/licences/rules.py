@@ -1,4 +1,4 @@
-"""Which libraries may be cut only when the user says so: NVIDIA's proprietary ones (docs/licences.md)."""
+"""Which libraries are cut only with --nvidia: NVIDIA's proprietary ones (docs/licences.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Rules:
 def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     """Whether a library is NVIDIA's and proprietary; `metadata` is that of the package it came in, where there is one.
 
-    A package of NVIDIA's says itself under which licence it is. In others (old torch wheels bring cuDNN along), and
+    The metadata of NVIDIA's packages names their licence. In others (old torch wheels contain cuDNN), and
     where there is no package, the library's name decides.
     """
     if metadata and _rules().is_nvidias(metadata):

@@ -244,7 +244,7 @@ def _keeps(offer: Offer, labelled: set[str]) -> bool:
 def _holds_changed_nvidia(path: Path) -> bool:
     """Whether a cut wheel holds a proprietary library of NVIDIA's that was changed; its own manifest tells."""
     from torchtailor.licences import needs_nvidia_option
-    from torchtailor.tailor.outcome import Fate
+    from torchtailor.surgery.result import LibraryStatus
     from torchtailor.wheels.archive import WheelArchive
     from torchtailor.wheels.distribution import MANIFEST
     from torchtailor.wheels.metadata import Metadata
@@ -255,4 +255,4 @@ def _holds_changed_nvidia(path: Path) -> bool:
             return False
         metadata = Metadata.parse(archive.read(f"{folder}/METADATA"), path.name)
         libraries = json.loads(archive.read(f"{folder}/{MANIFEST}"))["libraries"]
-    return any(Fate(row["fate"]).changed and needs_nvidia_option(row["path"], metadata) for row in libraries)
+    return any(LibraryStatus(row["status"]).changed and needs_nvidia_option(row["path"], metadata) for row in libraries)

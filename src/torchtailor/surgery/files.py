@@ -46,7 +46,7 @@ class FileSource:
         while len(data) < size:  # a read is cut at 2 GiB, and at the end of a file that shrank under us
             more = os.pread(self.fd, size - len(data), offset + len(data))
             if not more:
-                raise BadInputError("The file became shorter while it was read.", "try again")
+                raise BadInputError("The file became shorter while it was read.", "Try again.")
             data += more
         return data
 
@@ -116,7 +116,7 @@ def open_file(path: Path) -> Iterator[FileSource]:
     try:
         source = FileSource(fd)
         if source.size == 0:
-            raise BadInputError(f"{path} is empty.", "fetch it again")
+            raise BadInputError(f"{path} is empty.", "Fetch it again.")
         yield source
     finally:
         os.close(fd)
@@ -135,7 +135,7 @@ def copy_range(source: FileSource, offset: int, fd: int, at: int, size: int) -> 
                 at += write_at(fd, at, chunk)
             return
         if done == 0:
-            raise BadInputError("The file became shorter while it was read.", "try again")
+            raise BadInputError("The file became shorter while it was read.", "Try again.")
         offset, at, size = offset + done, at + done, size - done
 
 

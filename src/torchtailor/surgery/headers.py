@@ -1,6 +1,6 @@
 """The new program and section headers, and where the grown program header table lives.
 
-The table has to lie in a loaded segment. It stays where it is if it did not grow, or if the bytes behind it are mere
+The table has to lie in a loaded segment. It is not moved if it did not grow, or if the bytes behind it are only
 filling. Otherwise it moves into a hole, at the start of a segment of its own that goes on with a small section:
 `strip` puts the table before the first section of its segment, so it finds everything where it wants it, and it
 throws away a segment that has no section at all.
@@ -23,8 +23,8 @@ from torchtailor.binary.elf_headers import (
 )
 from torchtailor.errors import ImpossibleError
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS
-from torchtailor.surgery.layout import AddressMap, Piece, Span, align_up, subtract
-from torchtailor.surgery.plan import Plan
+from torchtailor.surgery.layout import AddressMap, SegmentPiece, Span, align_up, subtract
+from torchtailor.surgery.plan import LibraryPlan
 from torchtailor.surgery.strip import moves_symbols
 
 TABLE_SECTION = ".torchtailor"
@@ -37,7 +37,7 @@ _FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of
 
 @dataclass(frozen=True, slots=True)
 class TableHome:
-    """Where the program header table lies in memory, the room it has, and the holes that are left."""
+    """Where the program header table is in memory, the room it has, and the remaining holes."""
 
     address: int
     room: int
@@ -80,7 +80,7 @@ def _room_behind(elf: ElfFile, offset: int, wanted: int) -> int:
     limit = min([load.file_end, *starts, *(at for at in tables if at >= offset)])
     ours = any(s.name == TABLE_SECTION and s.offset == limit for s in elf.sections)  # of an earlier tailoring
     if limit < offset + wanted or (offset != HEADER.size and not ours):
-        return 0  # elsewhere, such as before the code that BOLT moved, `strip` takes the table for lost
+        return 0  # elsewhere, such as before the code that BOLT moved, `strip` would lose the table
     filling = bytes(elf.read(offset + old, wanted - old))
     return wanted if any(not filling.strip(letter) for letter in _FILLINGS) else 0
 
@@ -94,9 +94,11 @@ class HeaderTable:
     data: bytes
 
 
-def program_headers(elf: ElfFile, pieces: Sequence[Piece], addresses: AddressMap, home: TableHome) -> HeaderTable:
+def program_headers(
+    elf: ElfFile, pieces: Sequence[SegmentPiece], addresses: AddressMap, home: TableHome
+) -> HeaderTable:
     """The new program headers, in the old order with the pieces of a segment in its place."""
-    by_segment: dict[int, list[Piece]] = {}
+    by_segment: dict[int, list[SegmentPiece]] = {}
     for piece in pieces:
         by_segment.setdefault(piece.segment.index, []).append(piece)
     count = len(elf.segments) - len(by_segment) + len(pieces)
@@ -139,7 +141,7 @@ class SectionPlan:
 
 def plan_sections(
     elf: ElfFile,
-    plan: Plan,
+    plan: LibraryPlan,
     addresses: AddressMap,
     holes: Sequence[Span],
     home: TableHome,
@@ -211,9 +213,9 @@ def _row(section: Section, number: dict[int, int]) -> list[int]:
     ]
 
 
-def _used(plan: Plan) -> list[Span]:
+def _used(plan: LibraryPlan) -> list[Span]:
     """The addresses of containers in the output."""
-    return sorted(Span(cut.address, cut.address + cut.size) for cut in plan.cuts if cut.address is not None)
+    return sorted(Span(one.address, one.address + one.size) for one in plan.containers if one.address is not None)
 
 
 def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> list[Span]:

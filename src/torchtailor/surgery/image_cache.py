@@ -1,9 +1,9 @@
-"""Recompressed payloads, kept by content, each one proven before it is kept.
+"""Recompressed payloads, cached by content, each one proven before it is cached.
 
-A file's name is a key: the hash of a stock payload and of all that decides what becomes of it. Its seal is the SHA-256
-of key and new payload, and is written only after the new payload was unpacked and compared with the stock one. So who
-finds the seal again from a stock payload and the bytes of an output knows that this very pair was proven; damage to
-either of them, to the file or to its name breaks the seal.
+A file's name is a key: the hash of a stock payload and of all that decides the new payload. The file begins with the
+pair digest, the SHA-256 of key and new payload, which is written only after the new payload was unpacked and compared
+with the stock one. A pair digest computed again from a stock payload and the bytes of an output therefore shows that
+this very pair was proven; damage to either of them, to the file or to its name gives another digest.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
 
 _FORMAT = 2  # change it when the same key would give other bytes
-_HEAD = Struct("<32sQ")  # seal, bytes of payload
+_HEAD = Struct("<32sQ")  # pair digest, bytes of payload
 
 
-def seal_of(key: bytes, payload: Bytes) -> bytes:
-    """What binds a new payload to the stock payload it was made from."""
+def pair_digest(key: bytes, payload: Bytes) -> bytes:
+    """The digest of a new payload together with the key of the stock payload it was made from."""
     digest = hashlib.sha256(key)
     digest.update(payload)
     return digest.digest()
@@ -60,11 +60,11 @@ def key_of(digest: bytes, image: Image, level: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredPayload:
     """A payload in the cache; it stays on disk until it is written into an output."""
 
     key: bytes
-    seal: bytes
+    digest: bytes
     size: int
     path: str
 
@@ -73,7 +73,7 @@ class Stored:
         return -(-self.size // ALIGNMENT) * ALIGNMENT
 
     def read(self) -> bytes:
-        """The payload as it is on disk; whether that is still what was proven, the seal says."""
+        """The payload as it is on disk; `damaged` says whether that is still what was proven."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(fd, self.size, _HEAD.size)
@@ -82,15 +82,15 @@ class Stored:
 
     @property
     def damaged(self) -> bool:
-        return seal_of(self.key, self.read()) != self.seal
+        return pair_digest(self.key, self.read()) != self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What is written in place of an image: its header with other sizes, and a payload of the cache."""
+    """What is written in place of an image: its header with new sizes, and a payload from the cache."""
 
     header: bytes
-    stored: Stored
+    stored: StoredPayload
 
     @property
     def size(self) -> int:
@@ -102,26 +102,26 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class ProvenImages:
-    """For the proof: which pairs of stock and new payload were seen to be the same code."""
+    """For the proof: which pairs of stock and new payload were found to be the same code."""
 
     stock: StockPayloads
     level: int
-    seals: Mapping[bytes, bytes]  # by key
+    digests: Mapping[bytes, bytes]  # pair digests by key
 
     def same_code(self, old: Image, output: ByteSource, new: Image) -> bool:
         """Whether the payload in the output was once proven to be the code of this stock image."""
         key = self.stock.key(old, self.level)
-        known = self.seals.get(key)
-        return known is not None and seal_of(key, output.read(new.payload_offset, new.payload_size)) == known
+        known = self.digests.get(key)
+        return known is not None and pair_digest(key, output.read(new.payload_offset, new.payload_size)) == known
 
 
 class ImageCache:
-    """Files named by key; one that cannot be whole counts as none."""
+    """Files named by key; an incomplete one is ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
 
-    def find(self, key: bytes) -> Stored | None:
+    def find(self, key: bytes) -> StoredPayload | None:
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -133,20 +133,20 @@ class ImageCache:
             return None
         if len(head) < _HEAD.size:
             return None
-        seal, payload_size = _HEAD.unpack(head)
-        return Stored(key, seal, payload_size, path) if size == _HEAD.size + payload_size else None
+        digest, payload_size = _HEAD.unpack(head)
+        return StoredPayload(key, digest, payload_size, path) if size == _HEAD.size + payload_size else None
 
-    def put(self, key: bytes, payload: bytes, raw: bytes) -> Stored:
-        """Keep a zstd payload, if it really unpacks to `raw`."""
+    def put(self, key: bytes, payload: bytes, raw: bytes) -> StoredPayload:
+        """Cache a zstd payload, if it unpacks to `raw`."""
         if not _unpacks_to(payload, raw):
             raise CheckFailedError("A recompressed image is not the stock one after decompression.")
-        stored = Stored(key, seal_of(key, payload), len(payload), self._path(key))
+        stored = StoredPayload(key, pair_digest(key, payload), len(payload), self._path(key))
         path = Path(stored.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(_HEAD.pack(stored.seal, stored.size))
+                file.write(_HEAD.pack(stored.digest, stored.size))
                 file.write(payload)
             Path(temporary).replace(path)
         finally:

@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PackingItem:
     """A container to place: what it took, what it takes now, and whether it can move."""
 
     address: int
@@ -45,7 +45,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SegmentPiece:
     """A part of a loaded segment that stays in the file."""
 
     segment: Segment
@@ -106,7 +106,7 @@ def common_alignment(addresses: Iterable[int]) -> int:
     return bits & -bits
 
 
-def pack(items: Sequence[Item], room: Sequence[Span]) -> list[int]:
+def pack(items: Sequence[PackingItem], room: Sequence[Span]) -> list[int]:
     """New addresses for items in the order of their addresses, each as far towards the start as there is room.
 
     `room` are the ranges that containers may take: those they have now. No item ever moves up, and none overtakes
@@ -145,14 +145,14 @@ def choose_holes(free: Iterable[Span], page: int) -> list[Span]:
     return sorted(sorted(worth, key=gain, reverse=True)[:MAX_HOLES])
 
 
-def split(load: Segment, holes: Iterable[Span], page: int, *, first: bool) -> Iterator[Piece]:
+def split(load: Segment, holes: Iterable[Span], page: int, *, first: bool) -> Iterator[SegmentPiece]:
     """The pieces of one loaded segment without the holes.
 
     The first segment keeps its alignment, from which the loader takes the alignment of the whole library, and so
     does the start of an executable one, whose large pages depend on it. Others need no more than a page.
     """
     if load.file_size == 0:  # zeroed memory and nothing else
-        yield Piece(load, load.address, 0, load.memory_size, load.alignment)
+        yield SegmentPiece(load, load.address, 0, load.memory_size, load.alignment)
         return
     file_end = load.address + load.file_size
     inside = [hole for hole in holes if load.address <= hole.start and hole.end <= file_end]
@@ -163,12 +163,12 @@ def split(load: Segment, holes: Iterable[Span], page: int, *, first: bool) -> It
         keeps = span.start == load.address and (first or load.flags & _EXECUTE)
         tail = load.memory_size - load.file_size if span.end == file_end else 0
         alignment = load.alignment if keeps else min(load.alignment, page)
-        yield Piece(load, span.start, span.size, span.size + tail, alignment)
+        yield SegmentPiece(load, span.start, span.size, span.size + tail, alignment)
 
 
-def place(pieces: Iterable[Piece]) -> list[Piece]:
+def place(pieces: Iterable[SegmentPiece]) -> list[SegmentPiece]:
     """Give each piece the least file offset that is behind the last one and congruent to its address."""
-    placed: list[Piece] = []
+    placed: list[SegmentPiece] = []
     cursor = 0
     for piece in pieces:
         offset = cursor + (piece.address - cursor) % piece.alignment
@@ -180,11 +180,11 @@ def place(pieces: Iterable[Piece]) -> list[Piece]:
 class AddressMap:
     """From addresses to offsets in the new file."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[SegmentPiece]) -> None:
         self._pieces = sorted(pieces, key=lambda piece: piece.address)
         self._starts = [piece.address for piece in self._pieces]
 
-    def piece(self, address: int) -> Piece | None:
+    def piece(self, address: int) -> SegmentPiece | None:
         """The piece whose memory has this address, its zeroed tail included."""
         index = bisect_left(self._starts, address + 1) - 1
         if index >= 0 and address < self._pieces[index].address + max(self._pieces[index].memory_size, 1):

@@ -1,12 +1,11 @@
 """Tailors one shared library: plan, surgery, proof, and only then the output.
 
-    rules = load_catalog().rules
-    policy = Policy(targets=TorchArch.parse_list("9.0"), rules=rules, keep_ptx=False)
-    result = tailor_library(Path("libx.so"), Path("out/libx.so"), policy, strip=True)
+    policy = Policy(Targets(TorchArch.parse_list("9.0")), load_catalog().rules)
+    result = tailor_library(Path("libx.so"), Path("out/libx.so"), TailorOptions(policy, strip=True))
 
-`dst=None` is the dry run: all but writing and proof is done, and `size_after` is exact (recompression is left out of
-it). Whether the library is NVIDIA's own is found from its name and soname (`makers.py`); that only decides how
-careful the cut is. Whether NVIDIA's libraries may be cut at all is the caller's decision.
+`dst=None` is the dry run: everything but writing and proof is done, and `size_after` is exact (without recompression).
+Whether the library is NVIDIA's own is found from its name and soname; that only decides how much of it stays. Whether
+NVIDIA's libraries may be cut at all is the caller's decision.
 """
 
 from __future__ import annotations
@@ -21,61 +20,49 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag
-from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
+from torchtailor.errors import CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Image
-from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
-from torchtailor.licences import maker_of
 from torchtailor.surgery.files import FileSource, open_file, sha256
 from torchtailor.surgery.image_cache import StockPayloads
-from torchtailor.surgery.plan import Keep, choose_images, make_plan
-from torchtailor.surgery.proof.prove import Library, prove
-from torchtailor.surgery.recompress import Recompress, Recompression, recompress_images
-from torchtailor.surgery.result import CodeTally, LibraryResult, Recompressed, Status
+from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.plan import KeptImages, make_plan
+from torchtailor.surgery.proof.prove import prove
+from torchtailor.surgery.recompress import Recompression, recompress_images
+from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
 
-__all__ = ["LibraryResult", "Recompress", "Status", "reading_once", "tailor_library"]
 
-
-def tailor_library(
-    src: Path,
-    dst: Path | None,
-    policy: Policy,
-    *,
-    strip: bool = True,
-    recompress: Recompress | None = None,
-    durable: bool = False,
-) -> LibraryResult:
-    """Cut `src` for the targets of `policy` and put the proven result at `dst`.
+def tailor_library(src: Path, dst: Path | None, options: TailorOptions, *, durable: bool = False) -> LibraryResult:
+    """Cut `src` for the targets of the options' policy and put the proven result at `dst`.
 
     The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
     into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. Where `result.status.written` is False, `dst` was not
-    touched. `src` is never changed otherwise. Raises BadInputError for a damaged library, ImpossibleError for one
-    whose layout nobody foresaw, CheckFailedError where the proof fails, EnvironmentProblem where the disk is
-    full or read-only.
+    cut leaves half a file. Where `result.status.changed` is False, `dst` was not touched. `src` is never changed
+    otherwise. Raises BadInputError for a damaged library, ImpossibleError for one with an unsupported layout,
+    CheckFailedError where the proof fails, EnvironmentProblem where the disk is full or read-only.
     """
     try:
         with _opened(src) as stock:
-            return _Tailoring(src, stock, policy, strip=strip, recompress=recompress).run(dst, durable=durable)
+            return _Tailoring(src, stock, options).run(dst, durable=durable)
     except TorchtailorError as error:
         if str(src) not in error.message:
             raise type(error)(f"{src}: {error.message}", error.hint) from error
         raise
     except OSError as error:
         raise EnvironmentProblem(
-            f"{src}: {error.strerror or error}", "check free space and permissions of the output folder"
+            f"{src}: {error.strerror or error}.", "Check free space and permissions of the output folder."
         ) from error
 
 
 @dataclass(frozen=True)
 class _Stock:
-    """An open library and what was read of it."""
+    """An open library and what was computed from it."""
 
-    library: Library
+    library: OpenLibrary
 
     @cached_property
     def sha256(self) -> str:
@@ -105,56 +92,55 @@ def _opened(path: Path) -> Iterator[_Stock]:
     files: ExitStack | None = getattr(_kept, "files", None)
     if files is None:
         with open_file(path) as source:
-            yield _Stock(Library.read(source))
+            yield _Stock(OpenLibrary.read(source))
         return
     status = path.stat()
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if key not in _kept.known:
-        _kept.known[key] = _Stock(Library.read(files.enter_context(open_file(path))))
+        _kept.known[key] = _Stock(OpenLibrary.read(files.enter_context(open_file(path))))
     yield _kept.known[key]
 
 
 class _Tailoring:
-    """One library on its way through plan, surgery and proof."""
+    """One library from plan to surgery to proof."""
 
-    def __init__(
-        self, path: Path, stock: _Stock, policy: Policy, *, strip: bool, recompress: Recompress | None
-    ) -> None:
+    def __init__(self, path: Path, stock: _Stock, options: TailorOptions) -> None:
         self.stock = stock
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
-        if maker_of(path, _soname(self.elf)):
-            policy = replace(policy, keep_all_minors=True)
-        self.policy = policy
-        self.removed = removable_sections(self.elf) if strip else frozenset()
-        self.recompress = recompress
+        self.options = options
+        self.policy = options.policy.for_library(path.name, self.code.soname)
+        self.removed = removable_sections(self.elf) if options.strip else frozenset()
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
-        served = self.policy.usable(self.code.images)
-        warnings = tuple(
-            f"has nothing for {device}"
-            for device in self.policy.devices
-            if self.code.containers and device not in served
-        )
-        if self.code.containers and not served:
-            return self._untouched(Status.NOTHING_FOR_TARGET, warnings)
-        if not self.code.containers and not self.removed:
-            return self._untouched(Status.NO_GPU_CODE)
+        if not self.code.containers:
+            if not self.removed:
+                return self._untouched(LibraryStatus.NO_GPU_CODE)
+            check_layout(self.elf)
+            return self._make({}, None, (), dst, durable=durable)
+        kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
+        missing = [device for device in self.policy.devices if device not in kept.served]
+        warnings = tuple(f"has nothing for {device}" for device in missing)
+        if not kept.served:
+            return self._untouched(LibraryStatus.NOTHING_FOR_TARGET, warnings)
         check_layout(self.elf)
-        keep = choose_images(self.elf, self.code, self.policy)
-        if not self.recompress or not self.code.containers or dst is None:
+        offsets = (found.container.offset for found in self.code.containers)
+        keep = dict(zip(offsets, kept.images, strict=True))
+        if not self.options.recompress or dst is None:
             return self._make(keep, None, warnings, dst, durable=durable)
-        recompression = recompress_images(self.stock.payloads, keep, self.recompress)
+        loaded = {found.container.offset for found in self.code.containers if found.loaded}
+        stored = {offset: images for offset, images in keep.items() if offset in loaded}
+        recompression = recompress_images(self.stock.payloads, stored, self.options)
         try:
             return self._make(keep, recompression, warnings, dst, durable=durable)
         except CheckFailedError:
             if not recompression.drop_damaged():
                 raise
-        recompression = recompress_images(self.stock.payloads, keep, self.recompress)
+        recompression = recompress_images(self.stock.payloads, stored, self.options)
         return self._make(keep, recompression, warnings, dst, durable=durable)
 
     def _make(
         self,
-        keep: Keep,
+        keep: KeptImages,
         recompression: Recompression | None,
         warnings: tuple[str, ...],
         dst: Path | None,
@@ -164,7 +150,7 @@ class _Tailoring:
         plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {})
         surgery = prepare(self.elf, plan, self.removed)
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
-        if not result.status.written or dst is None:
+        if not result.status.changed or dst is None:
             return result
         with _beside(dst) as (fd, temporary), ThreadPoolExecutor(1) as other:
             sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
@@ -180,25 +166,26 @@ class _Tailoring:
             temporary.replace(dst)
         return result
 
-    def _untouched(self, status: Status, warnings: tuple[str, ...] = ()) -> LibraryResult:
-        gpu = self.code.stored_size
-        return LibraryResult(status, self.source.size, self.source.size, gpu, gpu, self.source.size, warnings=warnings)
+    def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
+        size, gpu = self.source.size, self.code.stored_size
+        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings)
 
     def _result(
         self,
         surgery: Surgery,
-        keep: Keep,
+        keep: KeptImages,
         recompressed: Recompressed | None,
         warnings: tuple[str, ...],
     ) -> LibraryResult:
         if surgery.size >= self.source.size:
-            status = Status.UNCHANGED if self.code.containers else Status.NO_GPU_CODE
+            status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
             return self._untouched(status, warnings)
         kept, dropped = _tallies(self.code, keep)
-        gpu_after = sum(cut.size for cut in surgery.plan.cuts)
+        gpu_after = sum(one.size for one in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
+        packed = recompressed is not None and recompressed.images > 0
         return LibraryResult(
-            status=Status.TAILORED if self.code.containers else Status.STRIPPED,
+            status=LibraryStatus.CUT if dropped or packed else LibraryStatus.STRIPPED,
             size_before=self.source.size,
             size_after=surgery.size,
             gpu_before=self.code.stored_size,
@@ -212,12 +199,11 @@ class _Tailoring:
         )
 
 
-def _tallies(code: LibraryCode, keep: Keep) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
+def _tallies(code: LibraryCode, keep: KeptImages) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
     """Images kept and dropped, by architecture."""
     sides: tuple[dict[ArchKey, list[Image]], dict[ArchKey, list[Image]]] = ({}, {})
     for found in code.containers:
-        stays = found.images if found.address is None else keep[found.container.offset]
-        offsets = {image.offset for image in stays}
+        offsets = {image.offset for image in keep[found.container.offset]}
         for image in found.images:
             sides[image.offset not in offsets].setdefault(image.arch_key, []).append(image)
     kept, dropped = ({images[0].label: _tally(images) for images in side.values()} for side in sides)
@@ -228,22 +214,9 @@ def _tally(images: list[Image]) -> CodeTally:
     return CodeTally(len(images), sum([image.stored_size for image in images]))
 
 
-def _soname(elf: ElfFile) -> str:
-    """The name by which others load the library; empty where it has none or it cannot be read."""
-    name, table = elf.dynamic_value(DynamicTag.SONAME), elf.dynamic_value(DynamicTag.STRTAB)
-    offset = elf.offset_of(table) if table is not None else None
-    if name is None or offset is None:
-        return ""
-    try:
-        data = bytes(elf.read(offset + name, min(256, elf.size - offset - name)))
-    except BadInputError:
-        return ""
-    return data.partition(b"\0")[0].decode("utf-8", "replace")
-
-
 @contextmanager
 def _beside(dst: Path) -> Iterator[tuple[int, Path]]:
-    """A temporary file in the folder of `dst` that is gone again unless it was renamed."""
+    """A temporary file in the folder of `dst`, removed unless it was renamed."""
     dst.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(prefix=f".{dst.name}.", suffix=".tmp", dir=dst.parent)
     try:

@@ -1,4 +1,4 @@
-"""What the surgery will do: for each container, what stays of it and where it goes."""
+"""The plan of a cut: for each container, what stays of it and where it goes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
-from torchtailor.gpucode.kernels import kernel_names
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode, Reference
+from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 from torchtailor.surgery.image_cache import Replacement
-from torchtailor.surgery.layout import Item, Span, common_alignment, merge, pack, subtract
-from torchtailor.surgery.references import Pointers, movable
+from torchtailor.surgery.layout import PackingItem, Span, common_alignment, merge, pack, subtract
+from torchtailor.surgery.references import ContainerPointers, movable
 
 _MAX_PADDING = 64
 
@@ -31,18 +29,18 @@ class NewImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What becomes of one container."""
+class ContainerPlan:
+    """What stays of one container, and where it goes."""
 
     found: FoundContainer
     images: tuple[NewImage, ...]
-    pointers: Pointers | None  # None where it is pinned to its place
+    pointers: ContainerPointers | None  # None where it is pinned to its place
     address: int | None  # in the output; None where it is not loaded
     size: int  # bytes of the container in the output
 
-    def at(self, address: int) -> Cut:
+    def at(self, address: int) -> ContainerPlan:
         """The same at another place."""
-        return Cut(self.found, self.images, self.pointers, address, self.size)
+        return ContainerPlan(self.found, self.images, self.pointers, address, self.size)
 
     @property
     def gap(self) -> int:
@@ -51,61 +49,46 @@ class Cut:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing was cut from it, so that it is copied as it is."""
+        """Whether nothing was cut from it, so that it is copied unchanged."""
         return self.size == self.found.container.stored_size and all(image.replacement is None for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What becomes of all containers, and which addresses are free then."""
+class LibraryPlan:
+    """The plan of each container, and which addresses are free then."""
 
-    cuts: tuple[Cut, ...]
+    containers: tuple[ContainerPlan, ...]
     free: tuple[Span, ...]
 
 
-Keep = Mapping[int, tuple[Image, ...]]  # by the offset of the container
+KeptImages = Mapping[int, tuple[Image, ...]]  # by the offset of the container
 
 
-def choose_images(elf: ElfFile, code: LibraryCode, policy: Policy) -> dict[int, tuple[Image, ...]]:
-    """The images to keep of each container, by its offset."""
-
-    def kernels(image: Image) -> frozenset[str] | None:
-        return kernel_names(elf.source, image)
-
-    kept: dict[int, tuple[Image, ...]] = {}
-    for found in code.containers:
-        if found.reference is Reference.PRELINKED and code.device_linked:
-            kept[found.container.offset] = ()  # the device link is done: what went into it is not used
-        else:
-            kept[found.container.offset] = policy.keep(found.images, kernels)
-    return kept
-
-
-def make_plan(elf: ElfFile, code: LibraryCode, keep: Keep, new: Mapping[int, Replacement]) -> Plan:
-    """Find every kept container its place; `new` are images that are stored anew, by their offset."""
+def make_plan(elf: ElfFile, code: LibraryCode, keep: KeptImages, new: Mapping[int, Replacement]) -> LibraryPlan:
+    """Place every container; `new` are images that are recompressed, by their offset."""
     pointers = movable(elf, code)
-    cuts: list[Cut] = []
+    plans: list[ContainerPlan] = []
     free: list[Span] = []
-    loaded: dict[str, list[Cut]] = {}
+    loaded: dict[str, list[ContainerPlan]] = {}
     for found in code.containers:
-        if found.address is None:  # not loaded, so nothing reads it and nothing is gained by a cut
+        if found.address is None:
             images = tuple(map(NewImage, found.images))
-            cuts.append(Cut(found, images, None, None, found.container.stored_size))
+            plans.append(ContainerPlan(found, images, None, None, found.container.stored_size))
             continue
         images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
         size = CONTAINER_HEADER.size + sum([image.size for image in images])
-        cut = Cut(found, images, pointers.get(found.address), found.address, size)
-        loaded.setdefault(found.section, []).append(cut)
+        draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size)
+        loaded.setdefault(found.section, []).append(draft)
     for name, drafts in loaded.items():
         placed, left = _place(elf, name, drafts)
-        cuts += placed
+        plans += placed
         free += left
-    return Plan(tuple(sorted(cuts, key=lambda cut: cut.found.container.offset)), tuple(merge(free)))
+    return LibraryPlan(tuple(sorted(plans, key=lambda plan: plan.found.container.offset)), tuple(merge(free)))
 
 
-def _place(elf: ElfFile, name: str, drafts: list[Cut]) -> tuple[list[Cut], list[Span]]:
+def _place(elf: ElfFile, name: str, drafts: list[ContainerPlan]) -> tuple[list[ContainerPlan], list[Span]]:
     """Pack the containers of one section; also what addresses they no longer need."""
-    drafts = sorted(drafts, key=lambda cut: cut.found.address or 0)
+    drafts = sorted(drafts, key=lambda draft: draft.found.address or 0)
     items = [_item(draft) for draft in drafts]
     if name in CONTAINER_SECTIONS:
         room = merge(Span(s.address, s.memory_end) for s in elf.sections if s.name == name and s.allocated)
@@ -117,12 +100,12 @@ def _place(elf: ElfFile, name: str, drafts: list[Cut]) -> tuple[list[Cut], list[
     return placed, subtract(room, taken)
 
 
-def _item(cut: Cut) -> Item:
-    old = cut.found.container.stored_size + cut.gap
-    return Item(cut.found.address or 0, old, cut.size + cut.gap, cut.pointers is not None)
+def _item(draft: ContainerPlan) -> PackingItem:
+    old = draft.found.container.stored_size + draft.gap
+    return PackingItem(draft.found.address or 0, old, draft.size + draft.gap, draft.pointers is not None)
 
 
-def _room_among_others(elf: ElfFile, drafts: list[Cut], items: list[Item]) -> list[Span]:
+def _room_among_others(elf: ElfFile, drafts: list[ContainerPlan], items: list[PackingItem]) -> list[Span]:
     """The addresses of containers that lie among other data, and the padding the compiler put between two."""
     alignment = min(common_alignment(item.address for item in items), _MAX_PADDING)
     spans = [Span(item.address, item.address + item.old_size) for item in items]

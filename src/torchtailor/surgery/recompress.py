@@ -1,7 +1,7 @@
-"""Stores LZ4 and raw images anew as zstd: only where that is smaller and the driver can read it.
+"""Stores LZ4 and raw images as zstd, where that is smaller.
 
-Finished work is kept by content (`image_cache.py`), so that the next variant that shares images compresses nothing.
-LTO-IR is left alone: its users note its size elsewhere.
+Finished work is cached by content (`image_cache.py`), so that the next variant that shares images compresses nothing.
+LTO-IR is not recompressed: its users store its size elsewhere.
 """
 
 from __future__ import annotations
@@ -15,54 +15,21 @@ from struct import pack_into
 from threading import Semaphore
 from typing import Protocol
 
-from torchtailor.errors import BadInputError, ImpossibleError
+from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
-from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, Stored, key_of
-from torchtailor.surgery.plan import Keep
+from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, StoredPayload, key_of
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.plan import KeptImages
 from torchtailor.surgery.result import Recompressed
 
-FIRST_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
 _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
 _ZSTD_FLAG = int(EntryFlag.ZSTD)
 _KINDS = (ImageKind.PTX, ImageKind.CUBIN)
 _SMALLEST = 256  # bytes of payload worth a try
 
 
-@dataclass(frozen=True, slots=True)
-class Recompress:
-    """How to store images anew: zstd at `level`, with finished work kept in `cache`.
-
-    `driver` is the oldest driver the output must run on, such as "550.54"; None means one that can read zstd.
-    `cache=None` means the user's cache folder.
-    """
-
-    level: int = 19
-    driver: str | None = None
-    cache: Path | None = None
-    processes: int = 2
-
-    def check(self) -> None:
-        """Refuse a driver that could not read the result."""
-        if self.driver is None:
-            return
-        numbers = tuple(int(part) for part in self.driver.split(".")[:2] if part.isdigit())
-        if numbers < FIRST_DRIVER:
-            raise ImpossibleError(
-                f"recompressed code needs driver 550.54 or newer, and the target has {self.driver}",
-                "leave out --recompress, or raise the driver floor",
-            )
-
-    @property
-    def folder(self) -> Path:
-        if self.cache is not None:
-            return self.cache
-        import platformdirs
-
-        return Path(platformdirs.user_cache_dir("torchtailor")) / "images"
-
-
 class Slots(Protocol):
-    """Who holds one may compress; there are as many as cores to use."""
+    """A semaphore with one slot for each core to use: compressing one image takes one."""
 
     def acquire(self) -> bool: ...
 
@@ -73,33 +40,32 @@ _shared: list[Slots] = []
 
 
 def share_slots(slots: Slots) -> None:
-    """In a worker process: take turns with the others, so that together they keep all cores busy and no more."""
+    """In a worker process: share the slots, so that all workers together use each core once."""
     _shared[:] = [slots]
 
 
 @dataclass(frozen=True, slots=True)
 class Recompression:
-    """What recompression gives: replacements by the offset of the image, and what the proof may build on."""
+    """Replacements by the offset of the image, and the proven pairs that the proof may rely on."""
 
     new: Mapping[int, Replacement]
     proven: ProvenImages
     summary: Recompressed
 
     def drop_damaged(self) -> bool:
-        """Throw away what is no longer what was proven; whether there was any."""
+        """Delete cached payloads that are no longer what was proven; whether there were any."""
         damaged = [one.stored for one in self.new.values() if one.stored.damaged]
         for stored in damaged:
             Path(stored.path).unlink(missing_ok=True)  # images can share one
         return bool(damaged)
 
 
-def recompress_images(stock: StockPayloads, keep: Keep, how: Recompress) -> Recompression:
-    """Store anew the images that get smaller."""
-    how.check()
+def recompress_images(stock: StockPayloads, keep: KeptImages, options: TailorOptions) -> Recompression:
+    """Recompress the images that get smaller."""
     images = [image for kept in keep.values() for image in kept if _worth_a_try(image)]
-    cache = ImageCache(how.folder)
-    keys = [stock.key(image, how.level) for image in images]
-    stored: dict[bytes, Stored] = {}
+    cache = ImageCache(options.image_cache_folder)
+    keys = [stock.key(image, options.level) for image in images]
+    stored: dict[bytes, StoredPayload] = {}
     missing: dict[bytes, Image] = {}
     for image, key in zip(images, keys, strict=True):
         if key in stored or key in missing:
@@ -108,7 +74,7 @@ def recompress_images(stock: StockPayloads, keep: Keep, how: Recompress) -> Reco
             stored[key] = found
         else:
             missing[key] = image
-    stored |= _compress_all(stock, missing, how, cache)
+    stored |= _compress_all(stock, missing, options, cache)
     new: dict[int, Replacement] = {}
     before = 0
     for image, key in zip(images, keys, strict=True):
@@ -118,8 +84,8 @@ def recompress_images(stock: StockPayloads, keep: Keep, how: Recompress) -> Reco
             before += image.stored_size
     after = sum(one.size for one in new.values())
     cached = sum(key not in missing for key in keys)
-    proven = ProvenImages(stock, how.level, {one.stored.key: one.stored.seal for one in new.values()})
-    return Recompression(new, proven, Recompressed(len(new), before, after, how.level, cached))
+    proven = ProvenImages(stock, options.level, {one.stored.key: one.stored.digest for one in new.values()})
+    return Recompression(new, proven, Recompressed(len(new), before, after, options.level, cached))
 
 
 def _worth_a_try(image: Image) -> bool:
@@ -128,30 +94,32 @@ def _worth_a_try(image: Image) -> bool:
 
 
 def _compress_all(
-    stock: StockPayloads, missing: Mapping[bytes, Image], how: Recompress, cache: ImageCache
-) -> dict[bytes, Stored]:
-    slots = _shared[0] if _shared else Semaphore(max(1, how.processes))
-    futures: dict[bytes, Future[Stored]] = {}
+    stock: StockPayloads, missing: Mapping[bytes, Image], options: TailorOptions, cache: ImageCache
+) -> dict[bytes, StoredPayload]:
+    slots = _shared[0] if _shared else Semaphore(options.workers)
+    futures: dict[bytes, Future[StoredPayload]] = {}
     # the compressor works outside of Python's lock, so threads use all cores
-    with ThreadPoolExecutor(max_workers=max(1, how.processes)) as pool:
+    with ThreadPoolExecutor(max_workers=options.workers) as pool:
         for key, image in missing.items():
             slots.acquire()
-            futures[key] = pool.submit(_compress, stock, image, how.level, cache, key)
+            futures[key] = pool.submit(_compress, stock, image, options.level, cache, key)
             futures[key].add_done_callback(lambda _: slots.release())
         return {key: future.result() for key, future in futures.items()}
 
 
-def _compress(stock: StockPayloads, image: Image, level: int, cache: ImageCache, expected: bytes) -> Stored:
+def _compress(stock: StockPayloads, image: Image, level: int, cache: ImageCache, expected: bytes) -> StoredPayload:
     import zstandard
 
     payload = stock.read(image)
-    if key_of(hashlib.sha256(payload).digest(), image, level) != expected:  # or the cache would hold a lie
-        raise BadInputError("The file changed while it was read.", "try again")
+    if (
+        key_of(hashlib.sha256(payload).digest(), image, level) != expected
+    ):  # or the cache would hold the code of another image
+        raise BadInputError("The file changed while it was read.", "Try again.")
     raw = decompress_payload(payload, image.compression, image.raw_size)
     return cache.put(expected, zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw), raw)
 
 
-def _header(stock: StockPayloads, image: Image, stored: Stored) -> bytes:
+def _header(stock: StockPayloads, image: Image, stored: StoredPayload) -> bytes:
     """The old header with the new sizes and flag."""
     header = bytearray(stock.header(image))
     pack_into("<QI", header, 8, stored.padded_size, stored.size)

@@ -32,7 +32,7 @@ _SYMBOL_WORDS = 3  # 24 bytes; the value is the second word
 
 
 @dataclass(frozen=True, slots=True)
-class Pointers:
+class ContainerPointers:
     """All pointers to one container that have to follow it when it moves."""
 
     to_start: tuple[Relocation, ...] = ()
@@ -43,7 +43,7 @@ class Pointers:
 
 @dataclass(frozen=True)
 class Spans:
-    """The address ranges of all loaded containers, to ask what lies where."""
+    """The address ranges of all loaded containers, to find the container at an address."""
 
     starts: list[int]
     ends: list[int]
@@ -72,10 +72,10 @@ def got_address(elf: ElfFile) -> int | None:
     return elf.dynamic_value(_PLTGOT) if elf.machine is ElfMachine.X86_64 else None
 
 
-_movable: WeakKeyDictionary[ElfFile, dict[int, Pointers]] = WeakKeyDictionary()
+_movable: WeakKeyDictionary[ElfFile, dict[int, ContainerPointers]] = WeakKeyDictionary()
 
 
-def movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
+def movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointers]:
     """The containers that can be moved, by address, with the pointers that have to follow.
 
     It reads all host code, so what was found is kept for as long as the file is open: the next target asks again.
@@ -85,7 +85,7 @@ def movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
     return _movable[elf]
 
 
-def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
+def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointers]:
     spans = Spans.of(code.containers)
     if not spans.starts:
         return {}
@@ -94,7 +94,7 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, Pointers]:
         return {}
     pinned |= _pointed_inside(elf, spans)
     pinned |= {wrapper.container_address for wrapper in code.wrappers if wrapper.container is None}
-    found: dict[int, Pointers] = {}
+    found: dict[int, ContainerPointers] = {}
     for section, containers in _by_section(code).items():
         if section in CONTAINER_SECTIONS:
             found.update(_wrapped(elf, code, containers))
@@ -138,7 +138,9 @@ def _pointed_inside(elf: ElfFile, spans: Spans) -> set[int]:
     return {start for start in inside if start is not None}
 
 
-def _wrapped(elf: ElfFile, code: LibraryCode, containers: list[FoundContainer]) -> Iterator[tuple[int, Pointers]]:
+def _wrapped(
+    elf: ElfFile, code: LibraryCode, containers: list[FoundContainer]
+) -> Iterator[tuple[int, ContainerPointers]]:
     """Containers that are reached through wrappers and the arrays of device links, and through nothing else."""
     places = {wrapper.container.place for wrapper in code.wrappers if wrapper.container}
     for wrapper in code.wrappers:
@@ -146,11 +148,11 @@ def _wrapped(elf: ElfFile, code: LibraryCode, containers: list[FoundContainer]) 
             places |= _array(elf, wrapper.last.addend, {c.address for c in containers})
     for found in containers:
         if found.address is not None and found.pointers and all(p.place in places for p in found.pointers):
-            yield found.address, Pointers(found.pointers)
+            yield found.address, ContainerPointers(found.pointers)
 
 
 def _array(elf: ElfFile, address: int, targets: set[int | None]) -> set[int]:
-    """The places of an array of pointers to containers, up to the first that is none."""
+    """The places of an array of pointers to containers, up to the first that points elsewhere."""
     places: set[int] = set()
     pointers = elf.relocations_in(address, address + 8 * len(targets))
     while (pointer := pointers.get(address)) and pointer.addend in targets:
@@ -159,7 +161,7 @@ def _array(elf: ElfFile, address: int, targets: set[int | None]) -> set[int]:
     return places
 
 
-def _recorded(elf: ElfFile, containers: list[FoundContainer]) -> dict[int, Pointers]:
+def _recorded(elf: ElfFile, containers: list[FoundContainer]) -> dict[int, ContainerPointers]:
     """Containers that are reached through records, and through nothing else: all of a section, or none."""
     pointed = [found for found in containers if found.pointers]
     if not pointed:
@@ -174,7 +176,9 @@ def _recorded(elf: ElfFile, containers: list[FoundContainer]) -> dict[int, Point
     return {}
 
 
-def _record(elf: ElfFile, found: FoundContainer, near: Mapping[int, Relocation], end_beside: int) -> Pointers | None:
+def _record(
+    elf: ElfFile, found: FoundContainer, near: Mapping[int, Relocation], end_beside: int
+) -> ContainerPointers | None:
     """The record of a container, if each pointer to it is the begin of one or the end of its neighbour's."""
     start = found.address or 0
     end = start + found.container.stored_size
@@ -194,10 +198,10 @@ def _record(elf: ElfFile, found: FoundContainer, near: Mapping[int, Relocation],
     at = elf.offset_of(end)
     if gap and (at is None or any(elf.read(at, gap))):
         return None
-    return Pointers(tuple(begins), tuple(ends), gap)
+    return ContainerPointers(tuple(begins), tuple(ends), gap)
 
 
-def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> dict[int, Pointers]:
+def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> dict[int, ContainerPointers]:
     """Containers that host code reaches by 64-bit immediates (or through the GOT), and in no other way we know."""
     got = got_address(elf)
     if got is None or sum(found.container.stored_size for found in containers) < _WORTH_A_SEARCH:
@@ -218,7 +222,7 @@ def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> 
     if not places:
         return {}  # not this code model: a pointer in data says nothing about what code does
     return {
-        found.address: Pointers(found.pointers, immediates=tuple(places.get(found.address, ())))
+        found.address: ContainerPointers(found.pointers, immediates=tuple(places.get(found.address, ())))
         for found in containers
         if found.address is not None and found.address not in blocked and (found.pointers or found.address in places)
     }

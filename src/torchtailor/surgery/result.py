@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
-class Status(Enum):
-    """How tailoring one library ended; `written` says whether there is an output file."""
+class LibraryStatus(Enum):
+    """What was done to one library; `changed` says whether there is an output file."""
 
-    TAILORED = "tailored"  # GPU code was cut (and symbol tables, where asked for)
-    STRIPPED = "stripped"  # there was no GPU code to cut; symbol tables went
-    UNCHANGED = "unchanged"  # nothing of it could be made smaller: all is needed, or cannot leave its place
+    CUT = "cut"  # GPU code was removed or recompressed (and symbol tables removed, where asked for)
+    STRIPPED = "stripped"  # only symbol tables were removed
+    UNCHANGED = "unchanged"  # it cannot be made smaller: all of its code is needed, or cannot be moved
     NO_GPU_CODE = "no-gpu-code"  # and nothing to strip
-    NOTHING_FOR_TARGET = "nothing-for-target"  # its GPU code runs on none of the targets: left as it is
+    NOTHING_FOR_TARGET = "nothing-for-target"  # its GPU code runs on none of the targets
+    NEEDS_NVIDIA_OPTION = "needs-nvidia-option"  # a proprietary library of NVIDIA's: --nvidia would cut it
+    SKIPPED = "skipped"  # it could not be read or replaced; `reason` says why
 
     @property
-    def written(self) -> bool:
-        return self in (Status.TAILORED, Status.STRIPPED)
+    def changed(self) -> bool:
+        return self in (LibraryStatus.CUT, LibraryStatus.STRIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,18 @@ class LibraryResult:
     """What tailoring one library gave; sizes are bytes.
 
     `kept` and `dropped` are by architecture as cuobjdump spells it (`sm_90a`, `compute_120`, `lto_50`). `floor` is
-    the least the file could be with this policy: the kept GPU code as it is stored now and all loaded host code.
-    `sha256_in` and `sha256_out` are hex digests; they are empty where no output was written (`status.written`).
-    `warnings` are sentences for the user, such as a target for which the library has nothing.
+    the smallest the file could be with this policy: the kept GPU code as it is stored now and all loaded host code.
+    `sha256_in` and `sha256_out` are hex digests; they are empty where no output was written. `warnings` are
+    sentences for the user, such as a target for which the library has no code. `could_save` is what cutting a
+    library that needs --nvidia would save.
     """
 
-    status: Status
+    status: LibraryStatus
     size_before: int
     size_after: int
-    gpu_before: int
-    gpu_after: int
-    floor: int
+    gpu_before: int = 0
+    gpu_after: int = 0
+    floor: int = 0
     kept: Mapping[str, CodeTally] = field(default_factory=dict)
     dropped: Mapping[str, CodeTally] = field(default_factory=dict)
     stripped: tuple[str, ...] = ()  # names of the sections that were removed
@@ -63,7 +66,26 @@ class LibraryResult:
     sha256_in: str = ""
     sha256_out: str = ""
     warnings: tuple[str, ...] = ()
+    could_save: int = 0
+    path: str = ""  # in the wheel, folder or environment it was found in
+    reason: str = ""  # why its code was not looked at
+
+    @classmethod
+    def not_read(cls, status: LibraryStatus, path: str, size: int, reason: str) -> LibraryResult:
+        """A library that was not looked at."""
+        return cls(status, size, size, path=path, reason=reason)
+
+    def not_cut(self, status: LibraryStatus) -> LibraryResult:
+        """The same library, unchanged: a cut was possible and was not wanted."""
+        could_save = self.saved if status is LibraryStatus.NEEDS_NVIDIA_OPTION else 0
+        return replace(
+            self, status=status, size_after=self.size_before, gpu_after=self.gpu_before, could_save=could_save
+        )
 
     @property
     def saved(self) -> int:
         return self.size_before - self.size_after
+
+    @property
+    def has_gpu_code(self) -> bool:
+        return self.gpu_before > 0

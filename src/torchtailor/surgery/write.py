@@ -29,7 +29,7 @@ from torchtailor.surgery.headers import (
 from torchtailor.surgery.layout import (
     MIN_HOLE,
     AddressMap,
-    Piece,
+    SegmentPiece,
     Span,
     choose_holes,
     merge,
@@ -38,7 +38,7 @@ from torchtailor.surgery.layout import (
     split,
     subtract,
 )
-from torchtailor.surgery.plan import Cut, Plan
+from torchtailor.surgery.plan import ContainerPlan, LibraryPlan
 from torchtailor.surgery.references import got_address
 
 ADDEND_FIELD = 16  # in a RELA record
@@ -53,9 +53,9 @@ class Surgery:
     """Everything that is known about the output before a byte of it is written."""
 
     elf: ElfFile
-    plan: Plan
+    plan: LibraryPlan
     holes: tuple[Span, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPiece, ...]
     home: TableHome
     sections: SectionPlan
 
@@ -75,7 +75,7 @@ class Surgery:
         return offset
 
 
-def prepare(elf: ElfFile, plan: Plan, removed: frozenset[int]) -> Surgery:
+def prepare(elf: ElfFile, plan: LibraryPlan, removed: frozenset[int]) -> Surgery:
     """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out."""
     page = page_size(elf.machine, elf.loads)
     holes = choose_holes(_free_of_segments(elf, plan, page), page)
@@ -89,11 +89,11 @@ def prepare(elf: ElfFile, plan: Plan, removed: frozenset[int]) -> Surgery:
 
 
 def check_layout(elf: ElfFile) -> None:
-    """Refuse what is not laid out as linkers do: the surgery would have to guess."""
+    """Refuse a layout that linkers do not produce."""
     if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not elf.loads:
-        raise BadInputError("It is not a linked library: nothing of it is loaded.", "give a shared library (.so)")
+        raise BadInputError("It is not a linked library: nothing of it is loaded.", "Give a shared library (.so).")
     if not elf.sections:
-        raise BadInputError("It has no section headers, so what its bytes mean cannot be told.")
+        raise BadInputError("It has no section headers, so its layout is unknown.")
     first = elf.loads[0]
     if first.offset != 0 or first.file_size < 64:
         raise ImpossibleError("Its first loaded segment does not begin with the file header.")
@@ -132,7 +132,7 @@ def _check_section_places(elf: ElfFile) -> None:
             raise BadInputError(f"Program header {segment.index} is not where its address says.")
 
 
-def _free_of_segments(elf: ElfFile, plan: Plan, page: int) -> Iterator[Span]:
+def _free_of_segments(elf: ElfFile, plan: LibraryPlan, page: int) -> Iterator[Span]:
     """The free ranges that no segment needs whole."""
     small = [s for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size]
     for span in plan.free:
@@ -159,9 +159,11 @@ def _splits(elf: ElfFile, holes: list[Span]) -> int:
 def write(surgery: Surgery, source: FileSource, fd: int) -> None:
     """Write the output to an empty file; what is not written is zero."""
     os.ftruncate(fd, surgery.size)
-    cuts = sorted((cut for cut in surgery.plan.cuts if cut.address is not None), key=lambda cut: cut.address or 0)
+    plans = sorted(
+        (plan for plan in surgery.plan.containers if plan.address is not None), key=lambda plan: plan.address or 0
+    )
     for piece in surgery.pieces:
-        inside = [cut for cut in cuts if piece.address <= (cut.address or 0) < piece.end]
+        inside = [plan for plan in plans if piece.address <= (plan.address or 0) < piece.end]
         _write_piece(surgery, piece, inside, source, fd)
     for old, new, size in surgery.sections.unloaded:
         copy_range(source, old, fd, new, size)
@@ -171,28 +173,30 @@ def write(surgery: Surgery, source: FileSource, fd: int) -> None:
     write_at(fd, surgery.sections.table.offset, surgery.sections.table.data)
 
 
-def _write_piece(surgery: Surgery, piece: Piece, cuts: list[Cut], source: FileSource, fd: int) -> None:
+def _write_piece(
+    surgery: Surgery, piece: SegmentPiece, plans: list[ContainerPlan], source: FileSource, fd: int
+) -> None:
     """Write one piece: host bytes as they were, containers from what is kept of them."""
     copies = _Copies(source, fd)
     shift = piece.offset - piece.address
     free = [span for span in surgery.plan.free if span.start < piece.end and span.end > piece.address]
-    taken = [Span(cut.address or 0, (cut.address or 0) + cut.size + cut.gap) for cut in cuts]
+    taken = [Span(plan.address or 0, (plan.address or 0) + plan.size + plan.gap) for plan in plans]
     whole = Span(piece.address, piece.end)
     for span in subtract([whole], merge([*free, *taken])):
         copies.add(piece.old_offset + span.start - piece.address, span.start + shift, span.size)
-    for cut in cuts:
-        _write_container(cut, (cut.address or 0) + shift, copies, fd)
+    for plan in plans:
+        _write_container(plan, (plan.address or 0) + shift, copies, fd)
     copies.flush()
 
 
-def _write_container(cut: Cut, at: int, copies: _Copies, fd: int) -> None:
-    if cut.whole:
-        copies.add(cut.found.container.offset, at, cut.size, padded=True)
+def _write_container(plan: ContainerPlan, at: int, copies: _Copies, fd: int) -> None:
+    if plan.whole:
+        copies.add(plan.found.container.offset, at, plan.size, padded=True)
         return
-    body = cut.size - CONTAINER_HEADER.size
+    body = plan.size - CONTAINER_HEADER.size
     write_at(fd, at, CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, body))
     at += CONTAINER_HEADER.size
-    for new in cut.images:
+    for new in plan.images:
         if new.replacement is None:
             copies.add(new.image.offset, at, new.size)
         else:
@@ -235,17 +239,17 @@ def patches(surgery: Surgery) -> Iterator[tuple[int, bytes]]:
         yield table.offset + len(table.data), bytes(surgery.home.room - len(table.data))
         yield table.offset + surgery.home.room, TABLE_MARK
     yield 0, _file_header(surgery, table)
-    for cut in surgery.plan.cuts:
-        if cut.address is None or cut.pointers is None:
+    for plan in surgery.plan.containers:
+        if plan.address is None or plan.pointers is None:
             continue
-        if cut.address != cut.found.address:
-            for pointer in cut.pointers.to_start:
-                yield from _repoint(surgery, pointer, cut.address)
-            for place_ in cut.pointers.immediates:
+        if plan.address != plan.found.address:
+            for pointer in plan.pointers.to_start:
+                yield from _repoint(surgery, pointer, plan.address)
+            for place_ in plan.pointers.immediates:
                 got = got_address(surgery.elf) or 0
-                yield surgery.offset(place_), (cut.address - got).to_bytes(8, "little", signed=True)
-        for pointer in cut.pointers.to_end:
-            yield from _repoint(surgery, pointer, cut.address + cut.size + cut.gap)
+                yield surgery.offset(place_), (plan.address - got).to_bytes(8, "little", signed=True)
+        for pointer in plan.pointers.to_end:
+            yield from _repoint(surgery, pointer, plan.address + plan.size + plan.gap)
 
 
 def _repoint(surgery: Surgery, pointer: Relocation, target: int) -> Iterator[tuple[int, bytes]]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.artifact import nothing_in
+from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
-from torchtailor.tailor.manifest import library_json, manifest
-from torchtailor.tailor.outcome import COPIED, Fate, LibraryOutcome, Outcome
-from torchtailor.tailor.settings import Settings
-from torchtailor.tailor.work import LibraryWork, is_library, run_all
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailor.libraries import cut_library, cut_strictly, is_library
+from torchtailor.tailor.manifest import manifest
+from torchtailor.tailor.processes import run_all
+from torchtailor.tailor.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
@@ -30,77 +32,77 @@ class _FileJob:
     size: int
     source: Path
     target: Path
-    work: LibraryWork
+    options: TailorOptions
+    proprietary: bool
 
 
-def tailor_folder(folder: Path, output: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
-    """Copy a folder with its libraries cut; it appears under its name when all of it is there."""
+def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+    """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
+    options = options.with_default_strip(False)
     progress = progress or NoProgress()
     _check_places(folder, output)
     with explained(output.parent):
-        if not settings.dry_run:
+        if not options.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
         with working_folder(existing(output.parent)) as scratch:
-            tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
+            tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
             if not tree.libraries:
                 raise nothing_in(folder)
-            jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
-            results = run_all(_cut_or_copy, jobs, processes=settings.processes)
+            jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
+            work = run_all(_cut_or_copy, jobs, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in jobs))
             tree.copy_others()
-            outcomes = {}
-            for job, outcome in results:
-                outcomes[job.name] = outcome
+            results = {}
+            for job, result in work:
+                results[job.name] = result
                 progress.advance(job.size)
-            libraries = tuple(outcomes[name] for name in sorted(outcomes))
+            libraries = tuple(results[name] for name in sorted(results))
             before = tree.size_of_others + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
-            looked_at = Outcome("folder", folder, None, libraries, before, after, settings.dry_run)
-            if settings.dry_run or looked_at.useless_for_target:
-                return looked_at
+            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            if options.dry_run or whole.useless_for_target:
+                return whole
             tree.link_second_names()
-            _update_records(folder, scratch / "tree", installed, outcomes)
-            names = {"kind": "folder", "name": folder.resolve().name}
-            document = manifest(settings.choices(usually_strip=False), names, {}, map(library_json, libraries))
+            _update_records(folder, scratch / "tree", installed, results)
+            names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
+            document = manifest(options, names, {}, libraries)
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
                 output.rmdir()
             (scratch / "tree").rename(output)
-    return Outcome("folder", folder, output, libraries, before, after)
+    return replace(whole, output=output)
 
 
-def tailor_file(library: Path, output: Path, settings: Settings, progress: Progress | None = None) -> Outcome:
-    """Cut one library into a new file, with its manifest beside it; here a damaged library is an error."""
+def tailor_file(library: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+    """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
+    options = options.with_default_strip(False)
     progress = progress or NoProgress()
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
-    consent_missing = not settings.nvidia and needs_nvidia_option(library.name, None)
-    place = None if settings.dry_run or consent_missing else target
+    proprietary = needs_nvidia_option(library.name, None)
     with explained(target.parent):
         progress.begin(library.name, library.stat().st_size)
-        if not settings.dry_run:
+        if not options.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
-        work = LibraryWork(settings.policy, settings.strips(usually=False), settings.recompress, durable=True)
-        result = work.cut_strictly(library, place)
-        outcome = LibraryOutcome.of(library.name, result, consent_missing=consent_missing)
-        progress.advance(result.size_before)
-        sizes = (outcome.size_before, outcome.size_after)
-        if settings.dry_run or outcome.fate is Fate.NOTHING_FOR_TARGET:
-            return Outcome("library", library, None, (outcome,), *sizes, settings.dry_run)
-        if not outcome.fate.changed:
+        cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
+        progress.advance(cut.size_before)
+        kind = ArtifactKind.LIBRARY
+        result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
+        if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
+            return result
+        if not cut.status.changed:
             with working_folder(target.parent) as scratch:
                 copy_file(library, scratch / library.name)
                 (scratch / library.name).replace(target)
-            return Outcome("library", library, target, (outcome,), *sizes, notes=(COPIED,))
-        names = {"kind": "library", "name": library.name, "sha256": result.sha256_in, "size": result.size_before}
-        output_names = {"name": target.name, "sha256": result.sha256_out, "size": result.size_after}
-        document = manifest(settings.choices(usually_strip=False), names, output_names, [library_json(outcome)])
+            return replace(result, output=target, notes=(COPIED,))
+        names = {"kind": kind.value, "name": library.name, "sha256": cut.sha256_in, "size": cut.size_before}
+        output_names = {"name": target.name, "sha256": cut.sha256_out, "size": cut.size_after}
+        document = manifest(options, names, output_names, [cut])
         write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
-    digests = (result.sha256_in, result.sha256_out)
-    return Outcome("library", library, target, (outcome,), *sizes, False, *digests)
+    return replace(result, output=target, sha256_before=cut.sha256_in, sha256_after=cut.sha256_out)
 
 
 def _check_places(folder: Path, output: Path) -> None:
@@ -108,13 +110,13 @@ def _check_places(folder: Path, output: Path) -> None:
         raise NoMatchError(f"{folder} is not a folder.", "Check the path.")
     source, target = folder.resolve(), output.resolve()
     if target == source or source in target.parents:
-        raise UsageError(f"{output} lies inside the folder that is to be copied.", "Choose another -o.")
+        raise UsageError(f"{output} is inside the folder to copy.", "Choose another -o.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} exists already.", "Remove it or choose another -o.")
+        raise UsageError(f"{output} already exists.", "Remove it or choose another -o.")
 
 
 class _Tree:
-    """The copy of a folder in the making: its folders are made at once, its libraries by others."""
+    """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
 
     def __init__(self, source: Path, target: Path, *, copying: bool) -> None:
         self._source = source
@@ -144,7 +146,7 @@ class _Tree:
             return
         status = path.stat()
         if not path.is_file():
-            raise BadInputError(f"{path} is neither a file nor a folder", "Take it out of the folder.")
+            raise BadInputError(f"{path} is neither a file nor a folder.", "Remove it from the folder.")
         first = self._first_names.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
         if first is not path:
             self._second_names.append((first, path))
@@ -173,36 +175,38 @@ class _Tree:
 
 
 def _jobs(
-    folder: Path, target: Path, libraries: list[Path], installed: tuple[InstalledDistribution, ...], settings: Settings
+    folder: Path,
+    target: Path,
+    libraries: list[Path],
+    installed: tuple[InstalledDistribution, ...],
+    options: TailorOptions,
 ) -> list[_FileJob]:
     owners = owners_by_file(installed)
-    strip = settings.strips(usually=False)
     jobs = []
     for path in libraries:
         name = path.relative_to(folder).as_posix()
         packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
-        missing = not settings.nvidia and any(needs_nvidia_option(name, package) for package in packages)
-        work = LibraryWork(settings.policy, strip, settings.recompress, missing, settings.dry_run)
-        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, work))
+        proprietary = any(needs_nvidia_option(name, package) for package in packages)
+        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary))
     return jobs
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], outcomes: Mapping[str, LibraryOutcome]
+    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], results: Mapping[str, LibraryResult]
 ) -> None:
-    """A RECORD in the copy must say what is in the copy."""
+    """A RECORD in the copy must describe the copy."""
     for one in installed:
         changes = {
-            row.path: RecordRow(row.path, FileHash.from_hex(outcome.result.sha256_out), outcome.size_after)
+            row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
             for path, row in one.files.items()
-            if (outcome := outcomes.get(path)) and outcome.fate.changed and outcome.result
+            if (result := results.get(path)) and result.status.changed
         }
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
 
 
-def _cut_or_copy(job: _FileJob) -> LibraryOutcome:
-    outcome = job.work.cut(job.name, job.source, job.target)
-    if not outcome.fate.changed and not job.work.look_only:
+def _cut_or_copy(job: _FileJob) -> LibraryResult:
+    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
+    if not result.status.changed and not job.options.dry_run:
         copy_file(job.source, job.target)
-    return outcome
+    return result

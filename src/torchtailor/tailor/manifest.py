@@ -1,63 +1,35 @@
-"""The manifest: what was cut, from what, for what; the same input gives the same bytes."""
+"""The manifest: what was cut, from what and for which GPUs; the same input gives the same bytes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torchtailor import __version__
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.targets import Targets
-from torchtailor.surgery.library import Recompress
-from torchtailor.surgery.result import CodeTally
-from torchtailor.tailor.outcome import LibraryOutcome
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import CodeTally, LibraryResult
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the user asked for, as far as it decides the bytes of the output."""
-
-    targets: Targets
-    strip: bool
-    nvidia: bool
-    recompress: Recompress | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "target": {
-                "gpus": [str(device) for device in self.targets.devices],
-                "archs": [str(arch) for arch in self.targets.archs],
-                "keep_ptx": self.targets.keep_ptx,
-                "label": self.targets.label,
-            },
-            "policy": {
-                "strip": self.strip,
-                "nvidia": self.nvidia,
-                "recompress": self.recompress and {"level": self.recompress.level, "driver": self.recompress.driver},
-            },
-        }
-
-
 def manifest(
-    choices: Choices, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[Mapping[str, Any]]
+    options: TailorOptions, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[LibraryResult]
 ) -> bytes:
-    """The JSON text of a manifest; `libraries` are what `library_json` gives."""
-    return _encode(choices.to_json(), source, output, libraries)
+    """The JSON text of a manifest."""
+    return _encode(options.to_json(), source, output, map(library_json, libraries))
 
 
 def environment_manifest(
-    choices: Mapping[str, Any], name: str, version: str, libraries: Iterable[Mapping[str, Any]]
+    options: Mapping[str, Any], name: str, version: str, libraries: Iterable[Mapping[str, Any]]
 ) -> bytes:
-    """The manifest of a distribution that was cut in place, from what its journal says."""
-    return _encode(choices, {"kind": "environment", "name": name, "version": version}, {}, libraries)
+    """The manifest of a distribution that was cut in place, from the rows of its journal."""
+    return _encode(options, {"kind": "environment", "name": name, "version": version}, {}, libraries)
 
 
 def _encode(
-    choices: Mapping[str, Any],
+    options: Mapping[str, Any],
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
@@ -67,7 +39,7 @@ def _encode(
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
-        **choices,
+        **options,
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,
@@ -80,32 +52,30 @@ def _encode(
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 
 
-def library_json(library: LibraryOutcome) -> dict[str, Any]:
+def library_json(library: LibraryResult) -> dict[str, Any]:
     """One library of a manifest."""
     document: dict[str, Any] = {
         "path": library.path,
-        "fate": library.fate.value,
+        "status": library.status.value,
         "size_before": library.size_before,
         "size_after": library.size_after,
     }
     if library.reason:
-        document["reason"] = library.reason
-    result = library.result
-    if result:
+        return {**document, "reason": library.reason}
+    document |= {
+        "gpu_before": library.gpu_before,
+        "gpu_after": library.gpu_after,
+        "warnings": list(library.warnings),
+    }
+    if library.status.changed:
         document |= {
-            "gpu_before": result.gpu_before,
-            "gpu_after": result.gpu_after if library.fate.changed else result.gpu_before,
-            "warnings": list(result.warnings),
+            "sha256_before": library.sha256_in,
+            "sha256_after": library.sha256_out,
+            "kept": _tallies(library.kept),
+            "dropped": _tallies(library.dropped),
+            "stripped": list(library.stripped),
         }
-    if result and library.fate.changed:
-        document |= {
-            "sha256_before": result.sha256_in,
-            "sha256_after": result.sha256_out,
-            "kept": _tallies(result.kept),
-            "dropped": _tallies(result.dropped),
-            "stripped": list(result.stripped),
-        }
-        if done := result.recompressed:
+        if done := library.recompressed:
             document["recompressed"] = {
                 "images": done.images,
                 "before": done.before,
@@ -122,7 +92,7 @@ def label_of(data: bytes) -> str:
     try:
         label = json.loads(data)["target"]["label"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError("torchtailor.json is not a manifest of ours", "fetch the wheel again") from error
+        raise BadInputError("torchtailor.json is not a torchtailor manifest.", "Fetch the wheel again.") from error
     return str(label)
 
 

@@ -1,4 +1,4 @@
-"""Puts an environment back as it was before it was cut, or says how to reinstall it."""
+"""Undoes an in-place tailoring, or prints how to reinstall what cannot be restored."""
 
 from __future__ import annotations
 
@@ -14,28 +14,35 @@ from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import CheckFailedError
 from torchtailor.progress import NoProgress, Progress
-from torchtailor.tailor.delta import rebuilt
-from torchtailor.tailor.journal import FOLDER, Change, Journal
-from torchtailor.tailor.reconcile import reconcile
+from torchtailor.tailor.delta import rebuild
+from torchtailor.tailor.environment import environment_sites
+from torchtailor.tailor.journal import STATE_FOLDER, Change, Journal, reconcile
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
-    """What came back, and what has to be reinstalled because nothing was kept of it."""
+class RestoreResult:
+    """What was restored, and what has to be reinstalled because its removed code was not kept."""
 
     site: Path
     libraries: tuple[str, ...]
-    size: int  # bytes of the files that came back
+    size: int  # bytes of the restored files
     to_reinstall: tuple[str, ...]  # `torch==2.10.0`
     commands: tuple[str, ...]
 
 
-def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> Restored:
-    """Restore every library of which the removed bytes were kept."""
+def restore(
+    env: Path | None = None, *, dry_run: bool = False, progress: Progress | None = None
+) -> tuple[RestoreResult, ...]:
+    """Restore an environment, or the active one: one result for each of its site-packages folders."""
+    return tuple(restore_environment(site, dry_run=dry_run, progress=progress) for site in environment_sites(env))
+
+
+def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
+    """Restore every library whose removed bytes were kept."""
     progress = progress or NoProgress()
-    if not (site / FOLDER).is_dir():
-        return Restored(site, (), 0, (), ())
-    with explained(site, unchanged="What was restored before is whole and recorded."), Journal.held(site) as journal:
+    if not (site / STATE_FOLDER).is_dir():
+        return RestoreResult(site, (), 0, (), ())
+    with explained(site, unchanged="What was restored before is whole and recorded."), Journal.locked(site) as journal:
         chains = reconcile(journal)
         ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
         lost = [change for path, chain in chains.items() if path not in ready for change in chain]
@@ -49,20 +56,20 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
                     progress.advance(chain[0].before.size)
             finally:
                 if not reconcile(journal):
-                    journal.forget()
+                    journal.delete()
     packages = tuple(f"{one.metadata.name}=={one.metadata.version}" for one in _owners(site, lost))
-    return Restored(site, tuple(sorted(ready)), size, packages, commands)
+    return RestoreResult(site, tuple(sorted(ready)), size, packages, commands)
 
 
 def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
-    """Undo the changes of one file, newest first, and replace it when the stock file is whole again."""
+    """Undo the changes of one file, newest first, and replace it when the stock file is complete."""
     place = journal.site / path
     current = place
     for step, change in enumerate(reversed(chain)):
         staged = journal.staging / f"{step}-{place.name}"
         hasher = hashlib.sha256()
         with staged.open("wb") as file:
-            for chunk in rebuilt(current, journal.removed / change.removed):
+            for chunk in rebuild(current, journal.removed / change.removed):
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
@@ -70,7 +77,7 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
             os.fsync(file.fileno())
         if hasher.hexdigest() != change.before.sha256:
             raise CheckFailedError(
-                f"{path} cannot be restored: what was kept of it is damaged.", "Reinstall its package instead."
+                f"{path} cannot be restored: its removed bytes are damaged.", "Reinstall its package instead."
             )
         if current != place:
             current.unlink()
@@ -85,7 +92,7 @@ def _owners(site: Path, changes: Iterable[Change]) -> tuple[InstalledDistributio
 
 
 def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...]:
-    """The commands that bring the stock packages back, with the tool that installed them."""
+    """The commands that reinstall the stock packages, with the tool that installed them."""
     groups: dict[bool, list[str]] = {}
     for one in _owners(site, changes):
         groups.setdefault(one.installer == "uv", []).append(_requirement(one))

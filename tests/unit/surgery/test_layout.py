@@ -11,7 +11,7 @@ from torchtailor.binary.elf_headers import ElfMachine, Segment
 from torchtailor.surgery.layout import (
     MAX_HOLES,
     AddressMap,
-    Item,
+    PackingItem,
     Span,
     align_up,
     choose_holes,
@@ -46,20 +46,20 @@ def test_merge_leaves_no_neighbours(ranges: list[Span]) -> None:
 
 
 @st.composite
-def containers(draw: st.DrawFn) -> list[Item]:
+def containers(draw: st.DrawFn) -> list[PackingItem]:
     """Containers with gaps between them, some pinned, none growing."""
     alignment = draw(st.sampled_from((8, 32, 256)))
     at, items = alignment * 5, []
     for _ in range(draw(st.integers(1, 14))):
         old = draw(st.integers(2, 60)) * 8
         new = draw(st.integers(2, old // 8)) * 8
-        items.append(Item(at, old, new, draw(st.booleans())))
+        items.append(PackingItem(at, old, new, draw(st.booleans())))
         at = align_up(at + old + draw(st.sampled_from((0, 0, 8, 600))), alignment)
     return items
 
 
 @given(containers())
-def test_packing(items: list[Item]) -> None:
+def test_packing(items: list[PackingItem]) -> None:
     room = merge(Span(item.address, item.address + item.old_size) for item in items)
     placed = pack(items, room)
     taken = [Span(at, at + item.new_size) for at, item in zip(placed, items, strict=True)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import FIXTURES, Entry
-from tests.unit.surgery.checks import policy
+from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
 from torchtailor.errors import (
@@ -22,7 +22,8 @@ from torchtailor.errors import (
     TorchtailorError,
 )
 from torchtailor.surgery import write as shrink
-from torchtailor.surgery.library import Status, tailor_library
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.result import LibraryStatus
 
 DICE = random.Random(11)
 BIG = DICE.randbytes(30_000)
@@ -37,7 +38,7 @@ def write(folder: Path, recipe: Recipe, name: str = "libtest.so") -> Path:
 def test_what_is_reported(tmp_path: Path) -> None:
     source = write(tmp_path, rich())
     source.chmod(0o751)
-    result = tailor_library(source, tmp_path / "deep" / "er" / "out.so", policy("9.0"))
+    result = tailor_library(source, tmp_path / "deep" / "er" / "out.so", options("9.0"))
     output = tmp_path / "deep" / "er" / "out.so"
     assert output.stat().st_mode & 0o777 == 0o751
     assert result.size_after == output.stat().st_size
@@ -53,8 +54,8 @@ def test_what_is_reported(tmp_path: Path) -> None:
 
 def test_dry_run_is_exact(tmp_path: Path) -> None:
     source = write(tmp_path, rich())
-    dry = tailor_library(source, None, policy("9.0"))
-    real = tailor_library(source, tmp_path / "out.so", policy("9.0"))
+    dry = tailor_library(source, None, options("9.0"))
+    real = tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert (dry.size_after, dry.kept, dry.floor) == (real.size_after, real.kept, real.floor)
     assert dry.sha256_out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["libtest.so", "out.so"]
@@ -62,58 +63,61 @@ def test_dry_run_is_exact(tmp_path: Path) -> None:
 
 def test_in_place(tmp_path: Path) -> None:
     source = write(tmp_path, rich())
-    expected = tailor_library(source, tmp_path / "out.so", policy("9.0")).sha256_out
-    result = tailor_library(source, source, policy("9.0"), durable=True)
+    expected = tailor_library(source, tmp_path / "out.so", options("9.0")).sha256_out
+    result = tailor_library(source, source, options("9.0"), durable=True)
     assert result.sha256_out == hashlib.sha256(source.read_bytes()).hexdigest() == expected
 
 
 def test_same_input_same_bytes(tmp_path: Path) -> None:
     source = write(tmp_path, rich())
-    one = tailor_library(source, tmp_path / "one.so", policy("9.0"))
-    other = tailor_library(source, tmp_path / "two.so", policy("9.0"))
+    one = tailor_library(source, tmp_path / "one.so", options("9.0"))
+    other = tailor_library(source, tmp_path / "two.so", options("9.0"))
     assert one.sha256_out == other.sha256_out
 
 
 def test_nothing_for_the_target(tmp_path: Path) -> None:
     source = write(tmp_path, Recipe(wrapped=[(Entry(BIG, sm=80), Entry(BIG, sm=120))]))
-    result = tailor_library(source, tmp_path / "out.so", policy("9.0"))
-    assert result.status is Status.NOTHING_FOR_TARGET
+    result = tailor_library(source, tmp_path / "out.so", options("9.0"))
+    assert result.status is LibraryStatus.NOTHING_FOR_TARGET
     assert result.warnings == ("has nothing for 9.0",)
     assert not (tmp_path / "out.so").exists()
 
 
 def test_nothing_for_one_of_two_targets(tmp_path: Path) -> None:
     source = write(tmp_path, Recipe(wrapped=[(Entry(BIG, sm=80), Entry(BIG, sm=120))]))
-    result = tailor_library(source, tmp_path / "out.so", policy("9.0,8.0"))
-    assert result.status is Status.TAILORED
+    result = tailor_library(source, tmp_path / "out.so", options("9.0,8.0"))
+    assert result.status is LibraryStatus.CUT
     assert result.warnings == ("has nothing for 9.0",)
 
 
 def test_no_gpu_code(tmp_path: Path) -> None:
     with_symbols = write(tmp_path, Recipe(), "libone.so")
-    result = tailor_library(with_symbols, tmp_path / "out.so", policy("9.0"))
-    assert result.status is Status.STRIPPED
+    result = tailor_library(with_symbols, tmp_path / "out.so", options("9.0"))
+    assert result.status is LibraryStatus.STRIPPED
     assert ".symtab" in result.stripped
     without = write(tmp_path, Recipe(symtab=False), "libtwo.so")
-    assert tailor_library(without, tmp_path / "no.so", policy("9.0")).status is Status.NO_GPU_CODE
-    assert tailor_library(with_symbols, tmp_path / "no.so", policy("9.0"), strip=False).status is Status.NO_GPU_CODE
+    assert tailor_library(without, tmp_path / "no.so", options("9.0")).status is LibraryStatus.NO_GPU_CODE
+    assert (
+        tailor_library(with_symbols, tmp_path / "no.so", options("9.0", strip=False)).status
+        is LibraryStatus.NO_GPU_CODE
+    )
     assert not (tmp_path / "no.so").exists()
 
 
 def test_nvidias_own_by_soname_or_name(tmp_path: Path) -> None:
     images = (Entry(BIG, sm=80), Entry(BIG, sm=86), Entry(BIG, sm=90))
     cubins = Recipe(wrapped=[images])
-    own = tailor_library(write(tmp_path, cubins, "libcublas.so.12"), tmp_path / "a.so", policy("8.6"))
+    own = tailor_library(write(tmp_path, cubins, "libcublas.so.12"), tmp_path / "a.so", options("8.6"))
     assert set(own.kept) == {"sm_80", "sm_86"}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.glob("*.so")))
 @pytest.mark.parametrize("target", ["8.0", "9.0", "12.0"])
 def test_what_nvcc_made(tmp_path: Path, name: str, target: str) -> None:
-    result = tailor_library(FIXTURES / name, tmp_path / name, policy(target))
+    result = tailor_library(FIXTURES / name, tmp_path / name, options(target))
     assert result.size_after <= result.size_before
-    if result.status.written:
-        again = tailor_library(tmp_path / name, tmp_path / "again.so", policy(target))
+    if result.status.changed:
+        again = tailor_library(tmp_path / name, tmp_path / "again.so", options(target))
         assert again.kept in ({}, result.kept)
         assert again.dropped == {}
 
@@ -131,14 +135,14 @@ def test_bad_input(tmp_path: Path, content: bytes, error: type[TorchtailorError]
     source = tmp_path / "bad.so"
     source.write_bytes(content)
     with pytest.raises(error, match=r"bad\.so"):
-        tailor_library(source, tmp_path / "out.so", policy("9.0"))
+        tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert [path.name for path in tmp_path.iterdir()] == ["bad.so"]
 
 
 def test_missing_input_and_folder_input(tmp_path: Path) -> None:
     for path in (tmp_path / "no.so", tmp_path):
         with pytest.raises(EnvironmentProblem):
-            tailor_library(path, tmp_path / "out.so", policy("9.0"))
+            tailor_library(path, tmp_path / "out.so", options("9.0"))
 
 
 def test_misaligned_segments_are_refused(tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def test_misaligned_segments_are_refused(tmp_path: Path) -> None:
     image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")
     (tmp_path / "odd.so").write_bytes(image)
     with pytest.raises(ImpossibleError, match="aligned"):
-        tailor_library(tmp_path / "odd.so", tmp_path / "out.so", policy("9.0"))
+        tailor_library(tmp_path / "odd.so", tmp_path / "out.so", options("9.0"))
 
 
 def test_no_section_headers(tmp_path: Path) -> None:
@@ -155,7 +159,7 @@ def test_no_section_headers(tmp_path: Path) -> None:
     image[60:64] = bytes(4)
     (tmp_path / "bare.so").write_bytes(image)
     with pytest.raises(BadInputError, match="section headers"):
-        tailor_library(tmp_path / "bare.so", tmp_path / "out.so", policy("9.0"))
+        tailor_library(tmp_path / "bare.so", tmp_path / "out.so", options("9.0"))
 
 
 def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,19 +170,19 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("os.copy_file_range", full)
     with pytest.raises(EnvironmentProblem, match="No space left"):
-        tailor_library(source, tmp_path / "out.so", policy("9.0"))
+        tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert [path.name for path in tmp_path.iterdir()] == ["libtest.so"]
 
 
 def test_without_copy_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path, rich())
-    expected = tailor_library(source, tmp_path / "one.so", policy("9.0")).sha256_out
+    expected = tailor_library(source, tmp_path / "one.so", options("9.0")).sha256_out
 
     def none(*_: object) -> int:
         raise OSError(errno.EXDEV, "other file system")
 
     monkeypatch.setattr("os.copy_file_range", none)
-    assert tailor_library(source, tmp_path / "two.so", policy("9.0")).sha256_out == expected
+    assert tailor_library(source, tmp_path / "two.so", options("9.0")).sha256_out == expected
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -186,7 +190,7 @@ def test_read_only_folder(tmp_path: Path) -> None:
     source = write(tmp_path, rich())
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(EnvironmentProblem):
-        tailor_library(source, tmp_path / "locked" / "out.so", policy("9.0"))
+        tailor_library(source, tmp_path / "locked" / "out.so", options("9.0"))
 
 
 def test_a_failed_proof_means_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,5 +202,5 @@ def test_a_failed_proof_means_no_output(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shrink, "patches", forgetful)
     with pytest.raises(CheckFailedError):
-        tailor_library(source, tmp_path / "out.so", policy("9.0"))
+        tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert [path.name for path in tmp_path.iterdir()] == ["libtest.so"]

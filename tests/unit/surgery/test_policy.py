@@ -15,7 +15,7 @@ KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.
 SUFFIXES = {"": 0, "a": int(EntryFlag.ARCH_SPECIFIC), "f": int(EntryFlag.FAMILY_SPECIFIC)}
 
 
-def images(names: str) -> list[Image]:
+def images(names: str) -> tuple[Image, ...]:
     found = []
     for offset, name in enumerate(names.split()):
         code = CodeTarget.parse(name)
@@ -23,7 +23,7 @@ def images(names: str) -> list[Image]:
         flags = SUFFIXES[code.suffix.value]
         number = code.capability.number
         found.append(Image(kind, int(kind), code, offset, 64, 8, 0, 8, Compression.NONE, flags, number, ""))
-    return found
+    return tuple(found)
 
 
 def kept(targets: str, names: str, kernels: dict[str, set[str] | None] | None = None, **options: bool) -> str:
@@ -31,7 +31,7 @@ def kept(targets: str, names: str, kernels: dict[str, set[str] | None] | None = 
         found = (kernels or {}).get(image.label, {"k"})
         return None if found is None else frozenset(found)
 
-    return " ".join(image.label for image in policy(targets, **options).keep(images(names), of))
+    return " ".join(image.label for image in policy(targets, **options).keep_images(images(names), of))
 
 
 ALL = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_90a sm_100 sm_100a sm_120 compute_120"
@@ -95,7 +95,7 @@ def test_a_lesser_image_stays_for_the_kernels_only_it_has() -> None:
 def test_unknown_kinds_stay() -> None:
     unknown = Image(ImageKind.UNKNOWN, 77, None, 0, 64, 8, 0, 8, Compression.NONE, 0, 90, "")
     plain = policy("9.0")
-    assert plain.keep([unknown], lambda _: None) == (unknown,)
+    assert plain.keep_images((unknown,), lambda _: None) == (unknown,)
     assert plain.allows(unknown)
 
 
@@ -117,18 +117,21 @@ def concatenated(names: str) -> Image:
 def test_concatenated_images_stay_whole_or_go() -> None:
     plain = policy("9.0")
     both, foreign = concatenated("sm_80 sm_90"), concatenated("sm_80 sm_120")
-    assert plain.keep([both, foreign], lambda _: None) == (both,)
+    assert plain.keep_images((both, foreign), lambda _: None) == (both,)
     assert plain.allows(both)
     assert not plain.allows(foreign)
     assert not plain.usable([foreign])
+    ptx = concatenated("sm_80 compute_120")
+    assert policy("9.0", keep_ptx=True).keep_images((ptx,), lambda _: None) == (ptx,)
+    assert policy("9.0", keep_ptx=True).allows(ptx)
     lesser = concatenated("sm_80 sm_120")
     (best,) = images("sm_86")
-    assert policy("8.6").keep([lesser, best], lambda _: None) == (lesser, best)  # its kernels cannot be read
+    assert policy("8.6").keep_images((lesser, best), lambda _: None) == (lesser, best)  # its kernels cannot be read
 
 
 def test_a_policy_travels_to_other_processes() -> None:
     again = pickle.loads(pickle.dumps(policy("9.0", keep_ptx=True)))
-    assert again.keep(images(ALL), lambda _: frozenset()) == policy("9.0", keep_ptx=True).keep(
+    assert again.keep_images(images(ALL), lambda _: frozenset()) == policy("9.0", keep_ptx=True).keep_images(
         images(ALL), lambda _: frozenset()
     )
 

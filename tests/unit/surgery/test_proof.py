@@ -16,7 +16,8 @@ from tests.unit.surgery.libraries import PHDR, SHDR
 from tests.unit.surgery.test_tailor import rich
 from torchtailor.errors import CheckFailedError
 from torchtailor.surgery.files import open_file
-from torchtailor.surgery.proof.prove import Library, prove
+from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.proof.prove import prove
 
 
 def pure_code(section: str) -> bool:
@@ -39,7 +40,7 @@ class Bench:
     def check(self, image: bytes, targets: str = "9.0", *, stripped: bool = True) -> None:
         self.changed.write_bytes(image)
         with open_file(self.stock) as stock, open_file(self.changed) as output:
-            prove(Library.read(stock), output, policy(targets), stripped=stripped, proven=None)
+            prove(OpenLibrary.read(stock), output, policy(targets), stripped=stripped, proven=None)
 
     def check_flipped(self, at: int, bit: int) -> None:
         """Check the output with one bit changed; only that byte is written, there and back."""
@@ -49,14 +50,14 @@ class Bench:
             os.pwrite(file.fileno(), bytes([self.output[at] ^ 1 << bit]), at)
             try:
                 with open_file(self.flipped) as output:
-                    prove(Library.read(stock), output, policy("9.0"), stripped=True, proven=None)
+                    prove(OpenLibrary.read(stock), output, policy("9.0"), stripped=True, proven=None)
             finally:
                 os.pwrite(file.fileno(), self.output[at : at + 1], at)
 
     def _matters(self) -> list[range]:
         """Offsets in the output of: all containers, all loaded bytes that are not GPU code, all headers."""
         with open_file(self.stock) as stock, open_file(self.stock.parent / "out" / "libtest.so") as output:
-            before, after = Library.read(stock), Library.read(output)
+            before, after = OpenLibrary.read(stock), OpenLibrary.read(output)
         containers = {found.address: found for found in after.code.containers}
         spans = [range(f.container.offset, f.container.end) for f in containers.values()]
         spans += [
@@ -109,7 +110,7 @@ def test_every_byte_of_every_header_matters(bench: Bench) -> None:
 def test_a_wrapper_that_leads_to_another_container(bench: Bench) -> None:
     segment = next(s for s in bench.linker.sections if s.name == ".nvFatBinSegment")
     with open_file(bench.stock.parent / "out" / "libtest.so") as output:
-        elf = Library.read(output).elf
+        elf = OpenLibrary.read(output).elf
     offset = elf.offset_of(segment.address)
     assert offset is not None
     image = bytearray(bench.output)
@@ -143,7 +144,7 @@ def test_an_image_that_should_have_gone(bench: Bench, tmp_path: Path) -> None:
 def test_an_image_that_was_lost(bench: Bench) -> None:
     """A container is emptied by its size field alone; everything else stays."""
     with open_file(bench.stock.parent / "out" / "libtest.so") as output:
-        code = Library.read(output).code
+        code = OpenLibrary.read(output).code
     last = [found for found in code.containers if found.section == ".nv_fatbin"][-1]
     image = bytearray(bench.output)
     at = last.container.offset

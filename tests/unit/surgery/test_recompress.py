@@ -12,7 +12,7 @@ from threading import Lock, Semaphore
 import pytest
 
 from tests.unit.gpucode.builders import BASE_FLAGS, Entry
-from tests.unit.surgery.checks import policy
+from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError, CheckFailedError, ImpossibleError
@@ -20,12 +20,13 @@ from torchtailor.gpucode.fatbin import Compression, decompress
 from torchtailor.gpucode.scan import scan_source
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ImageCache, Replacement, StockPayloads
-from torchtailor.surgery.library import Recompress, tailor_library
-from torchtailor.surgery.plan import Keep
+from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.plan import KeptImages
 from torchtailor.surgery.recompress import Recompression, _compress, _header, recompress_images, share_slots
-from torchtailor.surgery.result import LibraryResult, Status
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.surgery.write import Surgery, write
-from torchtailor.tailor.work import run_all
+from torchtailor.tailor.processes import run_all
 
 DICE = random.Random(3)
 WORDS = [DICE.randbytes(8) for _ in range(40)]
@@ -52,18 +53,18 @@ def recipe() -> Recipe:
     )
 
 
-def run(folder: Path, how: Recompress, targets: str = "9.0") -> LibraryResult:
+def run(folder: Path, how: TailorOptions) -> LibraryResult:
     source = folder / "libtest.so"
     if not source.exists():
         source.write_bytes(library(recipe()))
-    return tailor_library(source, folder / "out.so", policy(targets), recompress=how)
+    return tailor_library(source, folder / "out.so", how)
 
 
 def test_smaller_and_the_same(tmp_path: Path) -> None:
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     result = run(tmp_path, how)
-    plain = tailor_library(tmp_path / "libtest.so", tmp_path / "plain.so", policy("9.0"))
-    assert result.status is Status.TAILORED
+    plain = tailor_library(tmp_path / "libtest.so", tmp_path / "plain.so", options("9.0"))
+    assert result.status is LibraryStatus.CUT
     assert result.size_after < plain.size_after
     assert result.recompressed is not None
     assert (result.recompressed.images, result.recompressed.from_cache) == (3, 0)
@@ -81,7 +82,7 @@ def test_smaller_and_the_same(tmp_path: Path) -> None:
 
 
 def test_the_second_time_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     run(tmp_path, how)
     first = (tmp_path / "out.so").read_bytes()
     monkeypatch.setattr("zstandard.ZstdCompressor", None)  # would fail if called
@@ -103,7 +104,7 @@ def files_of(cache: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("damage", "read_from_cache"),
     [
-        (lambda data: flipped(data, 0), 1),  # the seal; the image that gets no smaller is never read
+        (lambda data: flipped(data, 0), 1),  # the pair digest; the image that gets no smaller is never read
         (lambda data: flipped(data, len(data) - 1), 1),
         (lambda data: flipped(data, len(data) // 2), 1),
         (lambda data: flipped(data, 33), 0),  # the size
@@ -114,7 +115,7 @@ def files_of(cache: Path) -> list[Path]:
     ],
 )
 def test_damaged_cache_is_made_anew(tmp_path: Path, damage: Callable[[bytes], bytes], read_from_cache: int) -> None:
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     run(tmp_path, how)
     first = (tmp_path / "out.so").read_bytes()
     (tmp_path / "out.so").unlink()
@@ -130,8 +131,8 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: Callable[[bytes], by
 
 
 def test_a_file_of_the_cache_under_the_name_of_another(tmp_path: Path) -> None:
-    """It is whole, and the payload of another image: the seal is of both sides."""
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    """It is whole, and the payload of another image: the digest is of both sides."""
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     run(tmp_path, how)
     first = (tmp_path / "out.so").read_bytes()
     files = files_of(tmp_path / "cache")
@@ -144,7 +145,7 @@ def test_a_file_of_the_cache_under_the_name_of_another(tmp_path: Path) -> None:
 
 def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any byte of a recompressed image: header, payload, padding; the cache is whole and stays."""
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     run(tmp_path, how)
     stock, first = (BufferSource((tmp_path / name).read_bytes()) for name in ("libtest.so", "out.so"))
     already = {image.compression for image in scan_source(stock).images}
@@ -173,7 +174,7 @@ def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path, monkeypatch: pyt
 def test_an_image_in_the_place_of_another_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two payloads of the cache, both proven, are exchanged: the proof looks each up by what stock has there."""
 
-    def exchanged(stock: StockPayloads, keep: Keep, how: Recompress) -> Recompression:
+    def exchanged(stock: StockPayloads, keep: KeptImages, how: TailorOptions) -> Recompression:
         right = recompress_images(stock, keep, how)
         (one, first), *_, (other, second) = right.new.items()
         images = {image.offset: image for kept in keep.values() for image in kept}
@@ -184,7 +185,7 @@ def test_an_image_in_the_place_of_another_is_found(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("torchtailor.surgery.library.recompress_images", exchanged)
     with pytest.raises(CheckFailedError, match="not the stock one"):
-        run(tmp_path, Recompress(level=5, cache=tmp_path / "cache"))
+        run(tmp_path, options(recompress=True, level=5, image_cache=tmp_path / "cache"))
     assert not (tmp_path / "out.so").exists()
 
 
@@ -221,7 +222,7 @@ def test_compression_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.Monk
     turns = Turns(1)
     monkeypatch.setattr("torchtailor.surgery.recompress._shared", [])
     share_slots(turns)
-    how = Recompress(level=5, cache=tmp_path / "cache", processes=4)
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache", processes=4)
     run(tmp_path, how)
     assert (turns.taken, turns.most, turns.held) == (3, 1, 0)  # two of the four are the same
     run(tmp_path, how)
@@ -230,23 +231,23 @@ def test_compression_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.Monk
 
 def cut_in_process(job: CutJob) -> LibraryResult:
     assert os.getpid() != job.parent
-    return tailor_library(job.source, job.source.with_suffix(".cut"), policy("9.0"), recompress=job.how)
+    return tailor_library(job.source, job.source.with_suffix(".cut"), job.how)
 
 
 @dataclass(frozen=True)
 class CutJob:
     source: Path
-    how: Recompress
+    how: TailorOptions
     parent: int
     size: int = 1
 
 
 def test_libraries_in_processes_share_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes as alone, whether the cache is empty or full."""
-    run(tmp_path, Recompress(level=5, cache=tmp_path / "alone"))
+    run(tmp_path, options(recompress=True, level=5, image_cache=tmp_path / "alone"))
     alone = (tmp_path / "out.so").read_bytes()
-    monkeypatch.setattr("torchtailor.tailor.work._WORTH_PROCESSES", 0)
-    how = Recompress(level=5, cache=tmp_path / "cache")
+    monkeypatch.setattr("torchtailor.tailor.processes._WORTH_PROCESSES", 0)
+    how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     for cached in (None, 4):
         jobs = []
         for index in range(3):
@@ -260,8 +261,8 @@ def test_libraries_in_processes_share_the_cache(tmp_path: Path, monkeypatch: pyt
 
 
 def test_level_is_part_of_the_key(tmp_path: Path) -> None:
-    run(tmp_path, Recompress(level=1, cache=tmp_path / "cache"))
-    result = run(tmp_path, Recompress(level=2, cache=tmp_path / "cache"))
+    run(tmp_path, options(recompress=True, level=1, image_cache=tmp_path / "cache"))
+    result = run(tmp_path, options(recompress=True, level=2, image_cache=tmp_path / "cache"))
     assert result.recompressed is not None
     assert result.recompressed.from_cache == 0
 
@@ -269,13 +270,13 @@ def test_level_is_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("driver", ["550.53", "535.183.01", "470"])
 def test_old_drivers_cannot_read_it(tmp_path: Path, driver: str) -> None:
     with pytest.raises(ImpossibleError, match=r"550\.54"):
-        run(tmp_path, Recompress(driver=driver, cache=tmp_path / "cache"))
+        run(tmp_path, options(recompress=True, driver=driver, image_cache=tmp_path / "cache"))
     assert not (tmp_path / "out.so").exists()
 
 
 @pytest.mark.parametrize("driver", ["550.54", "550.54.14", "580.65.06", None])
 def test_new_drivers_can(tmp_path: Path, driver: str | None) -> None:
-    run(tmp_path, Recompress(level=1, driver=driver, cache=tmp_path / "cache"))
+    run(tmp_path, options(recompress=True, level=1, driver=driver, image_cache=tmp_path / "cache"))
     assert (tmp_path / "out.so").exists()
 
 
@@ -295,6 +296,6 @@ def test_a_wrong_payload_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("zstandard.ZstdCompressor", Wrong)
     with pytest.raises(CheckFailedError, match="not the stock one"):
-        run(tmp_path, Recompress(level=1, cache=tmp_path / "cache"))
+        run(tmp_path, options(recompress=True, level=1, image_cache=tmp_path / "cache"))
     assert not (tmp_path / "out.so").exists()
     assert not files_of(tmp_path / "cache")

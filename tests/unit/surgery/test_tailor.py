@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, Entry
-from tests.unit.surgery.checks import containers_reached, host_bytes, policy, tailor
+from tests.unit.surgery.checks import containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Recipe
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
 from torchtailor.surgery.library import tailor_library
-from torchtailor.surgery.result import Status
+from torchtailor.surgery.result import LibraryStatus
 
 DICE = random.Random(7)
 
@@ -40,8 +40,8 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip:
     linker, stock, output, result = tailor(tmp_path_factory.mktemp("any"), recipe, strip=strip)
     before = containers_reached(linker, stock)
     after = containers_reached(linker, output)
-    if not result.status.written:
-        assert result.status in (Status.NOTHING_FOR_TARGET, Status.UNCHANGED)
+    if not result.status.changed:
+        assert result.status in (LibraryStatus.NOTHING_FOR_TARGET, LibraryStatus.UNCHANGED)
         return
     relocatable = set(range(len(recipe.wrapped), len(recipe.wrapped) + len(recipe.relocatable)))
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -80,7 +80,7 @@ def rich(machine: int = 62, **options: object) -> Recipe:
 def test_the_file_really_shrinks(tmp_path: Path, machine: int, relr: bool) -> None:
     _, stock, output, result = tailor(tmp_path, rich(machine, relr=relr))
     page = 0x1000 if machine == 62 else 0x10000
-    assert result.status is Status.TAILORED
+    assert result.status is LibraryStatus.CUT
     assert len(output) < result.floor + 8 * page < len(stock)  # a page a hole at most stays behind
 
 
@@ -139,7 +139,7 @@ def test_two_targets_keep_what_each_needs(tmp_path: Path) -> None:
 
 def test_tailoring_again_uses_the_spare_headers(tmp_path: Path) -> None:
     _, _, output, _ = tailor(tmp_path, rich(), "9.0,12.0")
-    tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", policy("9.0"))
+    tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", options("9.0"))
     again = (tmp_path / "again.so").read_bytes()
     assert len(again) < len(output)
     assert again.count(b"program headers\0") == output.count(b"program headers\0") == 1
@@ -148,6 +148,6 @@ def test_tailoring_again_uses_the_spare_headers(tmp_path: Path) -> None:
 def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:
     tailor(tmp_path, rich())
     first = tmp_path / "out" / "libtest.so"
-    again = tailor_library(first, tmp_path / "again.so", policy("9.0"))
-    assert again.status is Status.UNCHANGED
+    again = tailor_library(first, tmp_path / "again.so", options("9.0"))
+    assert again.status is LibraryStatus.UNCHANGED
     assert not (tmp_path / "again.so").exists()

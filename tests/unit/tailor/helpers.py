@@ -1,4 +1,4 @@
-"""Settings and environments for tests."""
+"""Options and environments for tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from tests.unit.wheels.builder import digest
 from torchtailor.catalog import load_catalog
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import read_targets
-from torchtailor.tailor.settings import Settings
+from torchtailor.surgery.options import TailorOptions
 
 CATALOG = load_catalog()
 
 
-def settings(gpu: str = "9.0", **options: Any) -> Settings:
-    targets = read_targets([gpu], CATALOG, {})
-    return Settings(targets, Policy(targets.archs, CATALOG.rules, keep_ptx=targets.keep_ptx), **options)
+def options(gpu: str = "9.0", **others: Any) -> TailorOptions:
+    return TailorOptions(Policy(read_targets([gpu], CATALOG, {}), CATALOG.rules), **others)
 
 
 def install(wheel: Path, site: Path, installer: str = "pip") -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tailor.helpers import check_records, install, settings, tree
+from tests.unit.tailor.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
+from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailor import environment
 from torchtailor.tailor.environment import environment_sites, tailor_environment
 from torchtailor.tailor.journal import Journal
-from torchtailor.tailor.outcome import Fate
 from torchtailor.tailor.restore import restore_environment
 
 NVIDIA = "NVIDIA Proprietary Software"
@@ -37,12 +37,12 @@ def site(tmp_path: Path, fat: bytes) -> Path:
 
 
 def test_cut_and_recorded(site: Path, fat: bytes) -> None:
-    outcome = tailor_environment(site, settings())
-    fates = {library.path: library.fate for library in outcome.libraries}
-    assert fates == {
-        "torch/lib/libtorch_cuda.so": Fate.CUT,
-        "torch/lib/libtwo.so": Fate.CUT,
-        "nvidia/cublas/lib/libcublas.so.12": Fate.LEFT_TO_CONSENT,
+    outcome = tailor_environment(site, options())
+    statuses = {library.path: library.status for library in outcome.libraries}
+    assert statuses == {
+        "torch/lib/libtorch_cuda.so": LibraryStatus.CUT,
+        "torch/lib/libtwo.so": LibraryStatus.CUT,
+        "nvidia/cublas/lib/libcublas.so.12": LibraryStatus.NEEDS_NVIDIA_OPTION,
     }
     assert (site / "torch/lib/libtorch_cuda.so").stat().st_size < len(fat)
     assert (site / "torch/lib/libtorch_cuda.so").stat().st_mode & 0o777 == 0o755
@@ -56,16 +56,16 @@ def test_cut_and_recorded(site: Path, fat: bytes) -> None:
 
 
 def test_a_second_run_has_nothing_to_do(site: Path) -> None:
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
     before = tree(site)
-    again = tailor_environment(site, settings())
+    again = tailor_environment(site, options())
     assert not again.changed
     assert tree(site) == before
 
 
 def test_restore_to_the_last_byte(site: Path) -> None:
     before = tree(site)
-    tailor_environment(site, settings(nvidia=True, keep_removed=True))
+    tailor_environment(site, options(nvidia=True, keep_removed=True))
     assert tree(site) != before
     removed = sum(path.stat().st_size for path in (site / ".torchtailor/removed").iterdir())
     assert 0 < removed < 40_000
@@ -79,9 +79,9 @@ def test_restore_to_the_last_byte(site: Path) -> None:
 def test_two_cuts_and_back(site: Path, tmp_path: Path, wide: bytes) -> None:
     install(build_wheel(tmp_path / "wheels", {"wide/libwide.so": wide}, name="wide"), site)
     before = tree(site)
-    tailor_environment(site, settings("8.0,9.0", keep_removed=True))
+    tailor_environment(site, options("8.0,9.0", keep_removed=True))
     middle = (site / "wide/libwide.so").stat().st_size
-    tailor_environment(site, settings("9.0", keep_removed=True))
+    tailor_environment(site, options("9.0", keep_removed=True))
     assert (site / "wide/libwide.so").stat().st_size < middle < len(wide)
     check_records(site)
     document = json.loads((site / "wide-1.0.dist-info/torchtailor.json").read_text())
@@ -93,14 +93,14 @@ def test_two_cuts_and_back(site: Path, tmp_path: Path, wide: bytes) -> None:
 
 
 def test_what_was_cut_out_cannot_be_a_target(site: Path) -> None:
-    tailor_environment(site, settings("9.0"))
-    with pytest.raises(ImpossibleError, match=r"cut for 9\.0 and has nothing for 8\.0"):
-        tailor_environment(site, settings("8.0"))
+    tailor_environment(site, options("9.0"))
+    with pytest.raises(ImpossibleError, match=r"cut for 9\.0 and has no code for 8\.0"):
+        tailor_environment(site, options("8.0"))
     check_records(site)
 
 
 def test_restore_without_kept_bytes_says_the_command(site: Path) -> None:
-    tailor_environment(site, settings(nvidia=True))
+    tailor_environment(site, options(nvidia=True))
     (site.parents[2] / "bin").mkdir()
     (site.parents[2] / "bin" / "python").touch()
     result = restore_environment(site)
@@ -114,7 +114,7 @@ def test_the_command_names_the_tool_and_the_source(site: Path) -> None:
     info = site / "torch-2.10.0.dist-info"
     (info / "INSTALLER").write_text("uv")
     (info / "direct_url.json").write_text(json.dumps({"url": "file:///wheels/torch.whl"}))
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
     (command,) = restore_environment(site).commands
     assert command.startswith("uv pip install --python")
     assert command.endswith("--reinstall --no-deps file:///wheels/torch.whl")
@@ -122,7 +122,7 @@ def test_the_command_names_the_tool_and_the_source(site: Path) -> None:
 
 def test_after_a_reinstall_nothing_is_left_to_restore(site: Path, tmp_path: Path) -> None:
     before = tree(site)
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
     for wheel in (tmp_path / "wheels").glob("torch*.whl"):
         install(wheel, site)
     assert restore_environment(site).commands == ()
@@ -134,7 +134,7 @@ def test_after_a_reinstall_nothing_is_left_to_restore(site: Path, tmp_path: Path
 def test_uninstalled_since(site: Path) -> None:
     import shutil
 
-    tailor_environment(site, settings(nvidia=True, keep_removed=True))
+    tailor_environment(site, options(nvidia=True, keep_removed=True))
     shutil.rmtree(site / "torch")
     shutil.rmtree(site / "torch-2.10.0.dist-info")
     result = restore_environment(site)
@@ -149,7 +149,7 @@ def test_hard_links_of_a_cache_keep_their_bytes(site: Path, tmp_path: Path, fat:
     os.link(site / "torch/lib/libtorch_cuda.so", cached)
     os.link(record, tmp_path / "RECORD")
     stock_record = record.read_bytes()
-    tailor_environment(site, settings(keep_removed=True))
+    tailor_environment(site, options(keep_removed=True))
     assert cached.read_bytes() == fat
     assert (tmp_path / "RECORD").read_bytes() == stock_record
     assert not cached.samefile(site / "torch/lib/libtorch_cuda.so")
@@ -161,7 +161,7 @@ def test_symbolic_links_into_a_cache_are_replaced(site: Path, tmp_path: Path, fa
     """`uv --link-mode=symlink`."""
     cached = (site / "torch/lib/libtwo.so").rename(tmp_path / "cached.so")
     (site / "torch/lib/libtwo.so").symlink_to(cached)
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
     assert cached.read_bytes() == fat
     assert not (site / "torch/lib/libtwo.so").is_symlink()
     check_records(site)
@@ -170,8 +170,8 @@ def test_symbolic_links_into_a_cache_are_replaced(site: Path, tmp_path: Path, fa
 def test_packages_behind_a_link_are_left_alone(site: Path, tmp_path: Path, fat: bytes) -> None:
     outside = (site / "torch" / "lib").rename(tmp_path / "outside")
     (site / "torch" / "lib").symlink_to(outside)
-    outcome = tailor_environment(site, settings())
-    skipped = [library for library in outcome.libraries if library.fate is Fate.SKIPPED]
+    outcome = tailor_environment(site, options())
+    skipped = [library for library in outcome.libraries if library.status is LibraryStatus.SKIPPED]
     assert len(skipped) == 2 and "outside of the environment" in skipped[0].reason
     assert (outside / "libtwo.so").read_bytes() == fat
 
@@ -179,8 +179,8 @@ def test_packages_behind_a_link_are_left_alone(site: Path, tmp_path: Path, fat: 
 def test_file_that_differs_from_its_record_is_left_alone(site: Path, fat: bytes) -> None:
     path = site / "torch/lib/libtwo.so"
     path.write_bytes(fat + b"\0" * 8)
-    outcome = tailor_environment(site, settings())
-    (skipped,) = [library for library in outcome.libraries if library.fate is Fate.SKIPPED]
+    outcome = tailor_environment(site, options())
+    (skipped,) = [library for library in outcome.libraries if library.status is LibraryStatus.SKIPPED]
     assert skipped.path == "torch/lib/libtwo.so"
     assert "RECORD of torch" in skipped.reason
     assert path.read_bytes() == fat + b"\0" * 8
@@ -188,14 +188,14 @@ def test_file_that_differs_from_its_record_is_left_alone(site: Path, fat: bytes)
 
 def test_dry_run_touches_nothing(site: Path) -> None:
     before = tree(site)
-    outcome = tailor_environment(site, settings(dry_run=True, keep_removed=True))
+    outcome = tailor_environment(site, options(dry_run=True, keep_removed=True))
     assert len(outcome.changed) == 2
     assert tree(site) == before
 
 
 def test_nothing_of_ours_stays_where_nothing_was_cut(site: Path) -> None:
     before = tree(site)
-    outcome = tailor_environment(site, settings("5.0", nvidia=True))
+    outcome = tailor_environment(site, options("5.0", nvidia=True))
     assert outcome.useless_for_target
     assert tree(site) == before
 
@@ -204,10 +204,10 @@ def test_two_runs_at_once_are_refused(site: Path) -> None:
     (site / ".torchtailor").mkdir()
     with (site / ".torchtailor" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for run in (lambda: tailor_environment(site, settings()), lambda: restore_environment(site)):
+        for run in (lambda: tailor_environment(site, options()), lambda: restore_environment(site)):
             with pytest.raises(EnvironmentProblem, match="Another torchtailor"):
                 run()
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
 
 
 def test_an_error_halfway_leaves_right_records(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,17 +222,17 @@ def test_an_error_halfway_leaves_right_records(site: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(environment, "_put_in_place", second_fails)
     with pytest.raises(EnvironmentProblem, match="disk is full"):
-        tailor_environment(site, settings())
+        tailor_environment(site, options())
     check_records(site)
     monkeypatch.undo()
-    outcome = tailor_environment(site, settings())
+    outcome = tailor_environment(site, options())
     assert len(outcome.changed) == 1
     check_records(site)
 
 
 def test_torn_last_line_of_the_journal(site: Path) -> None:
     before = tree(site)
-    tailor_environment(site, settings(keep_removed=True))
+    tailor_environment(site, options(keep_removed=True))
     journal = site / ".torchtailor" / "journal.jsonl"
     with journal.open("ab") as file:
         file.write(b'{"path": "torch/li')
@@ -241,7 +241,7 @@ def test_torn_last_line_of_the_journal(site: Path) -> None:
 
 
 def test_damaged_journal(site: Path) -> None:
-    tailor_environment(site, settings())
+    tailor_environment(site, options())
     (site / ".torchtailor" / "journal.jsonl").write_bytes(b"nonsense\n")
     with pytest.raises(BadInputError, match="damaged"):
         restore_environment(site)
@@ -249,7 +249,7 @@ def test_damaged_journal(site: Path) -> None:
 
 @pytest.mark.parametrize("position", [0, 20, 40, -10])
 def test_damaged_kept_bytes_restore_nothing(site: Path, position: int) -> None:
-    tailor_environment(site, settings(keep_removed=True))
+    tailor_environment(site, options(keep_removed=True))
     cut = tree(site)
     for path in (site / ".torchtailor" / "removed").iterdir():
         data = bytearray(path.read_bytes())
@@ -274,7 +274,7 @@ def test_journal_is_written_before_the_file_is_replaced(site: Path, monkeypatch:
     add = Journal.add
     monkeypatch.setattr(Journal, "add", killed)
     with pytest.raises(KeyboardInterrupt):
-        tailor_environment(site, settings())
+        tailor_environment(site, options())
     after = tree(site)
     assert all(after[name] == digest for name, digest in before.items())
     check_records(site)
@@ -301,6 +301,6 @@ def test_damaged_record_of_a_package(site: Path) -> None:
     (site / "plain-1.0.dist-info" / "RECORD").write_bytes(b"a,b\n")
     before = tree(site)
     with pytest.raises(BadInputError, match=r"plain-1\.0\.dist-info"):
-        tailor_environment(site, settings())
+        tailor_environment(site, options())
     after = tree(site)
     assert all(after[name] == digest for name, digest in before.items())

@@ -11,8 +11,9 @@ from tests.unit.tailor.helpers import install, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode, NoMatchError, UsageError
-from torchtailor.tailor.run import plan_tasks
+from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailor.run import plan_tasks, tailor
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path)
     document = json.loads(out)
     assert code == ExitCode.OK
     assert document["inputs"][0]["output"] == str(tmp_path / "out.so")
-    assert document["inputs"][0]["libraries"][0]["fate"] == "cut"
+    assert document["inputs"][0]["libraries"][0]["status"] == "cut"
     assert document["target"]["gpus"] == ["9.0"]
 
 
@@ -70,8 +71,8 @@ def test_arch_list_of_the_environment_is_used_and_said(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["LIB", "-o", "OUT"], ExitCode.USAGE, "For which GPU?"),
-        (["LIB", "--gpu", "9.0"], ExitCode.USAGE, "Where shall the new libx.so go?"),
+        (["LIB", "-o", "OUT"], ExitCode.USAGE, "No GPU was given"),
+        (["LIB", "--gpu", "9.0"], ExitCode.USAGE, "No output was given for libx.so"),
         (["LIB", "--gpu", "9.0", "--env", "."], ExitCode.USAGE, "takes no other PATH"),
         (["--gpu", "9.0", "--env", ".", "-o", "x"], ExitCode.USAGE, "in place"),
         (["LIB", "--gpu", "9.0", "-o", "OUT", "--keep-removed"], ExitCode.USAGE, "--keep-removed is for environments"),
@@ -162,3 +163,14 @@ def test_one_bad_input_does_not_stop_the_others(capsys: pytest.CaptureFixture[st
     code, out, _ = run(capsys, "tailor", bad, good, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
     assert code == ExitCode.BAD_INPUT
     assert [failure["source"] for failure in json.loads(out)["failures"]] == [str(bad)]
+
+
+def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:
+    (result,) = tailor(library, gpus=["9.0"], output=tmp_path / "out.so", strip=True)
+    assert result.output == tmp_path / "out.so"
+    assert result.libraries[0].status is LibraryStatus.CUT
+    assert result.size_after == result.output.stat().st_size < len(fat)
+    with pytest.raises(ImpossibleError, match=r"no GPU code that runs on 5\.0"):
+        tailor(library, gpus=["5.0"], output=tmp_path / "none.so")
+    with pytest.raises(UsageError, match="in place"):
+        tailor(gpus=["9.0"], env=tmp_path, output=tmp_path / "none.so")

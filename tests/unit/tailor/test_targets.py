@@ -80,8 +80,8 @@ def test_native() -> None:
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        ([], UsageError, "For which GPU"),
-        ([" , "], UsageError, "For which GPU"),
+        ([], UsageError, "No GPU was given"),
+        ([" , "], UsageError, "No GPU was given"),
         (["9.9"], NoMatchError, r"9\.9"),
         (["sm_8.0a"], TorchtailorError, "sm_8"),
         (["8.0a"], ImpossibleError, "no sm_80a"),
@@ -102,5 +102,5 @@ def test_native_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         gpus = ()
 
     monkeypatch.setattr("torchtailor.host.detect.detect", lambda: NoGpu)
-    with pytest.raises(EnvironmentProblem, match="no NVIDIA GPU"):
+    with pytest.raises(EnvironmentProblem, match="no usable NVIDIA GPU"):
         targets.native_gpus()

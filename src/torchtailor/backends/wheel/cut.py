@@ -20,10 +20,9 @@ from torchtailor.fetch.download import Fetched
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
-from torchtailor.surgery.recompress import Recompress
-from torchtailor.tailor.outcome import Outcome
-from torchtailor.tailor.settings import Settings
-from torchtailor.tailor.wheel import Order, tailor_wheel_each
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailor.result import TailorResult
+from torchtailor.tailor.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.wheelhouse.swap import stage_beside
 
 _OUTCOME = "outcome.json"
@@ -74,7 +73,7 @@ class Cutter:
             making(missing)
         with ExitStack() as stages:
             scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
-            orders = [Order(scratch[gpu], self._settings(gpu)) for gpu in missing]
+            orders = [WheelOrder(scratch[gpu], self._tailor_options(gpu)) for gpu in missing]
             for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, progress), strict=True):
                 if not outcome.useless_for_target:
                     _write(scratch[gpu], outcome)
@@ -96,22 +95,15 @@ class Cutter:
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _settings(self, gpu: Capability) -> Settings:
+    def _tailor_options(self, gpu: Capability) -> TailorOptions:
         options = self._options
-        arch = TorchArch(gpu)
+        targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
         known = self._catalog.gpus.get(gpu)
-        policy = Policy(
-            targets=(arch,),
-            rules=self._catalog.rules,
-            keep_ptx=options.keep_ptx,
-            unified_tegra=bool(known and known.unified),
-        )
-        return Settings(
-            targets=Targets((arch,), options.keep_ptx, "variant"),
-            policy=policy,
+        return TailorOptions(
+            Policy(targets, self._catalog.rules, unified_tegra=bool(known and known.unified)),
             strip=None if options.strip else False,
             nvidia=options.nvidia,
-            recompress=Recompress(processes=self._processes) if options.recompress else None,
+            recompress=options.recompress,
             processes=self._processes,
         )
 
@@ -141,7 +133,7 @@ def _read(folder: Path, stock: Fetched) -> Cut | None:
     return Cut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
 
 
-def _write(scratch: Path, outcome: Outcome) -> None:
+def _write(scratch: Path, outcome: TailorResult) -> None:
     from torchtailor.tailor.manifest import library_json
 
     assert outcome.output is not None

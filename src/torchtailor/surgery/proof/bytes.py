@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER
@@ -14,17 +13,17 @@ from torchtailor.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.surgery.files import CHUNK
 from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import Span, merge, subtract
-from torchtailor.surgery.proof.code import Pair
-
-if TYPE_CHECKING:
-    from torchtailor.surgery.proof.prove import Library
+from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.proof.pairs import ContainerPair
 
 _WORD = 8
 _MAX_PADDING = 64
 _FILLINGS = (b"\0", b"Z", b"X")
 
 
-def check_loaded_bytes(before: Library, after: Library, pairs: Sequence[Pair], changed: Sequence[int]) -> None:
+def check_loaded_bytes(
+    before: OpenLibrary, after: OpenLibrary, pairs: Sequence[ContainerPair], changed: Sequence[int]
+) -> None:
     """Compare all loaded bytes outside of containers; `changed` are addresses of words that may differ."""
     territory = _territory(before.elf, pairs)
     _check_inside(territory, before, after, pairs)
@@ -41,7 +40,7 @@ def check_loaded_bytes(before: Library, after: Library, pairs: Sequence[Pair], c
             _compare(before.elf, after.elf, span, allowed)
 
 
-def _territory(elf: ElfFile, pairs: Sequence[Pair]) -> list[Span]:
+def _territory(elf: ElfFile, pairs: Sequence[ContainerPair]) -> list[Span]:
     """Where the input has containers, and the padding between two: only there may the output differ."""
     loaded = [(p.before.address, p.before.container) for p in pairs if p.before.address is not None]
     loaded.sort(key=lambda found: found[0])
@@ -82,7 +81,9 @@ def _is_zero(elf: ElfFile, start: int, end: int) -> bool:
     )
 
 
-def _check_inside(territory: list[Span], before: Library, after: Library, pairs: Sequence[Pair]) -> None:
+def _check_inside(
+    territory: list[Span], before: OpenLibrary, after: OpenLibrary, pairs: Sequence[ContainerPair]
+) -> None:
     """Containers, and what we add, lie where the input had containers."""
     spans = [
         Span(p.after.address, p.after.address + p.after.container.stored_size)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torchtailor.catalog.gpus import CodeKind
-from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
+from torchtailor.gpucode.scan import Reference
 from torchtailor.surgery.files import FileSource, same_bytes
 from torchtailor.surgery.image_cache import ProvenImages
-
-if TYPE_CHECKING:
-    from torchtailor.surgery.proof.prove import Library
+from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.proof.pairs import ContainerPair
 
 _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
 _MAX_PADDING = 64
@@ -24,28 +20,12 @@ _MAX_PADDING = 64
 _STORAGE_FIELDS = ((8, 20), (40, 48), (56, 64))
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A container of the stock library and what became of it."""
-
-    before: FoundContainer
-    after: FoundContainer
-
-
-def pair_containers(before: LibraryCode, after: LibraryCode) -> list[Pair]:
-    """Each stock container with its counterpart: none goes, none comes, none overtakes another."""
-    pairs: list[Pair] = []
-    for loaded in (True, False):
-        old = [found for found in before.containers if (found.address is not None) is loaded]
-        new = [found for found in after.containers if (found.address is not None) is loaded]
-        if [found.section for found in old] != [found.section for found in new]:
-            raise CheckFailedError(f"The output has {len(new)} GPU code containers and the input {len(old)}.")
-        pairs += map(Pair, old, new)
-    return pairs
-
-
 def check_images(
-    before: Library, after: Library, pairs: Sequence[Pair], policy: Policy | None, proven: ProvenImages | None
+    before: OpenLibrary,
+    after: OpenLibrary,
+    pairs: Sequence[ContainerPair],
+    policy: Policy | None,
+    proven: ProvenImages | None,
 ) -> None:
     """Check each image that was kept, and what was lost with those that were not."""
     linked = before.code.device_linked
@@ -55,15 +35,15 @@ def check_images(
         kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
         if policy is None or pair.before.address is None:
             if len(kept) != len(images):
-                raise CheckFailedError(_at(pair, "lost images that nobody wanted to cut"))
+                raise pair.problem("lost images although nothing was to be cut")
         elif pair.before.reference is Reference.PRELINKED and linked:
             if kept:
-                raise CheckFailedError(_at(pair, "is from before the device link and should be empty"))
+                raise pair.problem("is from before the device link and should be empty")
         else:
             _check_policy(before.source, pair, kept, policy)
 
 
-def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[Pair]) -> list[bool]:
+def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[ContainerPair]) -> list[bool]:
     """Which containers are byte for byte what they were; those that moved together are compared as one."""
     same = [False] * len(pairs)
     first = 0
@@ -79,11 +59,11 @@ def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[Pair]) 
     return same
 
 
-def _unresized(pair: Pair) -> bool:
+def _unresized(pair: ContainerPair) -> bool:
     return pair.before.container.size == pair.after.container.size
 
 
-def _together(one: Pair, other: Pair) -> bool:
+def _together(one: ContainerPair, other: ContainerPair) -> bool:
     """Whether two neighbours kept their sizes and their distance."""
     shift = one.after.container.offset - one.before.container.offset
     return (
@@ -94,7 +74,7 @@ def _together(one: Pair, other: Pair) -> bool:
     )
 
 
-def _match(stock: FileSource, output: FileSource, pair: Pair, proven: ProvenImages | None) -> list[Image]:
+def _match(stock: FileSource, output: FileSource, pair: ContainerPair, proven: ProvenImages | None) -> list[Image]:
     """The stock images that the images of the output are, in the same order."""
     matched: list[Image] = []
     position = 0
@@ -107,7 +87,7 @@ def _match(stock: FileSource, output: FileSource, pair: Pair, proven: ProvenImag
                 matched.append(candidate)
                 break
         else:
-            raise CheckFailedError(_at(pair, f"has an image for {image.label} that is not the stock one"))
+            raise pair.problem(f"has an image for {image.label} that is not the stock one")
     return matched
 
 
@@ -135,25 +115,25 @@ def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, p
     return proven.same_code(old, output, new)
 
 
-def _check_policy(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
+def _check_policy(stock: FileSource, pair: ContainerPair, kept: list[Image], policy: Policy) -> None:
     for image in kept:
         if not policy.allows(image):
-            raise CheckFailedError(_at(pair, f"still has {image.label}, which no target can use"))
+            raise pair.problem(f"still has {image.label}, which no target can use")
     images = pair.before.images
     if len(kept) == len(images):
         return
     lost = policy.usable(images) - policy.usable(kept)
     if lost:
         names = ", ".join(map(str, sorted(lost)))
-        raise CheckFailedError(_at(pair, f"had code for {names} and has none now"))
+        raise pair.problem(f"had code for {names} and has none now")
     gone = policy.loaded(images) - {piece.target for image in kept for piece in (image.parts or (image,))}
     if gone:
-        raise CheckFailedError(_at(pair, f"lost {min(map(str, gone))}, which the driver would take"))
+        raise pair.problem(f"lost {min(map(str, gone))}, which the driver would load")
     _check_kernels(stock, pair, kept, policy)
 
 
-def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Policy) -> None:
-    """Cubins that a target could run went because better ones are there: do those have all the kernels?"""
+def _check_kernels(stock: FileSource, pair: ContainerPair, kept: list[Image], policy: Policy) -> None:
+    """Where cubins were removed because better ones stay: do those have all their kernels?"""
     stay = set(map(id, kept))
     gone = [
         image
@@ -169,8 +149,4 @@ def _check_kernels(stock: FileSource, pair: Pair, kept: list[Image], policy: Pol
         own = kernel_names(stock, image)  # None: unreadable; empty: a cubin of data or device functions alone
         missing = ({"(unreadable)"} if own is None else own) - names
         if missing:
-            raise CheckFailedError(_at(pair, f"lost the kernel {min(missing)} with {image.label}"))
-
-
-def _at(pair: Pair, what: str) -> str:
-    return f"The GPU code container at {pair.before.container.offset:#x} {what}."
+            raise pair.problem(f"lost the kernel {min(missing)} with {image.label}")

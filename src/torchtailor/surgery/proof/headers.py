@@ -29,7 +29,7 @@ _INFO_LINK = 0x40
 def check_segments(before: ElfFile, after: ElfFile) -> None:
     """Same file header; same segments; each loaded segment of the output is part of one of the input."""
     if _identity(before) != _identity(after):
-        raise CheckFailedError("The file header of the output says something else.")
+        raise CheckFailedError("The file header of the output differs from that of the input.")
     if _small(before) != _small(after):
         raise CheckFailedError("The output has other program headers than the input.")
     for segment in after.segments:

@@ -14,7 +14,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import Bytes
 from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.scan import LibraryCode
-from torchtailor.surgery.proof.code import Pair
+from torchtailor.surgery.proof.pairs import ContainerPair
 from torchtailor.surgery.references import got_address, movabs_immediates
 
 _MAX_GAP = 64
@@ -26,7 +26,7 @@ _INSTRUCTION = 10  # bytes of a movabs
 class Moves:
     """Where each loaded container was and is."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
+    def __init__(self, pairs: Sequence[ContainerPair]) -> None:
         self.to: dict[int, int] = {}
         self.sizes: dict[int, tuple[int, int]] = {}
         for pair in pairs:
@@ -51,7 +51,7 @@ class Moves:
 
 
 def check_pointers(
-    before: ElfFile, after: ElfFile, old_code: LibraryCode, new_code: LibraryCode, pairs: Sequence[Pair]
+    before: ElfFile, after: ElfFile, old_code: LibraryCode, new_code: LibraryCode, pairs: Sequence[ContainerPair]
 ) -> list[int]:
     """Check all pointers; returns the addresses of the 8-byte words that were allowed to change."""
     moves = Moves(pairs)

@@ -1,57 +1,42 @@
 """The proof: stock and output are read from scratch and compared, before the output is put in place.
 
-It knows nothing of how the output was made; that a recompressed payload unpacks to the stock one it takes from the seal
-that was given when that was seen (`image_cache.py`). What it shows: every kept image is the stock one; what a target
-could use it can still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is
-the same at the same address, but for pointers that follow a container to its new place.
+It knows nothing of how the output was made, except that a recompressed payload was compared with the stock one when
+it was cached (`image_cache.py`). What it shows: every kept image is the stock one; what a target could use it can
+still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is the same at the
+same address, except pointers that follow a container to its new place.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchtailor.binary.elf import ElfFile
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import LibraryCode, scan_elf
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ProvenImages
+from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.bytes import check_loaded_bytes
-from torchtailor.surgery.proof.code import check_images, pair_containers
+from torchtailor.surgery.proof.code import check_images
 from torchtailor.surgery.proof.headers import check_sections, check_segments
+from torchtailor.surgery.proof.pairs import pair_containers
 from torchtailor.surgery.proof.pointers import check_pointers
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """One side of the comparison, read from scratch."""
-
-    source: FileSource
-    elf: ElfFile
-    code: LibraryCode
-
-    @classmethod
-    def read(cls, source: FileSource) -> Library:
-        elf = ElfFile(source)
-        return cls(source, elf, scan_elf(elf))
-
-
-def _where_code_may_be(before: Library, after: ElfFile) -> list[tuple[int, int]]:
+def _where_code_may_be(before: OpenLibrary, after: ElfFile) -> list[tuple[int, int]]:
     """The sections to search for containers: all other bytes are compared with stock's, where none was found."""
     names = {found.section for found in before.code.containers}
     return [(section.offset, section.file_end) for section in after.sections if section.name in names]
 
 
 def prove(
-    before: Library, output: FileSource, policy: Policy | None, *, stripped: bool, proven: ProvenImages | None
+    before: OpenLibrary, output: FileSource, policy: Policy | None, *, stripped: bool, proven: ProvenImages | None
 ) -> None:
     """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing).
 
-    `proven` are pairs of payloads that were seen to unpack to the same; None means that all must be stored as before.
+    `proven` are pairs of payloads that unpack to the same bytes; None means that all must be stored as before.
     """
     try:
         output.searched = _where_code_may_be(before, ElfFile(output))
-        after = Library.read(output)
+        after = OpenLibrary.read(output)
     except BadInputError as error:
         raise CheckFailedError(f"The output cannot be read: {error.message}") from error
     if output.size > before.source.size:

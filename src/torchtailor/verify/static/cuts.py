@@ -11,11 +11,11 @@ from torchtailor.artifact.artifact import Artifact
 from torchtailor.artifact.sites import installed_path
 from torchtailor.catalog import Catalog, CodeTarget, TorchArch
 from torchtailor.gpucode.policy import Policy
-from torchtailor.licences import maker_of
-from torchtailor.tailor.outcome import Fate
+from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.result import LibraryStatus
 from torchtailor.verify.static.read import LibraryFacts
 
-_UNTOUCHED = frozenset(fate.value for fate in Fate if not fate.changed)
+_UNTOUCHED = frozenset(status.value for status in LibraryStatus if not status.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CutRecord:
 
     @property
     def untouched(self) -> bool:
-        return self.row.get("fate") in _UNTOUCHED
+        return self.row.get("status") in _UNTOUCHED
 
     @property
     def sha256(self) -> str:
@@ -57,12 +57,7 @@ class CutRecord:
         """The policy it was cut by."""
         target = self.manifest.get("target", {})
         archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-        return Policy(
-            targets=archs,
-            rules=catalog.rules,
-            keep_ptx=bool(target.get("keep_ptx")),
-            keep_all_minors=maker_of(self.library) is not None,
-        )
+        return Policy(Targets(archs, bool(target.get("keep_ptx"))), catalog.rules).for_library(self.library)
 
 
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:

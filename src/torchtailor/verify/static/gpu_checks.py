@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact
-from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, TorchArch
+from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
+from torchtailor.gpucode.targets import Targets
 from torchtailor.gpucode.torch_code import MAIN_LIBRARY
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
@@ -102,7 +103,7 @@ def _why_nothing(
     record = cut_record(artifact, facts)
     if record is None:
         return "it was not cut by torchtailor"
-    policy = Policy((TorchArch(gpu),), catalog.rules)
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
     if any(policy.fits(gpu, code) for code in record.codes_before):
         return ""
     return "it had none before the cut (torchtailor.json)"
@@ -135,14 +136,14 @@ def foreign_checks(
             continue
         policy = record.policy(catalog)
         if not set(gpus) <= set(policy.devices):
-            policy = replace(policy, targets=tuple(TorchArch(gpu) for gpu in gpus))
+            policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
         looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
-            for code, size in group.bytes_by_target.items():
-                if group.solid or code is None or _allowed(policy, code):
+            for image, size in zip(group.images, group.stored_by_image, strict=True):
+                if not group.loaded or policy.allows(image):
                     kept += size
                 elif size:
-                    foreign[f"{facts.file.short_name} ({code})"] += size
+                    foreign[f"{facts.file.short_name} ({image.label})"] += size
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
     if foreign:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
@@ -204,13 +205,6 @@ def coverage_checks(
         )
     elif not coverages:
         yield Check.not_applicable(Level.STATIC, "coverage against stock", "no library of stock holds GPU code")
-
-
-def _allowed(policy: Policy, code: CodeTarget) -> bool:
-    """Whether the policy leaves code of this architecture: some target uses it, or PTX was to be kept."""
-    if any(policy.fits(device, code) for device in policy.devices):
-        return True
-    return policy.keep_ptx and code.kind is CodeKind.PTX
 
 
 def _labels(reports: Sequence[LibraryReport]) -> list[str]:

@@ -13,10 +13,10 @@ from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Catalog, TorchArch
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
+from torchtailor.gpucode.targets import Targets
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
-from torchtailor.licences import maker_of
 from torchtailor.verify.progress import VerifyProgress
 from torchtailor.verify.result import Check
 from torchtailor.verify.static.coverage import CodeCoverage, compare_code
@@ -90,11 +90,8 @@ class _Comparison:
             return
         policy = None
         if self._expected.gpus:
-            policy = Policy(
-                targets=tuple(TorchArch(gpu) for gpu in self._expected.gpus),
-                rules=self._catalog.rules,
-                keep_all_minors=maker_of(library.name) is not None,
-            )
+            targets = Targets(tuple(TorchArch(gpu) for gpu in self._expected.gpus))
+            policy = Policy(targets, self._catalog.rules).for_library(library.name)
         with self._artifact.unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
             found = compare_code(library.name, file.path, path, policy)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tailor.conftest import FIXTURES
-from tests.unit.tailor.helpers import settings
+from tests.unit.tailor.helpers import options
 from torchtailor.errors import BadInputError, CheckFailedError
-from torchtailor.surgery.library import Recompress, tailor_library
-from torchtailor.tailor.delta import rebuilt, write_removed
+from torchtailor.surgery.library import tailor_library
+from torchtailor.tailor.delta import rebuild, write_delta
 
 
 def sha256(data: bytes) -> str:
@@ -24,12 +24,12 @@ def sha256(data: bytes) -> str:
 def test_round_trip(tmp_path: Path, wide: bytes, name: str, strip: bool, recompress: bool) -> None:
     stock, cut, removed = (tmp_path / part for part in ("stock.so", "cut.so", "removed"))
     stock.write_bytes(wide if name == "wide" else (FIXTURES / name).read_bytes())
-    how = Recompress(level=3, cache=tmp_path / "cache") if recompress else None
-    result = tailor_library(stock, cut, settings().policy, strip=strip, recompress=how)
-    if not result.status.written:
+    how = options(strip=strip, recompress=recompress, level=3, image_cache=tmp_path / "cache")
+    result = tailor_library(stock, cut, how)
+    if not result.status.changed:
         pytest.skip("nothing to cut in this one")
-    write_removed(stock, cut, removed, result.sha256_in)
-    assert sha256(b"".join(rebuilt(cut, removed))) == sha256(stock.read_bytes())
+    write_delta(stock, cut, removed, result.sha256_in)
+    assert sha256(b"".join(rebuild(cut, removed))) == sha256(stock.read_bytes())
     assert removed.stat().st_size < stock.stat().st_size
 
 
@@ -37,17 +37,17 @@ def test_little_is_kept_where_little_was_cut(tmp_path: Path, wide: bytes) -> Non
     """Kept images and host code come from the cut file; only what was cut out is stored."""
     stock, cut, removed = (tmp_path / part for part in ("stock.so", "cut.so", "removed"))
     stock.write_bytes(wide)
-    result = tailor_library(stock, cut, settings("7.5,8.0,9.0").policy)
-    write_removed(stock, cut, removed, result.sha256_in)
+    result = tailor_library(stock, cut, options("7.5,8.0,9.0", strip=True))
+    write_delta(stock, cut, removed, result.sha256_in)
     assert removed.stat().st_size < result.saved + 10_000
 
 
 def test_a_wrong_hash_leaves_nothing(tmp_path: Path, fat: bytes) -> None:
     stock, cut, removed = (tmp_path / part for part in ("stock.so", "cut.so", "removed"))
     stock.write_bytes(fat)
-    tailor_library(stock, cut, settings().policy)
+    tailor_library(stock, cut, options(strip=True))
     with pytest.raises(CheckFailedError):
-        write_removed(stock, cut, removed, sha256(b"something else"))
+        write_delta(stock, cut, removed, sha256(b"something else"))
     assert not removed.exists()
 
 
@@ -55,8 +55,8 @@ def test_a_wrong_hash_leaves_nothing(tmp_path: Path, fat: bytes) -> None:
 def test_cut_off(tmp_path: Path, fat: bytes, size: int) -> None:
     stock, cut, removed = (tmp_path / part for part in ("stock.so", "cut.so", "removed"))
     stock.write_bytes(fat)
-    result = tailor_library(stock, cut, settings().policy)
-    write_removed(stock, cut, removed, result.sha256_in)
+    result = tailor_library(stock, cut, options(strip=True))
+    write_delta(stock, cut, removed, result.sha256_in)
     removed.write_bytes(removed.read_bytes()[:size])
     with pytest.raises(BadInputError):
-        list(rebuilt(cut, removed))
+        list(rebuild(cut, removed))

@@ -1,0 +1,77 @@
+"""What the user chose for a cut, in one value that every kind of input takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchtailor.errors import ImpossibleError
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
+
+_ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
+
+
+@dataclass(frozen=True)
+class TailorOptions:
+    """Which code stays (`policy`), what else is done to a library, and how the work is done."""
+
+    policy: Policy
+    strip: bool | None = None  # remove symbol tables; None means the default of the input: from wheels only
+    nvidia: bool = False  # cut NVIDIA's proprietary libraries too
+    recompress: bool = False  # store LZ4 and raw images as zstd
+    level: int = 19  # of zstd
+    driver: str | None = None  # the oldest driver the output must run on, such as 550.54
+    keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
+    dry_run: bool = False
+    processes: int = 0  # 0 means one for each core
+    image_cache: Path | None = None  # of recompressed images; None means the user's cache folder
+
+    def __post_init__(self) -> None:
+        if not self.recompress or self.driver is None:
+            return
+        numbers = tuple(int(part) for part in self.driver.split(".")[:2] if part.isdigit())
+        if numbers < _ZSTD_DRIVER:
+            raise ImpossibleError(
+                f"Recompressed code needs driver 550.54 or newer, and the target has {self.driver}.",
+                "Leave out --recompress, or require a newer driver with --driver.",
+            )
+
+    @property
+    def targets(self) -> Targets:
+        return self.policy.targets
+
+    @property
+    def workers(self) -> int:
+        """How many processes or threads may work at once."""
+        return self.processes or len(os.sched_getaffinity(0))
+
+    @property
+    def image_cache_folder(self) -> Path:
+        if self.image_cache is not None:
+            return self.image_cache
+        import platformdirs
+
+        return Path(platformdirs.user_cache_dir("torchtailor")) / "images"
+
+    def with_default_strip(self, default: bool) -> TailorOptions:
+        """The same for an input whose symbol tables are removed by default, or are not."""
+        return self if self.strip is not None else replace(self, strip=default)
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides the bytes of the output, as manifests have it."""
+        return {
+            "target": {
+                "gpus": [str(device) for device in self.targets.devices],
+                "archs": [str(arch) for arch in self.targets.archs],
+                "keep_ptx": self.targets.keep_ptx,
+                "label": self.targets.label,
+            },
+            "policy": {
+                "strip": self.strip,
+                "nvidia": self.nvidia,
+                "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
+            },
+        }

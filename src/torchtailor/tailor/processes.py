@@ -1,0 +1,74 @@
+"""Runs jobs in processes that end with this one."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Protocol, TypeVar
+
+from torchtailor.errors import EnvironmentProblem
+from torchtailor.surgery.recompress import Slots, share_slots
+
+_WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
+_PR_SET_PDEATHSIG = 1
+
+
+class SizedJob(Protocol):
+    """Work on so many bytes."""
+
+    @property
+    def size(self) -> int: ...
+
+
+JobT = TypeVar("JobT", bound=SizedJob)
+ResultT = TypeVar("ResultT")
+
+
+def run_all(
+    function: Callable[[JobT], ResultT], jobs: Sequence[JobT], *, processes: int
+) -> Iterator[tuple[JobT, ResultT]]:
+    """Results as they come, the largest job started first; the first error ends all.
+
+    The jobs are started before this returns, so that the caller can do something else meanwhile.
+    """
+    ordered = sorted(jobs, key=lambda job: job.size, reverse=True)
+    workers = min(processes, len(ordered))
+    if workers < 2 or sum(job.size for job in ordered) < _WORTH_PROCESSES:
+        return ((job, function(job)) for job in ordered)
+    # forking saves the imports, and is safe only while there are no other threads
+    method = "fork" if threading.active_count() == 1 else "spawn"
+    context = multiprocessing.get_context(method)
+    slots = context.Semaphore(processes)
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
+    return _results(pool, {pool.submit(function, job): job for job in ordered})
+
+
+def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) -> Iterator[tuple[JobT, ResultT]]:
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "A worker process was killed, perhaps for lack of memory.", "Run it again with --jobs 1."
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_worker(parent: int, slots: Slots) -> None:
+    _die_with(parent)
+    share_slots(slots)
+
+
+def _die_with(parent: int) -> None:
+    """A worker must not go on writing when its parent was killed: the next run may be writing the same files."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
