@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.cache import link_or_copy, write_atomic
-from torchtailor.fetch.settings import local_path, redact
+from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"

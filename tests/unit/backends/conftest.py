@@ -18,7 +18,8 @@ from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.fetch import client
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.settings import IndexSettings
 from torchtailor.ledger.ledger import Ledger
 
 
@@ -47,9 +48,9 @@ class Workshop:
         self.ledger = Ledger(root / "ledger.sqlite")
 
     def finder(self, **changes: object) -> Finder:
-        source = Source(f"{self.site.url}/simple", SourceKind.INDEX, "test")
+        source = IndexLocation(f"{self.site.url}/simple", LocationKind.INDEX, "test")
         values: dict[str, object] = {"sources": (source,), "timeout": 5.0, "retries": 2} | changes
-        return Finder(Settings(**values), Cache(self.root / "cache"))  # type: ignore[arg-type]
+        return Finder(IndexSettings(**values), Cache(self.root / "cache"))  # type: ignore[arg-type]
 
     def plan(
         self, *names: str, options: Options | None = None, release: str | None = "main", **changes: object
