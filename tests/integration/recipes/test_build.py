@@ -58,7 +58,7 @@ def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> No
     assert any(seen.steps == 2 for seen in watch.seen)
     assert max(seen.builds_expected for seen in watch.seen) == 2
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.way, attempt.result) == ("tiny", Method.NIX, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("tiny", Method.NIX, Result.DONE)
     assert attempt.output_bytes == result.output_bytes > 0
     # again: nothing to do, the same link
     again = run_nix_job(job, ledger=ledger, needed=1)

@@ -55,7 +55,7 @@ def learned_speed(attempts: Iterable[Attempt]) -> float:
     speed = 1.0
     for attempt in attempts:
         value = attempt.configuration.get(SPEED_KEY)
-        if attempt.way is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
+        if attempt.method is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
             speed = float(value) if value > 0 else speed
     return speed
 
