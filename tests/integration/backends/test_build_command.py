@@ -245,4 +245,7 @@ def test_install_refuses_before_it_builds(shell: Shell, tmp_path: Path) -> None:
     python.chmod(0o755)
     done = shell.torchtailor(*line, here, code=ExitCode.USAGE)
     assert "has Python 3.9" in done.stderr
+    both = "sm{80,90}-avx2" if platform.machine() == "x86_64" else "cpu-armv{8_2,9}"
+    done = shell.torchtailor(*line, both, code=ExitCode.USAGE)
+    assert "matches 2 variants" in done.stderr
     assert not (tmp_path / "dist").exists()

@@ -218,6 +218,8 @@ def test_a_safe_fix_is_applied_as_often_as_allowed(build: Build, ledger: Ledger)
         build(profile="full", overrides=("USE_XNNPACK=1",))
     result = build(profile="full", overrides=("USE_XNNPACK=1",), auto_fix=1)
     assert result.attempts == 2
+    manifest = json.loads((result.wheelhouses[0].path / "manifest.json").read_bytes())
+    assert manifest["configuration"]["USE_XNNPACK"] == "0"
     attempts = ledger.attempts()
     assert [attempt.configuration["USE_XNNPACK"] for attempt in attempts] == ["1", "1", "0"]
     assert [attempt.failure for attempt in attempts] == ["xnnpack-arm", "xnnpack-arm", ""]
