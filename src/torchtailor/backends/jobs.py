@@ -23,7 +23,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleErro
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
-from torchtailor.wheelhouse.entry import Step, StockWheel, WheelhouseDescription, WheelhouseEntry
+from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
 from torchtailor.wheels.name import WheelName
 
@@ -186,6 +186,6 @@ def _entry(wheel: WheelToPack, context: JobContext) -> WheelhouseEntry:
     cut = _cut(wheel.cut, context) if wheel.cut else None
     if cut is None or not cut.changed:
         return WheelhouseEntry(
-            path, wheel.filename, wheel.sha256, Step.UNCHANGED, wheel.required_by, stock, why=wheel.why
+            path, wheel.filename, wheel.sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
         )
-    return WheelhouseEntry(cut.path, cut.path.name, cut.sha256, Step.CUT, wheel.required_by, stock, cut.libraries)
+    return WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT, wheel.required_by, stock, cut.libraries)

@@ -98,7 +98,7 @@ class Cache:
     def _blob_folder(self, sha256: str) -> Path:
         return self.root / "blobs" / sha256[:2] / sha256
 
-    # Downloads under way
+    # Partial downloads
 
     def partial(self, key: str) -> Path:
         folder = self.root / "partial"

@@ -75,7 +75,7 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
         return _choice(finder, found, target, ())
     others = ", ".join(dict.fromkeys(str(item) for item in seen))
     what = f"PyTorch {variant.release.version} for Python {variant.python} on {variant.arch}"
-    said = (
+    missing = (
         f"The configured indexes have {what} as {others}, not as {wanted}."
         if others
         else (f"The configured indexes do not have {what}.")
@@ -83,7 +83,7 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
     if finder.settings.explicit_index or finder.settings.offline:
         why = "--index-url" if finder.settings.explicit_index else "--offline"
         raise NoMatchError(
-            f"{said} No other index was searched because of {why}.",
+            f"{missing} No other index was searched because of {why}.",
             f"Add PyTorch's own index for {wanted} with --extra-index-url.",
         )
     source = IndexLocation(wheel_index.format(label=wanted), LocationKind.INDEX, f"PyTorch's index for {wanted}")
@@ -92,13 +92,13 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
         seen = _look_in(extended, source, variant, target)
     except NetworkError as error:
         raise NetworkError(
-            f"{said} PyTorch's own index for {wanted} cannot be used: {error.message}",
+            f"{missing} PyTorch's own index for {wanted} cannot be used: {error.message}",
             "Download the wheel elsewhere and give its folder with --find-links, or a mirror with --index-url.",
         ) from error
     if found := _with_label(seen, wanted):
-        return _choice(extended, found, target, (f"{said} It comes from PyTorch's index {source.shown}.",))
+        return _choice(extended, found, target, (f"{missing} It comes from PyTorch's index {source.shown}.",))
     raise NoMatchError(
-        f"{said} PyTorch's own index for {wanted} does not have it either.",
+        f"{missing} PyTorch's own index for {wanted} does not have it either.",
         f"`torchtailor matrix --why {variant.unique_name}` lists what is available.",
     )
 

@@ -32,7 +32,7 @@ from torchtailor.index.pages import (
 )
 from torchtailor.index.variants import join_documents
 from torchtailor.publish.store import Store
-from torchtailor.wheelhouse.entry import Step
+from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
 
@@ -109,7 +109,7 @@ class _Publishing:
             path = wheelhouse / WHEELS / filename
             if filename not in listed or not path.is_file():
                 raise BadInputError(f"{wheelhouse} lacks {filename}, which its manifest lists.", "Build it again.")
-            if item["step"] == Step.CUT.value and not self._changed_nvidia and _holds_changed_nvidia(path):
+            if item["step"] == WheelStep.CUT.value and not self._changed_nvidia and _holds_changed_nvidia(path):
                 offers += self._stock_instead(item)
             else:
                 offers.append(_offer(listed[filename], path))

@@ -13,7 +13,7 @@ from torchtailor.variants.variant import Variant
 from torchtailor.wheels.name import WheelName
 
 
-class Step(Enum):
+class WheelStep(Enum):
     """What was done to a wheel."""
 
     CUT = "cut"
@@ -43,7 +43,7 @@ class WheelhouseEntry:
     path: Path
     filename: str
     sha256: str
-    step: Step
+    step: WheelStep
     required_by: tuple[str, ...] = ()
     stock: StockWheel | None = None
     libraries: tuple[Mapping[str, object], ...] = ()  # what was cut

@@ -12,7 +12,7 @@ from packaging.version import Version
 from torchtailor.fetch.cache import hash_file
 from torchtailor.index.pages import IndexedFile, index_pages
 from torchtailor.index.variants import Properties, VariantLabel, index_document_name, make_variant, variants_document
-from torchtailor.wheelhouse.entry import Step, StockWheel, WheelhouseEntry
+from torchtailor.wheelhouse.entry import StockWheel, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, add_metadata, add_wheel, write_pages
 from torchtailor.wheels.name import WheelName
@@ -36,7 +36,7 @@ def write_variants_index(
                 stock = entry.stock
                 if stock.filename not in files:
                     files[stock.filename] = add_wheel(stock.path, stock.filename, stock.sha256, wheels)
-                if entry.step is Step.CUT and label:
+                if entry.step is WheelStep.CUT and label:
                     _add_variant(entry.path, stock, label, wheels, files, documents)
         for name, variants in documents.items():
             _add_document(name, variants_document(variants), wheels, files)

@@ -22,7 +22,7 @@ from torchtailor.fetch.cache import link_or_copy
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
-from torchtailor.wheelhouse.entry import Step, WheelhouseDescription, WheelhouseEntry
+from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 
 MANIFEST_NAME = "manifest.json"
@@ -153,10 +153,10 @@ def read_wheelhouse(path: Path) -> Wheelhouse:
             target=Target(document["target"]["python"], document["target"]["arch"]),
             input_bytes=document["totals"]["input_bytes"],
             output_bytes=document["totals"]["output_bytes"],
-            changed=sum(item["step"] == Step.CUT.value for item in wheels),
+            changed=sum(item["step"] == WheelStep.CUT.value for item in wheels),
             wheels=len(wheels),
         )
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise BadInputError(
-            f"{path} is not a wheelhouse of torchtailor.", "Give a folder that `torchtailor build` has made."
+            f"{path} is not a wheelhouse of torchtailor.", "Give a folder that `torchtailor build` wrote."
         ) from error

@@ -42,7 +42,7 @@ def choose_jobs(capacity: Capacity, kinds: Iterable[FileKind], *, asked: int | N
         pool += 1
     free, one, most = (size / 1e9 for size in (capacity.memory, light, heavy))
     why = f"{capacity.cores} cores, {free:.1f} GB free; {one:.1f} GB a file, {most:.1f} GB a heavy one"
-    return CompileJobs(total, pool, "as asked" if asked else why)
+    return CompileJobs(total, pool, "as given with --jobs" if asked else why)
 
 
 def _typical(kinds: list[FileKind]) -> int:

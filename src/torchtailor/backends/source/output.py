@@ -24,7 +24,7 @@ from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import Target
 from torchtailor.host.pythons import find_base_python
 from torchtailor.variants.variant import Variant
-from torchtailor.wheelhouse.entry import Step, WheelhouseDescription, WheelhouseEntry
+from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
 from torchtailor.wheels.name import WheelName
 
@@ -42,7 +42,7 @@ class SourceOutput:
     def write(self, wheel: Path) -> tuple[Wheelhouse, ...]:
         """One wheelhouse; of a library for several GPUs, one for each of them."""
         self._check_name(wheel)
-        torch = WheelhouseEntry(wheel, wheel.name, hash_file(wheel), Step.BUILT)
+        torch = WheelhouseEntry(wheel, wheel.name, hash_file(wheel), WheelStep.BUILT)
         dependencies = self._dependencies(wheel) if self.request.options.with_dependencies else ()
         if not self.request.gpus:
             return (self._write(self.request.variant, torch, dependencies),)
@@ -59,7 +59,7 @@ class SourceOutput:
                 )
             cut = cuts[gpu]
             variant = replace(self.request.variant, gpu=self.catalog.gpus[gpu])
-            torch = WheelhouseEntry(cut.path, cut.path.name, cut.sha256, Step.CUT)
+            torch = WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT)
             yield self._write(variant, torch, dependencies)
 
     def _write(self, variant: Variant, torch: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Wheelhouse:
@@ -95,7 +95,7 @@ class SourceOutput:
             return ()
         found = [(item, fetched[item.file.url]) for item in others]
         return tuple(
-            WheelhouseEntry(got.path, got.path.name, got.sha256, Step.UNCHANGED, item.required_by)
+            WheelhouseEntry(got.path, got.path.name, got.sha256, WheelStep.UNCHANGED, item.required_by)
             for item, got in found
         )
 
@@ -117,9 +117,9 @@ class SourceOutput:
             checks += running_checks(artifact, expected, self.catalog, levels, python=python, asked=True)
         failed = [check for check in checks if check.outcome.value == "fail"]
         if failed:
-            told = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
+            reasons = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
             raise CheckFailedError(
-                f"The wheel was built, but it is not what {variant.unique_name} should be. {told}",
+                f"The wheel was built, but it is not what {variant.unique_name} should be. {reasons}",
                 f"It is {torch}; `torchtailor verify` shows all checks, --no-verify accepts it unchecked.",
             )
         elsewhere = sorted({name for check in checks for name in check.details.get("elsewhere", ())})

@@ -139,7 +139,7 @@ def copy_tree(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_clone_file)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
-        # copytree goes on after a failure and lists all of them, as tuples whose last part is the text.
+        # copytree continues after a failure and lists all of them, as tuples whose last item is the text.
         text = error.args[0][0][-1] if isinstance(error, shutil.Error) else str(error)
         raise EnvironmentProblem(
             f"The source cannot be copied: {re.sub(r'^.Errno [0-9]+. ', '', text)}.",
