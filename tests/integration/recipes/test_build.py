@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.nix import job as nix_jobs
 from torchtailor.backends.nix import run as nix_runs
 from torchtailor.backends.nix.job import default_cores, nix_job, plan_nix
@@ -138,9 +139,8 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
 
 
 def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for gigabytes, cores in ((1, 1), (9, 2), (40, 10), (4000, 64)):
-        monkeypatch.setattr(nix_jobs, "_available_memory", lambda size=gigabytes: size * 1024**3)
+        monkeypatch.setattr(nix_jobs, "capacity", lambda probe, size=gigabytes: Capacity(64, size * 1024**3))
         assert default_cores() == cores
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.backends.machine import capacity
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import ImpossibleError
+from torchtailor.host.probe import LiveProbe
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
 from torchtailor.recipes.nix import find_tool, need_tool
 from torchtailor.recipes.tree import tree_at
@@ -103,15 +104,5 @@ def nix_job(name: str, recipe: Path, out: Path, *, tree: Path | None = None, cor
 
 def default_cores() -> int:
     """As many compilers as there are processors and as fit into memory."""
-    room = _available_memory() // (GIGABYTES_PER_JOB * 1024**3)
-    return max(1, min(os.cpu_count() or 1, room))
-
-
-def _available_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return GIGABYTES_PER_JOB * 1024**3
+    free = capacity(LiveProbe())
+    return max(1, min(free.cores, free.memory // (GIGABYTES_PER_JOB * 1024**3)))

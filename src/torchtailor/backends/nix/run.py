@@ -14,6 +14,7 @@ from typing import Protocol
 
 from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.releases import Method
+from torchtailor.disk import existing
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
@@ -80,7 +81,7 @@ def check_disk(needed: int) -> None:
         "the build folder": Path(os.environ.get("TMPDIR", "/tmp")),
     }
     for what, place in places.items():
-        there = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
+        there = existing(place)
         free = shutil.disk_usage(there).free
         if free < needed:
             raise EnvironmentProblem(

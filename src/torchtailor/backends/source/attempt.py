@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.backends.source.ccache import prepare as prepare_ccache
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.jobs import CompileJobs, choose_jobs
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.process import BuildCommand, Log, run
 from torchtailor.backends.source.progress import SPEED_KEY, Estimate, SourceProgress, measured_speed
@@ -55,7 +55,7 @@ class BuildStoppedError(BuildFailedError):
 
     @property
     def for_memory(self) -> bool:
-        """Whether memory ran out: fewer jobs fix that without a question."""
+        """Whether memory ran out; fewer jobs then help."""
         killed = self.exit_code == -9 and not self.diagnosis.finding
         return killed or self.failure == "out-of-memory"
 

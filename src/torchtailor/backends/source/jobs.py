@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchtailor.backends.source.machine import Capacity
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.tables import FileKind
 
 # Left for the rest of the machine, and for files that need more than their weight.

@@ -127,7 +127,7 @@ class SourceOutput:
 
     def _description(self, variant: Variant) -> WheelhouseDescription:
         folder = self.source.origin is SourceOrigin.FOLDER
-        place = self.source.place if self.source.origin is SourceOrigin.GIT else Path(self.source.place).name
+        place = self.source.shown if self.source.origin is SourceOrigin.GIT else Path(self.source.place).name
         details = {
             "source": {
                 "kind": self.source.origin.value,

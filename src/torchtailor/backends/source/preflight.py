@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.backends.machine import Capacity, capacity
 from torchtailor.backends.source.configuration import Configuration
-from torchtailor.backends.source.machine import Capacity, capacity
 from torchtailor.backends.source.tables import BlasLibrary, Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler, find_cuda, host_compilers, limits
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget

@@ -25,6 +25,7 @@ from torchtailor.backends.source.progress import SourceProgress, learned_speed
 from torchtailor.backends.source.tables import Tables, load_tables
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.disk import existing
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
@@ -130,12 +131,11 @@ class SourceBuilder:
 
     def preflight(self, cuda: CudaPrefix | None = None) -> Preflight:
         """Check this machine; CUDA of `--toolchain wheels` is checked only when it was fetched."""
-        existing = next(path for path in (self.folders.work, *self.folders.work.parents) if path.exists())
         seen = Inspector(self.catalog, self.tables, self.probe, self.request.variant).check(
             self.configuration(),
             python=self.python,
             work=self.folders.work,
-            disk_free=shutil.disk_usage(existing).free,
+            disk_free=shutil.disk_usage(existing(self.folders.work)).free,
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is SourceOrigin.GIT,
         )

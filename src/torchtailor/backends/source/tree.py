@@ -17,6 +17,7 @@ from pathlib import Path
 from torchtailor.backends.source.folders import Folders, locked
 from torchtailor.catalog import Capability
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.fetch.locations import redact
 from torchtailor.variants.variant import Variant
 
 OFFICIAL = "https://github.com/pytorch/pytorch.git"
@@ -65,8 +66,13 @@ class TorchSource:
             "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
         )
 
+    @property
+    def shown(self) -> str:
+        """The place without a password in its URL."""
+        return redact(self.place)
+
     def __str__(self) -> str:
-        return f"{self.place}@{self.ref}" if self.ref else self.place
+        return f"{self.shown}@{self.ref}" if self.ref else self.shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,7 @@ def _remote_commit(source: TorchSource) -> str:
     done = _git("ls-remote", source.place, source.ref, f"{source.ref}^{{}}")
     lines = [line.split("\t") for line in done.splitlines() if "\t" in line]
     if not lines:
-        raise NetworkError(f"{source.place} has no {source.ref!r}.", "Give a tag, a branch or a full commit hash.")
+        raise NetworkError(f"{source.shown} has no {source.ref!r}.", "Give a tag, a branch or a full commit hash.")
     peeled = [commit for commit, name in lines if name.endswith("^{}")]
     return (peeled or [lines[0][0]])[0]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.jobs import choose_jobs
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.progress import Estimate, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables, load_tables

@@ -82,6 +82,12 @@ def test_git_addresses(variant: Named, text: str | None, origin: SourceOrigin, r
     assert not source.place.endswith(ref)
 
 
+def test_a_token_in_a_git_url_is_not_shown(variant: Named) -> None:
+    source = TorchSource.parse("https://me:t0ken@example.org/pytorch.git@main", variant("cpu-avx2"))
+    assert source.place == "https://me:t0ken@example.org/pytorch.git"
+    assert str(source) == "https://****@example.org/pytorch.git@main"
+
+
 def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
     named = variant("cpu-avx2")
     assert TorchSource.parse(str(tmp_path), named).origin is SourceOrigin.FOLDER

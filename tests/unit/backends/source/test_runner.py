@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source import tree
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.runner import SourceBuilder
 from torchtailor.backends.source.tables import Tables
