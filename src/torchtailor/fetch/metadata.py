@@ -1,4 +1,4 @@
-"""The metadata of a wheel without the wheel: its metadata file, or a few kilobytes out of the zip by range requests."""
+"""The metadata of a wheel without a download: its metadata file, or a few kilobytes of the zip by range requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
+from torchtailor.fetch.locations import redact
 from torchtailor.fetch.pages import WheelFile
-from torchtailor.fetch.settings import redact
 from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
@@ -30,7 +30,7 @@ _METADATA_LIMIT = 16 << 20
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a wheel before it is here: its METADATA text and its size."""
+    """What is known about a wheel before its download: its METADATA text and its size."""
 
     text: bytes
     size: int
@@ -44,7 +44,7 @@ class Facts:
                 requirements.append(Requirement(line))
             except InvalidRequirement as error:
                 raise BadInputError(
-                    f"The metadata of {raw.get('name', 'a wheel')} has a line that cannot be read: {line!r}."
+                    f"The metadata of {raw.get('name', 'a wheel')} has an invalid requirement: {line!r}."
                 ) from error
         return tuple(requirements)
 
@@ -59,7 +59,7 @@ class _Stored(msgspec.Struct):
 
 
 class FactsReader:
-    """Reads and remembers the facts about wheels."""
+    """Reads the facts about wheels, and caches them."""
 
     def __init__(self, client: Client, cache: Cache, *, offline: bool = False) -> None:
         self._client, self._cache, self._offline = client, cache, offline
@@ -72,12 +72,12 @@ class FactsReader:
                 kept = msgspec.msgpack.decode(stored, type=_Stored)
                 return Facts(kept.text, kept.size)
             except msgspec.DecodeError:
-                pass  # a damaged note is read again
+                pass  # a damaged cache entry is replaced
         if (path := self._blob(file)) is not None:
             return Facts(read_local(path), path.stat().st_size)
         if self._offline:
             raise NetworkError(
-                f"{file.filename} is not in the cache, and --offline forbids to look for it.",
+                f"{file.filename} is not in the cache, and --offline does not allow a request.",
                 "Run the same command once without --offline.",
             )
         facts = self._ask(file)
@@ -98,12 +98,12 @@ class FactsReader:
     def _size(self, file: WheelFile) -> int:
         size = self._client.size(file.url)
         if size is None:
-            raise NetworkError(f"The server does not say how large {file.filename} is.")
+            raise NetworkError(f"The server does not report the size of {file.filename}.")
         return size
 
 
 def _is(text: bytes, file: WheelFile) -> bool:
-    """Whether a metadata file is the one the index hashed; without a hash it is taken as it is."""
+    """Whether a metadata file has the hash that the index lists; without one it is accepted."""
     for name, expected in (file.metadata or {}).items():
         if name in hashlib.algorithms_available and hashlib.new(name, text).hexdigest() != expected:
             return False
@@ -138,7 +138,7 @@ def _metadata(members: Iterable[Member], filename: str) -> Member:
 
 
 class RangeFile(io.RawIOBase):
-    """A remote file that fetches only what is read of it; made for reading a zip's table and one small member."""
+    """A remote file that downloads only what is read: a zip's directory and one small member."""
 
     def __init__(self, client: Client, url: str) -> None:
         self._client, self._url = client, url
@@ -193,13 +193,13 @@ class RangeFile(io.RawIOBase):
             len(answer.body) != last - start
             or answer.headers.get("content-range") != f"bytes {start}-{last - 1}/{self.size}"
         ):
-            raise NetworkError(f"The server of {redact(self._url)} answered another range than was asked for.")
+            raise NetworkError(f"The server of {redact(self._url)} sent another range than was requested.")
         self._blocks.append((start, answer.body))
         return answer.body[: end - start]
 
 
 def _no_ranges(url: str) -> NetworkError:
     return NetworkError(
-        f"The server of {redact(url)} neither has a metadata file nor answers range requests.",
+        f"The server of {redact(url)} has no metadata file and does not support range requests.",
         "Download the wheel yourself and give its folder with --find-links.",
     )

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
-from torchtailor.backends import nix as backend
-from torchtailor.backends.nix import build_nix, check_disk, default_cores, nix_job, plan_nix, run_nix_job
+from torchtailor.backends.machine import Capacity
+from torchtailor.backends.nix import job as nix_jobs
+from torchtailor.backends.nix import run as nix_runs
+from torchtailor.backends.nix.job import default_cores, nix_job, plan_nix
+from torchtailor.backends.nix.run import check_disk, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.releases import Method
 from torchtailor.cli import main
@@ -46,7 +49,7 @@ class Watch:
 def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> None:
     watch, ledger = Watch(), Ledger()
     job = nix_job("tiny", NIX / "build.nix", tmp_path / "out", cores=2)
-    result = run_nix_job(job, watcher=watch, ledger=ledger, release="cuda-13_0", needed=1)
+    result = run_nix_job(job, progress=watch, ledger=ledger, release="cuda-13_0", needed=1)
     assert result.link == tmp_path / "out" / "result-tiny"
     assert result.store_path.is_relative_to(private_store / "store")
     assert (result.link / "lib" / "pytorch210-tiny-2.10.0.so").read_text() == "pytorch210-tiny-2.10.0\n"
@@ -57,7 +60,7 @@ def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> No
     assert any(seen.steps == 2 for seen in watch.seen)
     assert max(seen.builds_expected for seen in watch.seen) == 2
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.way, attempt.result) == ("tiny", Method.NIX, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("tiny", Method.NIX, Result.DONE)
     assert attempt.output_bytes == result.output_bytes > 0
     # again: nothing to do, the same link
     again = run_nix_job(job, ledger=ledger, needed=1)
@@ -135,9 +138,8 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
 
 
 def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for gigabytes, cores in ((1, 1), (9, 2), (40, 10), (4000, 64)):
-        monkeypatch.setattr(backend, "_available_memory", lambda size=gigabytes: size * 1024**3)
+        monkeypatch.setattr(nix_jobs, "capacity", lambda probe, size=gigabytes: Capacity(64, size * 1024**3))
         assert default_cores() == cores
 
 
@@ -145,7 +147,7 @@ def test_a_variant_of_another_platform_is_refused(catalog: Catalog, tmp_path: Pa
     machine = platform.machine()
     other = next(v for v in recipe_variants(catalog, "cuda-13_0") if v.arch != machine)
     with pytest.raises(ImpossibleError, match="this machine is"):
-        build_nix(catalog, other, tmp_path)
+        plan_nix(catalog, other, tmp_path)
 
 
 def test_the_recipe_of_a_tree_is_taken_else_one_is_written(
@@ -184,7 +186,7 @@ def test_the_command_builds_a_recipe_of_this_folder(
     recipe.parent.mkdir(parents=True)
     shutil.copy(NIX / "build.nix", recipe)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(backend, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(nix_runs, "NEEDED_BYTES", 1)
     arguments = ["build", "--via", "nix", short, "--release", "cuda-13_0", "-o", "dist"]
     assert main([*arguments, "--dry-run"]) == ExitCode.OK
     assert str(recipe) in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Cuts fetched wheels for GPUs, each input and target once: results are kept in the cache by what made them."""
+"""Cuts wheels for GPUs, each input and target once: results are in the cache under a key of all that decides them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import torchtailor
-from torchtailor.backends.wheel.options import Options
 from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.download import Fetched
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
@@ -31,8 +29,18 @@ _ENGINE = ("binary", "catalog", "gpucode", "licences", "surgery", "tailor", "whe
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What became of one wheel for one GPU; `path` is the stock wheel where nothing was cut."""
+class CutOptions:
+    """How wheels are cut."""
+
+    nvidia: bool = False
+    recompress: bool = False
+    keep_ptx: bool = False
+    strip: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WheelCut:
+    """One wheel for one GPU; `path` is the stock wheel where nothing was cut."""
 
     path: Path
     sha256: str
@@ -43,38 +51,35 @@ class Cut:
 
 
 class Cutter:
-    """Cuts wheels for GPUs, and remembers."""
+    """Cuts wheels for GPUs, and keeps the results in the cache."""
 
-    def __init__(self, catalog: Catalog, cache_: Cache, options: Options, *, processes: int = 2) -> None:
+    def __init__(self, catalog: Catalog, cache_: Cache, options: CutOptions, *, processes: int = 2) -> None:
         self._catalog, self._cache, self._options, self._processes = catalog, cache_, options, processes
-
-    @property
-    def folder(self) -> Path:
-        """Where the results are kept."""
-        return self._cache.root
 
     def cut(
         self,
-        stock: Fetched,
+        stock: Path,
+        sha256: str,
+        filename: str,
         gpus: Sequence[Capability],
         progress: Progress | None = None,
-        making: Callable[[Sequence[Capability]], None] | None = None,
-    ) -> dict[Capability, Cut]:
-        """The wheel for each GPU, from the cache or made now, all in one pass; each is proven before it is there.
+        before_cut: Callable[[Sequence[Capability]], None] | None = None,
+    ) -> dict[Capability, WheelCut]:
+        """The wheel for each GPU, from the cache or cut now, all in one pass; each is proven before it is cached.
 
-        A GPU that none of the wheel's code runs on is left out. `making` is told for which it must be made now.
+        A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
-        folders = {gpu: self._cache.made(self._key(stock.sha256, stock.file.filename, gpu)) for gpu in gpus}
+        folders = {gpu: self._cache.made(cut_key(sha256, filename, gpu, self._options)) for gpu in gpus}
         cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
         missing = [gpu for gpu in folders if gpu not in cuts]
         if not missing:
             return cuts
-        if making:
-            making(missing)
+        if before_cut:
+            before_cut(missing)
         with ExitStack() as stages:
             scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
             orders = [WheelOrder(scratch[gpu], self._tailor_options(gpu)) for gpu in missing]
-            for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, progress), strict=True):
+            for gpu, outcome in zip(missing, tailor_wheel_each(stock, orders, progress), strict=True):
                 if not outcome.useless_for_target:
                     _write(scratch[gpu], outcome)
                     _put_in_place(scratch[gpu], folders[gpu])
@@ -83,19 +88,8 @@ class Cutter:
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
 
-    def _key(self, sha256: str, filename: str, gpu: Capability) -> str:
-        options = self._options
-        parts = [
-            torchtailor.__version__,
-            engine_digest(),
-            sha256,
-            filename,
-            str(gpu),
-            json.dumps([options.nvidia, options.recompress, options.keep_ptx, options.strip]),
-        ]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
     def _tailor_options(self, gpu: Capability) -> TailorOptions:
+        """The one place where a build's options become those of the tailor."""
         options = self._options
         targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
         known = self._catalog.gpus.get(gpu)
@@ -108,9 +102,15 @@ class Cutter:
         )
 
 
+def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
+    """The key of a cut: its input, its options, and the code that cuts."""
+    parts = [torchtailor.__version__, engine_digest(), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 @cache
 def engine_digest() -> str:
-    """A hash of the code that cuts, so that a changed torchtailor does not take an older one's results."""
+    """A hash of the code that cuts, so that a changed torchtailor does not use older results."""
     hasher = hashlib.sha256()
     package = Path(str(files("torchtailor")))
     for part in _ENGINE:
@@ -120,17 +120,17 @@ def engine_digest() -> str:
     return hasher.hexdigest()
 
 
-def _read(folder: Path, stock: Fetched) -> Cut | None:
+def _read(folder: Path, stock: Path) -> WheelCut | None:
     try:
         document = json.loads((folder / _OUTCOME).read_bytes())
     except (OSError, ValueError):
         return None
     changed = bool(document["changed"])
-    path = folder / document["filename"] if changed else stock.path
+    path = folder / document["filename"] if changed else stock
     if not path.is_file() or path.stat().st_size != document["size"]:
         return None
     libraries = tuple(document["libraries"])
-    return Cut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
+    return WheelCut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
 
 
 def _write(scratch: Path, outcome: TailorResult) -> None:
@@ -141,7 +141,7 @@ def _write(scratch: Path, outcome: TailorResult) -> None:
     if changed:
         outcome.output.chmod(0o444)
     else:
-        outcome.output.unlink()  # a copy of the stock wheel, which is in the cache already
+        outcome.output.unlink()  # a copy of the stock wheel
     document = {
         "filename": outcome.output.name,
         "changed": changed,
@@ -153,7 +153,7 @@ def _write(scratch: Path, outcome: TailorResult) -> None:
 
 
 def _put_in_place(scratch: Path, folder: Path) -> None:
-    """Rename; where another process was quicker, or a damaged result lies there, that one goes first."""
+    """Rename; a result of another process, or a damaged one, is replaced."""
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
     scratch.rename(folder)

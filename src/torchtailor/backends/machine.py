@@ -1,4 +1,4 @@
-"""What this machine can give a build now: cores and memory, within the limits of its control group."""
+"""The cores and the memory that are free for a build, within the limits of the control group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Capacity:
 
 
 def capacity(probe: Probe) -> Capacity:
-    """Free memory counts what caches would give back; a container's limit counts less what it already uses."""
+    """Free memory includes reclaimable caches; of a container's limit, what is in use is subtracted."""
     room = detect_room(probe)
     memory = room.memory_available
     limit = memory_limit(probe)
