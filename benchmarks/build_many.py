@@ -2,9 +2,9 @@
 
     python benchmarks/build_many.py FOLDER [--nvidia] [--work DIR] [--write]
 
-FOLDER holds the wheels of torch 2.15.0 (cu132, x86_64, Python 3.13) and of all it needs, as `pip download` leaves
-them. They are served on this machine over HTTP, so that downloads are real and counted. The work folder needs about
-three times the size of FOLDER.
+FOLDER contains the wheels of torch 2.15.0 (cu132, x86_64, Python 3.13) and its dependencies, from `pip download`. They
+are served over HTTP on this machine, so that downloads are real and counted. The work folder needs about three times
+the size of FOLDER.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ def _hash(path: Path) -> str:
 
 def _table(runs: list[Run], nvidia: bool) -> str:
     one, many = runs
-    consent = ", with --nvidia" if nvidia else ""
+    options = ", with --nvidia" if nvidia else ""
     names = ", ".join(f"{gpu[:-1]}.{gpu[-1]}" for gpu in GPUS)
     title = (
-        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {names}{consent}; each from an empty cache, "
+        f"torch 2.15.0 (cu132, x86_64), cut for 9.0 and for {names}{options}; each from an empty cache, "
         f"wheels served over HTTP on the same machine ({os.cpu_count()} cores)."
     )
     lines = [title, "", "| targets | time | CPU time | downloads | disk |", "|---:|---:|---:|---:|---:|"]

@@ -1,7 +1,7 @@
 """Two builds of torch on this CPU, side by side: `python benchmarks/cpu_builds.py OFFICIAL/bin/python OWN/bin/python`.
 
-Each build is started and timed in turn, round by round. A ratio below 1 says that the second is quicker; `±` is the
-noise of both together.
+The builds are started and timed alternately, round by round. A ratio below 1 means that the second one is faster; `±`
+is the combined noise of both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time and memory of reading the host code of one library: `python benchmarks/disassemble.py libtorch_cpu.so`.
 
 Memory is the proportional set size of this process and its workers together, sampled while they run: pages of the
-mapped library that they share count once.
+mapped library that they share are counted once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchtailor.hostcode.reach import Reach
 
 
 def family(pid: str = "self") -> list[str]:
-    """This process and all that it started."""
+    """This process and its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -43,7 +43,7 @@ def memory() -> int:
 
 
 class Peak:
-    """The most memory seen while a block runs."""
+    """Peak memory while a block runs."""
 
     def __enter__(self) -> Peak:
         self.bytes, self._stop = 0, threading.Event()

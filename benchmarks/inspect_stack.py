@@ -2,7 +2,7 @@
 
 Run: .venv/bin/python benchmarks/inspect_stack.py TREE [--copy-to FOLDER]
 
-FOLDER must be on the same disk and have room for a copy. Both are run with the tree in the page cache.
+FOLDER must be on the same disk, with space for a copy. Both run with the tree in the page cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT = 0.25
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """Seconds by the clock and of processor time."""
+    """Wall-clock seconds and CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -1,9 +1,9 @@
-"""`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and what it gives.
+"""`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and the sizes.
 
 Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--level 19]] [--rounds 3] [--copy-to DIR]
 
-TREE is a folder into which wheels were unpacked (torch and the NVIDIA packages it names); only it is read. DIR must
-be on the same disk and have room for a copy. Both are run with the tree in the page cache. Limits: without
+TREE is a folder of unpacked wheels (torch and the NVIDIA packages it depends on); it is only read. DIR must be on the
+same disk, with space for a copy. Both run with the tree in the page cache. Limits: without
 recompression 1.5 times `cp -r` and 400 MB of memory (proportional share of all processes together); with it, once the
 images are in the cache, 2 times `cp -r`.
 """
@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TIME_LIMIT, CACHED_LIMIT, MEMORY_LIMIT = 1.5, 2.0, 400e6
-# packages without GPU code of their own: the note that set the size limits did not count them
+# packages without GPU code, which the size limits do not include
 HOST_ONLY = ("cuda_nvrtc", "nvjitlink", "cuda_cupti", "cuda_runtime", "nvtx", "cufile")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One command: the clock, processor time, and the most memory all its processes had together."""
+    """One command: wall-clock time, CPU time, and the peak memory of all its processes together."""
 
     seconds: float
     processor: float
@@ -68,7 +68,7 @@ def _family(pid: int) -> list[int]:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 queue += map(int, (task / "children").read_text().split())
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended in the meantime
     return family
 
 
@@ -125,7 +125,7 @@ def main() -> int:
         tailor += ["--recompress", "--level", options.level]
     copied, cut = [], []
     try:
-        for round_ in range(options.rounds + options.recompress):  # the first with recompression fills the cache
+        for round_ in range(options.rounds + options.recompress):  # with recompression, the first one fills the cache
             warm(options.tree)
             copied.append(run(["cp", "-r", str(options.tree), str(work / "copy")]))
             shutil.rmtree(work / "copy")

@@ -1,4 +1,4 @@
-"""Makes the virtual environment that the Makefile uses; needs only a bare python3 (3.11 or newer)."""
+"""Creates the virtual environment for the Makefile; needs only a bare python3 (3.11 or newer)."""
 
 from __future__ import annotations
 

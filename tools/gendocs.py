@@ -1,20 +1,24 @@
-"""Writes the parts of README and docs that are made from the catalog; `--check` only says whether they are true."""
+"""Writes the generated parts of README and docs from the catalog; `--check` only reports whether they are current."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
+from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
-from torchtailor.errors import EXIT_MEANINGS
+from torchtailor.errors import EXIT_MEANINGS, TorchtailorError
 from torchtailor.host.tegra import tegra_table
-from torchtailor.variants import Matrix, coverage
+from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = ROOT / "src" / "torchtailor" / "catalog" / "data" / "torchtailor.schema.json"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -24,12 +28,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def releases(catalog: Catalog) -> str:
-    """One row per release: what it is, its builds, how many variants, by which ways."""
+    """One row per release: versions, number of variants, build methods."""
     matrix = Matrix(catalog)
     rows = []
     for release in catalog.releases.values():
         variants = list(matrix.variants(release.name))
-        ways = {way for way in Method for v in variants if coverage(catalog, v, way).available}
+        methods = {method for variant in variants for method in available_methods(catalog, variant)}
         rows.append(
             [
                 f"`{release.name}`",
@@ -37,14 +41,14 @@ def releases(catalog: Catalog) -> str:
                 ", ".join(str(b.toolkit or b.cuda) for b in release.cuda_builds),
                 ", ".join(release.pythons),
                 str(len(variants)),
-                ", ".join(way.value for way in Method if way in ways),
+                ", ".join(method.value for method in Method if method in methods),
             ]
         )
-    return table(["release", "PyTorch", "CUDA", "Python", "variants", "made by"], rows)
+    return table(["release", "PyTorch", "CUDA", "Python", "variants", "build methods"], rows)
 
 
 def variants(catalog: Catalog) -> str:
-    """Every release: GPUs down, ISAs across, and how the official wheel serves each."""
+    """Every release: one row per GPU, one column per ISA, and the build method of each variant."""
     return "\n".join(_release_section(catalog, release) for release in catalog.releases.values())
 
 
@@ -78,10 +82,7 @@ def _build_table(catalog: Catalog, matrix: Matrix, release: Release, build: Buil
     return f"`{pattern}`.{note}\n\n" + table(["GPU", *(f"`{isa}`" for isa in isas)], rows)
 
 
-def _cell(catalog: Catalog, variant: object) -> str:
-    from torchtailor.variants import Variant
-
-    assert isinstance(variant, Variant)
+def _cell(catalog: Catalog, variant: Variant) -> str:
     wheel = coverage(catalog, variant, Method.WHEEL)
     if not wheel.available:
         return "source" if not variant.release.nixpkgs else "nix"
@@ -93,8 +94,8 @@ def _cell(catalog: Catalog, variant: object) -> str:
 def gpus(catalog: Catalog) -> str:
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
-        newest = gpu.last_cuda or "today's"
-        driver = gpu.first_driver or ("L4T" if gpu.tegra else "")
+        newest = gpu.last_cuda or "current"
+        driver = str(gpu.first_driver or ("L4T" if gpu.tegra else ""))
         if gpu.last_driver_branch:
             driver += f" to R{gpu.last_driver_branch}"
         rows.append(
@@ -105,7 +106,7 @@ def gpus(catalog: Catalog) -> str:
                 ", ".join(gpu.all_products) or "",
                 f"{gpu.first_cuda} to {newest}",
                 driver,
-                ", ".join(sorted(gpu.host_archs)),
+                ", ".join(sorted(gpu.hosts)),
                 gpu.note,
             ]
         )
@@ -126,7 +127,16 @@ def cpus(catalog: Catalog) -> str:
         ]
         for isa in catalog.isas.values()
     ]
-    head = ["name", "instruction set", "machine", "first on", "not on", "for", "needs all of", "compiled with"]
+    head = [
+        "name",
+        "instruction set",
+        "architecture",
+        "first in",
+        "not in",
+        "workloads",
+        "required flags",
+        "compiler flags",
+    ]
     return table(head, rows)
 
 
@@ -146,59 +156,50 @@ def drivers(catalog: Catalog) -> str:
                 ", ".join(f"`{name}`" for name in used),
             ]
         )
-    head = ["CUDA", "driver at least", "for PTX too", "capabilities", "GCC up to", "clang up to", "in releases"]
+    head = [
+        "CUDA",
+        "minimum driver",
+        "minimum driver for PTX",
+        "capabilities",
+        "newest GCC",
+        "newest clang",
+        "releases",
+    ]
     return table(head, rows)
 
 
 def decision(catalog: Catalog) -> str:
-    """Which GPU means which name and which newest release, by the wheel way."""
+    """For each GPU: its name and the newest release, preferably as an official wheel."""
     matrix = Matrix(catalog)
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
-        isa = "avx2" if "x86_64" in gpu.host_archs else "armv8_2"
         if not gpu.offered:
             continue
-        try:
-            chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.WHEEL).variant
-        except Exception:
-            try:
-                chosen = matrix.resolve(f"{gpu.sm}-{isa}", via=Method.SOURCE).variant
-            except Exception:
-                rows.append(
-                    [
-                        gpu.describe(4),
-                        str(gpu.capability),
-                        f"`{gpu.sm}`",
-                        "none",
-                        "none",
-                        _way_in(str(gpu.capability)),
-                    ]
-                )
-                continue
-        wheel = coverage(catalog, chosen, Method.WHEEL)
-        how = wheel.text if wheel.available else "From source: " + coverage(catalog, chosen, Method.SOURCE).text
-        assert chosen.build.cuda
-        driver, _ = catalog.toolkit(chosen.build.cuda).drivers_for(gpu)
-        rows.append(
-            [
-                gpu.describe(4),
-                str(gpu.capability),
-                f"`{gpu.sm}`",
-                f"{chosen.release.version}, CUDA {chosen.build.cuda}",
-                str(driver),
-                how,
-            ]
-        )
-    return table(["your GPU", "capability", "name", "newest PyTorch", "driver at least", "how"], rows)
+        newest, driver, how = "none", "none", _unlisted(str(gpu.capability))
+        if chosen := _newest(matrix, f"{gpu.sm}-{'avx2' if 'x86_64' in gpu.hosts else 'armv8_2'}"):
+            assert chosen.build.cuda
+            wheel, source = (coverage(catalog, chosen, method) for method in (Method.WHEEL, Method.SOURCE))
+            newest = f"{chosen.release.version}, CUDA {chosen.build.cuda}"
+            driver = str(catalog.toolkit(chosen.build.cuda).drivers_for(gpu)[0])
+            how = wheel.text if wheel.available else f"Built from source: {source.text}"
+        rows.append([gpu.describe(4), str(gpu.capability), f"`{gpu.sm}`", newest, driver, how])
+    return table(["GPU", "capability", "name", "newest PyTorch", "minimum driver", "how"], rows)
 
 
-def _way_in(capability: str) -> str:
+def _newest(matrix: Matrix, name: str) -> Variant | None:
+    for method in (Method.WHEEL, Method.SOURCE):
+        with suppress(TorchtailorError):
+            return matrix.resolve(name, via=method).variant
+    return None
+
+
+def _unlisted(capability: str) -> str:
     """What to do for a GPU that no release lists."""
     chip = tegra_table().chip_of(capability)
     last = tegra_table().jetpack_of(chip.last_l4t) if chip and chip.last_l4t else None
     if last is None:
         return "add a `[[row]]`, see [extending](extending.md)"
-    return f"none: JetPack {last.jetpack} with CUDA {last.cuda} is its last, older than any release here"
+    return f"not available: its last JetPack is {last.jetpack} with CUDA {last.cuda}, older than every release"
 
 
 def exit_codes(catalog: Catalog) -> str:
@@ -227,7 +228,7 @@ BLOCKS: dict[str, Callable[[Catalog], str]] = {
 
 
 def render(path: Path, catalog: Catalog) -> str:
-    """The file with every generated block made anew."""
+    """The file with every generated block up to date."""
     return _BLOCK.sub(lambda m: m[1] + BLOCKS[m["name"]](catalog) + m[3], path.read_text("utf-8"))
 
 
@@ -236,14 +237,20 @@ def documents() -> list[Path]:
     return [path for path in found if "<!-- generated: " in path.read_text("utf-8")]
 
 
-def main() -> int:
+def generated() -> dict[Path, str]:
+    """All files with generated parts, as they should be."""
     catalog = load_catalog(ROOT / "src")  # not the working directory's own torchtailor.toml
-    stale = [path for path in documents() if render(path, catalog) != path.read_text("utf-8")]
-    for path in stale:
+    schema = json.dumps(user_file_schema(), indent=2) + "\n"
+    return {**{path: render(path, catalog) for path in documents()}, SCHEMA: schema}
+
+
+def main() -> int:
+    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
+    for path, text in stale.items():
         if "--check" in sys.argv:
-            print(f"{path.relative_to(ROOT)} differs from the catalog: run `make docs`.")
+            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`.")
         else:
-            path.write_text(render(path, catalog), "utf-8")
+            path.write_text(text, "utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
     return 1 if stale and "--check" in sys.argv else 0
 

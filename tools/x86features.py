@@ -1,4 +1,4 @@
-"""Writes the table of x86_64 instructions and the CPU features each needs, by asking GNU binutils.
+"""Writes the table of x86_64 instructions and the CPU features each needs, using GNU binutils.
 
 Every encoding is written once, read back as text by objdump, and the text is assembled for CPUs with one feature, then
 with two: the first that the assembler accepts is what the instruction needs. Run again where binutils knows more:
@@ -21,8 +21,8 @@ from pathlib import Path
 OUTPUT = Path(__file__).parents[1] / "src/torchtailor/hostcode/data/x86_64.toml"
 SLOT = 16
 
-# What gas calls a feature -> the word of /proc/cpuinfo, the weakest first: of several that would do the first counts.
-# "" is for what every x86_64 CPU has or executes as nothing (TZCNT as BSF; BMI1's others are vex-encoded).
+# Feature names of gas -> words of /proc/cpuinfo, weakest first: if several match, the first is used.
+# "" stands for what every x86_64 CPU has or executes as something else (TZCNT as BSF; BMI1's others are vex-encoded).
 FEATURES = {
     "clflush": "", "nop": "", "ibt": "", "shstk": "", "prfchw": "", "prefetchwt1": "", "cldemote": "", "sse3": "pni",
     "cx16": "cx16", "ssse3": "ssse3", "sse4.1": "sse4_1", "popcnt": "popcnt", "sse4.2": "sse4_2", "sse4a": "sse4a",
@@ -55,7 +55,7 @@ _NOT_THE_INSTRUCTION = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Encoding:
-    """One row of the table: everything that may decide what an instruction is."""
+    """One row of the table: everything that can determine an instruction."""
 
     space: str  # legacy, vex, evex, xop
     map: int
@@ -66,7 +66,7 @@ class Encoding:
     modrm: int  # as far as it decides
 
     def samples(self) -> Iterator[bytes]:
-        """The instruction, in ways of which one is right for it: without and with a mask."""
+        """The instruction without and with a mask; one of the two is valid."""
         modrm = bytes([self.modrm])
         tail = modrm + (b"\x48" if self.modrm & 0xC7 == 0x04 else b"")  # index rcx, so that gathers have two registers
         if self.space == "legacy":
@@ -86,7 +86,7 @@ class Encoding:
 
 
 def encodings() -> Iterator[Encoding]:
-    """All that are looked at. Groups are told by the middle bits of ModRM, some by all of it."""
+    """All encodings to try. Groups are distinguished by the middle bits of ModRM, some by all of it."""
     halves = [0x04 | reg << 3 for reg in range(8)] + [0xC0 | reg << 3 | 3 for reg in range(8)]
     whole = {(1, 0x01), (1, 0xAE), (1, 0xC7), (1, 0x1E), (0, 0xC6), (0, 0xC7), *((0, op) for op in range(0xD8, 0xE0))}
     for map_, pp, w, opcode in itertools.product(range(4), range(4), range(2), range(256)):
@@ -120,7 +120,7 @@ class Binutils:
         self.prefix, self.folder = prefix, folder
 
     def texts(self, samples: list[bytes]) -> list[str]:
-        """The text of each; empty where it is no instruction."""
+        """The text of each; empty if it is not an instruction."""
         image = self.folder / "samples.bin"
         image.write_bytes(b"".join(sample.ljust(SLOT, b"\x90") for sample in samples))
         command = [
@@ -168,7 +168,7 @@ def decode(tools: Binutils) -> dict[Encoding, str]:
 
 
 def needs(tools: Binutils, texts: list[str]) -> dict[str, str]:
-    """The words each text needs, joined by spaces; what no CPU accepts is left out."""
+    """The features each text needs, joined by spaces; what no CPU accepts is omitted."""
     found: dict[str, str] = {}
     everything = tools.rejected(texts, FEATURES)
     left = [text for index, text in enumerate(texts) if index not in everything]
@@ -193,7 +193,7 @@ def word_of(row: Encoding, text: str, words: dict[str, str]) -> str | None:
     name = text.split(maxsplit=1)[0]
     if row.space == "legacy" and name in _ASKS:
         return _ASKS[name]
-    # What as does not take back as objdump wrote it is old: far jumps, segment registers.
+    # What as does not accept from objdump is old: far jumps, segment registers.
     return words.get(text, "" if row.space == "legacy" else None)
 
 
@@ -225,7 +225,7 @@ def patterns(known: dict[Encoding, str]) -> dict[str, dict[str, list[str]]]:
 
 
 def describe(chosen: set[int], universe: set[int]) -> list[str]:
-    """The parts of ModRM that tell the chosen ones: nothing, m or r, /reg with m or r, or the very byte."""
+    """The parts of ModRM that identify the selected ones: nothing, m or r, /reg with m or r, or the whole byte."""
     if chosen == universe:
         return [""]
     memory, registers = ({m for m in universe if (m < 0xC0) == side} for side in (True, False))
@@ -245,7 +245,7 @@ def describe(chosen: set[int], universe: set[int]) -> list[str]:
 
 
 def collapse(places: set[tuple[int, int, int]], lengths: int, space: str) -> list[str]:
-    """`pp w length` for each, with * where all are meant."""
+    """`pp w length` for each, with * for all."""
     by_length: dict[tuple[int, int], set[int]] = defaultdict(set)
     for pp, w, length in places:
         by_length[pp, w].add(length)
@@ -266,7 +266,7 @@ def collapse(places: set[tuple[int, int, int]], lengths: int, space: str) -> lis
 
 
 def ranges(opcodes: list[tuple[int, str]]) -> str:
-    """`00-0b 50/7m`: neighbours with the same suffix together."""
+    """`00-0b 50/7m`: adjacent values with the same suffix as a range."""
     words = []
     for suffix in sorted({suffix for _, suffix in opcodes}):
         numbers = sorted(opcode for opcode, own in opcodes if own == suffix)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .carry/py312: what torchtailor depends on, unpacked for CPython 3.12 on x86_64 Linux, for a GPU machine that
-# reaches no package index. Run in the repository root; `PYTHONPATH=src:.carry/py312` is all that is needed there.
+# Creates .carry/py312: the dependencies of torchtailor, unpacked for CPython 3.12 on x86_64 Linux, for a GPU machine
+# without a package index. Run in the repository root; on that machine, set `PYTHONPATH=src:.carry/py312`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,7 +20,7 @@ rm -rf "$out.part"
     --python-version 3.12 --implementation cp --only-binary=:all: \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --requirement "$requirements"
-# NumPy is on the machine, beside its torch; zstandard's second back end is for PyPy.
+# NumPy is installed there with torch; zstandard's second backend is for PyPy.
 rm -rf "$out.part"/bin "$out.part"/numpy* "$out.part"/zstandard/_cffi.*
 find "$out.part" \( -name tests -o -name __pycache__ \) -type d -prune -exec rm -rf {} +
 for strip in x86_64-linux-gnu-strip llvm-strip; do

@@ -1,4 +1,4 @@
-"""The stages of prove.sh: what is done on the GPU machine, and the table made of it."""
+"""The stages of prove.sh, which run on the GPU machine, and the tables of their results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
 from torchtailor.verify.output import write_whole
 from torchtailor.verify.suite_results import SuiteResults, load_results
 
 OUT = Path(os.environ["OUT"])
 WORK = Path(os.environ["WORK"])
-# The quick ones first.
+# Fastest first.
 CUTS = {
     "tailored": ["--gpu", "9.0", "--strip"],
     "wrong": ["--gpu", "8.0"],
@@ -37,7 +37,7 @@ STARTED = time.monotonic()
 
 
 class Notes:
-    """What the stages found, kept in a file so that a later call goes on from it."""
+    """The results of the stages, kept in a file so that a later call continues from them."""
 
     def __init__(self) -> None:
         self.path = WORK / "prove.json"
@@ -57,7 +57,7 @@ def launch_of(name: str) -> Launch:
     folder = site_of(WORK / ("stock" if name.startswith("stock") else name))
     if not (folder / "torch").is_dir():
         raise FileNotFoundError(f"{folder} has not been made")
-    # What is not copied (NumPy, SymPy) comes from the interpreter's own site-packages, which stand behind.
+    # What is not copied (NumPy, SymPy) comes from the interpreter's own site-packages, later on the path.
     return Launch(Path(sys.executable), (folder,), whole=False)
 
 
@@ -86,7 +86,7 @@ def prepare(notes: Notes, options: argparse.Namespace) -> None:
 def tailor(notes: Notes, name: str, targets: list[str]) -> None:
     command = [sys.executable, "-m", "torchtailor", "tailor", str(WORK / "stock"), *targets, "--nvidia"]
     began = time.monotonic()
-    # Our own check of the wrong target comes before CUDA's: the cut is made for 8.0 on purpose.
+    # Cut for 8.0 on purpose: our check must reject it before CUDA does.
     ran = subprocess.run([*command, "-o", str(WORK / name)], capture_output=True, text=True, check=False, timeout=420)
     seconds = time.monotonic() - began
     if ran.returncode:
@@ -100,10 +100,11 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 
 
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
-    """A torch cut for 8.0 must be refused by our check, in words, before CUDA fails."""
+    """A torch cut for 8.0 must be rejected by our check, with an explanation, before CUDA fails."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.gpucode.torch_code import read_torch
     from torchtailor.host.detect import detect
-    from torchtailor.verify.gpu_presence import presence_checks, read_torch
+    from torchtailor.verify.ongpu import presence_checks
 
     catalog = load_catalog()
     host = detect(catalog=catalog)
@@ -127,7 +128,7 @@ def wrong(notes: Notes, options: argparse.Namespace) -> None:
 
 
 def suite(notes: Notes, options: argparse.Namespace) -> None:
-    """Run the op suite on stock twice and on each cut, all at once: what they compute does not depend on time."""
+    """Run the op suite on stock twice and on each cut, in parallel: the results do not depend on timing."""
     made = [name for name in SUITES if name.startswith("stock") or (WORK / name).is_dir()]
     say(f"running the suite on {', '.join(made)}")
     with ThreadPoolExecutor(len(made)) as pool, op_suite() as folder:
@@ -149,7 +150,7 @@ def run_suite(folder: Path, name: str, options: argparse.Namespace) -> None:
 
 
 def compared(notes: Notes, options: argparse.Namespace) -> None:
-    """Hold each cut against the two runs of stock."""
+    """Compare each cut with the two runs of stock."""
     stock = [
         load_results(WORK / f"suite-{name}.json") for name in SUITES[:2] if (WORK / f"suite-{name}.json").is_file()
     ]
@@ -161,11 +162,13 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
             continue
         result = compare(stock, load_results(path))
         by_library = {
-            library: {verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in Verdict}
+            library: {
+                verdict.value: sum(case.verdict is verdict for case in result.of(library)) for verdict in CaseVerdict
+            }
             for library in result.libraries
         }
         bad = [[case.name, case.verdict.value, case.reason] for case in result.bad]
-        close = [case.name for case in result.cases if case.verdict is Verdict.CLOSE]
+        close = [case.name for case in result.cases if case.verdict is CaseVerdict.CLOSE]
         notes.put(f"compare_{name}", {"summary": result.summary(), "libraries": by_library, "bad": bad, "close": close})
         say(f"{name} against stock: {result.summary()}")
         for case in result.bad:
@@ -173,7 +176,7 @@ def compared(notes: Notes, options: argparse.Namespace) -> None:
 
 
 def verified(notes: Notes, options: argparse.Namespace) -> None:
-    """`torchtailor verify`, as a user would call it: each right cut at all levels, the wrong one on paper."""
+    """`torchtailor verify`, as a user would call it: each right cut at all levels, the wrong one statically."""
     made = [name for name in ("wrong", *RIGHT) if (WORK / name).is_dir() and (not options.cuts or name in options.cuts)]
     for name in made:
         guarded(f"verify {name}", lambda name=name: verify(notes, name))  # type: ignore[misc]
@@ -212,10 +215,10 @@ def verify(notes: Notes, name: str) -> None:
 
 
 def measured(notes: Notes, options: argparse.Namespace) -> None:
-    """Start each build cold and warm, and time a few ops, the builds in turn."""
+    """Start each build cold and warm, and time a few ops, alternating between the builds."""
     os.environ.pop("OMP_NUM_THREADS", None)
     made = [name for name in ("stock", *RIGHT) if (site_of(WORK / name) / "torch").is_dir()]
-    # Stock again: how far two runs of the very same files lie apart is the noise of this machine.
+    # Stock again: the difference between two runs of the same files is the noise of this machine.
     builds = {name: launch_of(name) for name in [*made, "stock again"]}
     found = measure(builds, options.device, cold=options.cold, warm=options.warm, throughput=options.throughput)
     for name, figures in found.items():
@@ -251,7 +254,7 @@ GROUPS = {
 
 
 def guarded(name: str, work: Callable[[], None]) -> bool:
-    """Run one piece; say what went wrong and go on."""
+    """Run one stage; report a failure and continue."""
     try:
         work()
     except Exception as error:
@@ -262,7 +265,7 @@ def guarded(name: str, work: Callable[[], None]) -> bool:
 
 
 def site_packages() -> Path:
-    """Where python3 has its torch, found without importing it."""
+    """The site-packages with python3's torch, found without importing it."""
     torch = Launch(Path(sys.executable)).torch_folder()
     if torch is None:
         raise FileNotFoundError("python3 has no torch")
@@ -274,7 +277,7 @@ def tree_bytes(folder: Path) -> int:
 
 
 def sizes(folder: Path) -> dict[str, Any]:
-    """Bytes of the whole, of all libraries, and of each; on disk too, where files may have holes."""
+    """Bytes of the tree, of all libraries, and of each; also on disk, since files may be sparse."""
     libraries = [path for path in folder.rglob("*.so*") if path.is_file() and not path.is_symlink()]
     each = {str(path.relative_to(site_of(folder))): path.stat().st_size for path in libraries}
     return {

@@ -1,18 +1,18 @@
-"""The Markdown tables of prove.py's findings, as they go into docs/gpu-results.md."""
+"""The results of prove.py as Markdown tables, for docs/gpu-results.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchtailor.verify.compare import Verdict
+from torchtailor.verify.compare import CaseVerdict
 from torchtailor.verify.measures import Figure, ratios
 
 RIGHT = ("tailored", "recompressed")
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Everything that was found, each part only where it was."""
+    """All results that are available."""
     lines = list(_machine(found))
     for part in (_sizes, _libraries, _suite, _starts, _throughput, _wrong, _verify):
         made = list(part(found))
@@ -34,10 +34,10 @@ def _machine(found: Mapping[str, Any]) -> Iterator[str]:
     yield "# On the GPU"
     yield ""
     names = ("gpu", "capability", "torch", "cuda", "cudnn", "nccl", "python", "machine")
-    told = [f"{name} {environment[name]}" for name in names if name in environment]
+    facts = [f"{name} {environment[name]}" for name in names if name in environment]
     if host.get("driver"):
-        told.append(f"driver {host['driver']}")
-    yield ", ".join(told) or "(the op suite has not been run)"
+        facts.append(f"driver {host['driver']}")
+    yield ", ".join(facts) or "(the op suite has not been run)"
 
 
 def _megabytes(size: float) -> str:
@@ -101,8 +101,8 @@ def _suite(found: Mapping[str, Any]) -> Iterator[str]:
         row: list[object] = [library]
         for cut in present:
             counts = found[f"compare_{cut}"]["libraries"].get(library, {})
-            row += [counts.get(verdict.value, 0) for verdict in (Verdict.IDENTICAL, Verdict.CLOSE)]
-            row.append(sum(counts.get(verdict.value, 0) for verdict in Verdict if verdict.bad))
+            row += [counts.get(verdict.value, 0) for verdict in (CaseVerdict.IDENTICAL, CaseVerdict.CLOSE)]
+            row.append(sum(counts.get(verdict.value, 0) for verdict in CaseVerdict if verdict.bad))
         rows.append(row)
     head = ["library", *(f"{cut}: {word}" for cut in present for word in ("identical", "close", "wrong"))]
     yield ""

@@ -1,4 +1,4 @@
-"""Copies the torch of a Python with what it needs of CUDA: exactly the files that their RECORDs name."""
+"""Copies the torch of a Python with its CUDA packages: exactly the files in their RECORDs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
 
 _OURS = re.compile(r"torch|triton|(?:nvidia|cuda)-.+")
 
 
 def site_of(prefix: Path) -> Path:
-    """Where the packages of a copy are: RECORD leads from there to `../../../bin`."""
+    """The site-packages of a copy, deep enough for `../../../bin` in RECORD."""
     return prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
@@ -37,8 +37,8 @@ def copy_stock(source: Path, prefix: Path) -> tuple[str, ...]:
     return tuple(one.metadata.name for one in chosen)
 
 
-def with_torch(installed: dict[str, Installed]) -> tuple[Installed, ...]:
-    """torch and what of CUDA it requires, directly or through others; nvidia-ml-py and the like are not asked for."""
+def with_torch(installed: dict[str, InstalledDistribution]) -> tuple[InstalledDistribution, ...]:
+    """torch and the CUDA packages it requires, directly or indirectly; nvidia-ml-py and others are not included."""
     waiting, found = ["torch"], {}
     while waiting:
         name = waiting.pop()

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Compiles Debian's pytorch source in the system that setup.sh has made; some two and a quarter hours on two cores with
+# Compiles Debian's pytorch source in the system that setup.sh created; about two and a quarter hours on two cores with
 # --no-ccache.
 #
 #   sudo tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
 #
-# ISA is armv8_2 on ARM and avx2 on x86 unless named, and stands for the variant without a GPU. It may be stopped at any
-# time: the same command goes on. Wheel, manifest and index end in FOLDER/work/dist, logs and the ledger in
+# ISA (default: armv8_2 on ARM, avx2 on x86) stands for the CPU-only variant. The build can be interrupted at any time:
+# the same command continues. Wheel, manifest and index go to FOLDER/work/dist, logs and the ledger to
 # FOLDER/work/state.
 set -eu
 
@@ -18,7 +18,7 @@ case ${1:-} in
 esac
 [ "$(id -u)" = 0 ] || { echo "trixie: this needs root"; exit 1; }
 mkdir -p "$root/work"
-# Only who mounts takes it away again: another build may be running here.
+# Unmount only what this run mounted: another build may be running.
 mounted=
 trap 'for place in $mounted; do umount -l "$place"; done' EXIT
 for kind in proc sysfs; do
@@ -26,8 +26,8 @@ for kind in proc sysfs; do
     mountpoint -q "$place" || { mount -t "$kind" "$kind" "$place" && mounted="$mounted $place"; }
 done
 
-# USE_SYSTEM_LIBS: Debian's packages stand for the submodules. Its source is of another version than the newest
-# release, and its wheel's name follows the source.
+# USE_SYSTEM_LIBS: Debian's packages replace the submodules. Its source is not the newest release, and the wheel's
+# version follows the source.
 chroot "$root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
     ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
     ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} \

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Compiles c10, a small part of PyTorch (1 GB), for two instruction sets in the system that setup.sh has made, and counts what
-# the compiler made of it; some minutes on two cores.
+# Compiles c10, a small part of PyTorch (1 GB), for two instruction sets in the system that setup.sh created, and counts
+# instructions; takes minutes on two cores.
 #
 #   sudo tools/trixie/c10.sh FOLDER [ISA ISA] > counts.tsv
 #
-# A line for each: the ISA, and the numbers of count.sh.
+# One line per ISA: its name and the numbers of count.sh.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

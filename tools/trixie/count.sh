@@ -1,10 +1,10 @@
 #!/bin/sh
-# Counts what a compiler made of a library's code, by objdump: a line of tab-separated numbers for each library.
+# Counts instructions in libraries with objdump: one line of tab-separated numbers per library.
 #
 #   tools/trixie/count.sh LIBRARY ...
 #
 # Instructions, those with 256-bit and 512-bit registers (x86), with SVE registers (ARM), inline atomics (ARM's LSE), and
-# calls of the helpers that stand for them where the instruction set has none.
+# calls of the helpers that replace them if the instruction set has none.
 set -eu
 
 for library in "$@"; do

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Compiles ten CUDA files and four host files of PyTorch for two GPUs, then for a second instruction set, with nvcc from
-# NVIDIA's wheels, in the system that setup.sh has made; 5 GB, half an hour on one core.
+# NVIDIA's wheels, in the system that setup.sh created; 5 GB, half an hour on one core.
 #
 #   sudo tools/trixie/cuda.sh FOLDER [options of torchtailor build ...] > files.tsv
 #
-# A line for each file of each variant: variant, file, seconds, the GPU code inside, and whether ccache had it. It starts
+# One line per file and variant: variant, file, seconds, the GPU code inside, and whether it was a ccache hit. It starts
 # with an empty cache each time; the toolkit is fetched once.
 set -eu
 
@@ -33,7 +33,7 @@ rm -rf "$root/work/cuda/builds" "$root/work/cuda/ccache"
 for file in $kernels $hosts; do set -- "$@" --target "$objects/$file.o"; done
 printf 'variant\tfile\tseconds\tGPU code\tccache\n'
 for variant in "sm90-$one" "sm80-$one" "sm90-$other"; do
-    # cuDNN's front end is none of Debian's packages.
+    # Debian has no package of the cuDNN frontend.
     answer=$("$here/build.sh" "$root" "$name-$variant" --source /src/pytorch-cuda --work /work/cuda --toolchain wheels \
         --set USE_CUDNN=0 --skip-check disk --json "$@")
     build=$(printf '%s\n' "$answer" | sed -n 's/.*"build": "\(.*\)".*/\1/p')

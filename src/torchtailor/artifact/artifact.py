@@ -1,4 +1,4 @@
-"""What TARGET is: a library, a wheel, a wheelhouse, a folder, an environment, the result of a Nix build."""
+"""What a path is: a library, a wheel, a wheelhouse, a folder, an environment, the result of a Nix build."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.inputs import InputKind, open_input, site_packages
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
+from torchtailor.artifact.libraries import LibraryFile, loose_libraries, packed_libraries
+from torchtailor.artifact.sites import find_sites, installed_path, is_environment
 from torchtailor.binary.elf_headers import MAGIC
+from torchtailor.disk import sha256_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.ui.format import human_bytes
-from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in
-from torchtailor.wheels.record import FileHash, Record
+from torchtailor.wheels.record import Record
 
 WHEELHOUSE_MANIFEST = "manifest.json"
-_SITE = "site-packages/"
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+_WHAT_TO_GIVE = "Give a shared library, a wheel, a folder of libraries or wheels, or an environment."
 
 
-class TargetKind(Enum):
-    """The forms in which an artifact is given to us."""
+class ArtifactKind(Enum):
+    """The forms in which libraries are given to us."""
 
     LIBRARY = "library"
     WHEEL = "wheel"
@@ -37,31 +42,60 @@ class TargetKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryFile:
-    """One ELF file of an artifact, loose or inside a wheel."""
+class Unpacked:
+    """A library as a file that can be mapped."""
 
-    name: str  # as it is installed: relative to site-packages
-    owner: str  # the wheel it is in; empty for a loose file
-    size: int
-    path: Path  # of the file, or of the wheel
-    member: Member | None = None
-    recorded: FileHash | None = None  # what the wheel's RECORD says of it
-
-    @property
-    def short_name(self) -> str:
-        return self.name.rsplit("/", 1)[-1]
+    path: Path
+    sha256: str
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A target, its libraries, and what torchtailor wrote into it when it was made."""
+    """What a path is, its libraries, its packages, and what torchtailor wrote into it; each is read when asked for."""
 
     path: Path
-    kind: TargetKind
-    wheels: tuple[Path, ...]
-    libraries: tuple[LibraryFile, ...]
-    manifest: Mapping[str, Any]  # of the wheelhouse
-    tailored: Mapping[str, Mapping[str, Any]]  # each torchtailor.json, by name of wheel, distribution, folder, file
+    kind: ArtifactKind
+    wheels: tuple[Path, ...] = ()
+
+    @cached_property
+    def libraries(self) -> tuple[LibraryFile, ...]:
+        """The ELF files in it; that a folder holds none is an error, that a wheel holds none is not."""
+        found = tuple(self._libraries())
+        if not found and not self.wheels:
+            raise nothing_in(self.path)
+        return found
+
+    @cached_property
+    def site_packages(self) -> tuple[Path, ...]:
+        """The folders in which its packages are installed."""
+        return find_sites(self.path) if self.path.is_dir() and not self.wheels else ()
+
+    @cached_property
+    def installed(self) -> tuple[InstalledDistribution, ...]:
+        return tuple(one for site in self.site_packages for one in installed_in(site))
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """What the build of a wheelhouse wrote down."""
+        own = self.path / WHEELHOUSE_MANIFEST
+        return _json(own.read_bytes(), str(own)) if self.wheels and own.is_file() else {}
+
+    @cached_property
+    def tailored(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each torchtailor.json that a cut left, by the name of its wheel, distribution, folder or file."""
+        if self.wheels:
+            return {name: inside.tailored for name, inside in self._dist_infos.items() if inside.tailored}
+        return dict(self._tailored_beside() if self.kind is ArtifactKind.LIBRARY else self._tailored_inside())
+
+    @property
+    def torch_version(self) -> str:
+        """The PyTorch inside, without the local part of its version; empty where there is none."""
+        dist_infos = (found for site in self.site_packages for found in site.glob("torch-*.dist-info"))
+        for path in self.wheels or dist_infos:
+            distribution, _, rest = path.name.partition("-")
+            if distribution == "torch":
+                return rest.removesuffix(".dist-info").partition("-")[0].partition("+")[0]
+        return ""
 
     @property
     def size(self) -> int:
@@ -69,99 +103,127 @@ class Artifact:
         return sum(wheel.stat().st_size for wheel in self.wheels) or sum(lib.size for lib in self.libraries)
 
     @property
-    def torch_version(self) -> str:
-        """The PyTorch inside, without the local part of its version; empty where there is none."""
-        names = [wheel.name for wheel in self.wheels] or [found.name for found in self._dist_infos()]
-        for name in names:
-            distribution, _, rest = name.partition("-")
-            if distribution == "torch":
-                return rest.removesuffix(".dist-info").partition("-")[0].partition("+")[0]
-        return ""
-
-    def _dist_infos(self) -> Iterator[Path]:
-        for root in _roots(self.path):
-            yield from root.glob("torch-*.dist-info")
-
-    @property
     def complete(self) -> bool:
         """Whether it is meant to hold all that it needs."""
-        return self.kind is TargetKind.ENVIRONMENT or bool(self.manifest)
+        return self.kind is ArtifactKind.ENVIRONMENT or bool(self.manifest)
+
+    @contextmanager
+    def unpacked(self, library: LibraryFile) -> Iterator[Unpacked]:
+        """A library as a file for as long as the block runs; a member of a wheel is checked against its RECORD."""
+        if library.member is None:
+            yield Unpacked(library.path, sha256_file(library.path))
+            return
+        row = self._dist_infos[library.owner].record.get(library.member.name)
+        recorded = row.hash if row else None
+        with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as folder:
+            place = Path(folder, library.short_name)
+            hashers = {name: hashlib.new(name) for name in {"sha256", recorded.algorithm if recorded else "sha256"}}
+            try:
+                with open_member(library.path, library.member) as source, place.open("wb") as file:
+                    for chunk in source.chunks():
+                        file.write(chunk)
+                        for hasher in hashers.values():
+                            hasher.update(chunk)
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: "
+                    f"{error.strerror}.",
+                    "Set TMPDIR to a folder on a disk with room for the largest library.",
+                ) from error
+            if recorded and hashers[recorded.algorithm].digest() != recorded.digest:
+                raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
+            yield Unpacked(place, hashers["sha256"].hexdigest())
+
+    def _libraries(self) -> Iterator[LibraryFile]:
+        for wheel in self.wheels:
+            with WheelArchive(wheel) as archive:
+                for member in packed_libraries(archive):
+                    yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
+        if self.kind is ArtifactKind.LIBRARY:
+            yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
+        elif not self.wheels:
+            folders = self.site_packages if self.kind is ArtifactKind.ENVIRONMENT else (self.path,)
+            for path, stat in loose_libraries(folders):
+                name = installed_path(path.relative_to(self.path).as_posix())
+                yield LibraryFile(name, "", stat.st_size, path)
+
+    @cached_property
+    def _dist_infos(self) -> Mapping[str, _DistInfo]:
+        return {wheel.name: _DistInfo.of(wheel) for wheel in self.wheels}
+
+    def _tailored_beside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        beside = self.path.with_name(f"{self.path.name}.{MANIFEST}")
+        if beside.is_file():
+            manifest = _json(beside.read_bytes(), str(beside))
+            rows = [{**row, "path": self.path.name} for row in manifest.get("libraries", ())]  # -o may have renamed it
+            yield self.path.name, {**manifest, "libraries": rows}
+
+    def _tailored_inside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for site in self.site_packages:
+            for found in site.glob(f"*.dist-info/{MANIFEST}"):
+                yield found.parent.name, _json(found.read_bytes(), str(found))
+        for folder in dict.fromkeys((self.path, *self.site_packages)):
+            own = folder / MANIFEST
+            if own.is_file():
+                yield folder.name, _json(own.read_bytes(), str(own))
+
+
+@dataclass(frozen=True, slots=True)
+class _DistInfo:
+    """What a wheel says of itself: its RECORD, and how it was cut."""
+
+    record: Record
+    tailored: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, wheel: Path) -> _DistInfo:
+        with WheelArchive(wheel) as archive:
+            manifests = [name for name in archive.members if name.endswith(f".dist-info/{MANIFEST}")]
+            tailored = _json(archive.read(manifests[-1]), f"{wheel.name}: {MANIFEST}") if manifests else {}
+            records = [name for name in archive.members if name.endswith(".dist-info/RECORD")]
+            try:
+                record = Record.parse(archive.read(records[0])) if len(records) == 1 else Record(())
+            except BadInputError:  # its own check will say so
+                record = Record(())
+        return cls(record, tailored)
 
 
 def open_artifact(path: Path) -> Artifact:
-    """Find out what a path is, and list its libraries; contents are read later."""
-    if not path.exists():
-        raise NoMatchError(f"{path} does not exist.", "Give a wheel, a wheelhouse, a folder or an environment.")
-    if path.is_dir() and (wheels := wheels_in(path)):
-        return _of_wheels(path, TargetKind.WHEELHOUSE, wheels)
-    if path.is_file() and path.suffix == ".whl":
-        return _of_wheels(path, TargetKind.WHEEL, (path,))
-    found = open_input(path)
-    kind = {
-        InputKind.LIBRARY: TargetKind.LIBRARY,
-        InputKind.ENVIRONMENT: TargetKind.ENVIRONMENT,
-    }.get(found.kind, TargetKind.NIX if _from_nix(path) else TargetKind.FOLDER)
-    libraries = tuple(
-        LibraryFile(_installed_name(item.name, kind), "", item.size, item.where)
-        for item in found.items
-        if isinstance(item.where, Path)
-    )
-    if not libraries:
-        raise BadInputError(f"{path} holds no libraries.", "Give a folder or environment in which torch is.")
-    return Artifact(path, kind, (), libraries, {}, dict(_installed_manifests(path)))
-
-
-def _of_wheels(path: Path, kind: TargetKind, wheels: tuple[Path, ...]) -> Artifact:
-    libraries: list[LibraryFile] = []
-    tailored: dict[str, Mapping[str, Any]] = {}
-    for wheel in wheels:
-        with WheelArchive(wheel) as archive:
-            record = _record(archive)
-            for member in archive.files:
-                if archive.begins_with(member, MAGIC):
-                    row = record.get(member.name)
-                    hashed = row.hash if row else None
-                    libraries.append(LibraryFile(member.name, wheel.name, member.size, wheel, member, hashed))
-                elif member.name.endswith(f".dist-info/{MANIFEST}"):
-                    tailored[wheel.name] = _json(archive.read(member.name), f"{wheel.name}: {MANIFEST}")
-    own = path / WHEELHOUSE_MANIFEST
-    manifest = _json(own.read_bytes(), str(own)) if own.is_file() else {}
-    return Artifact(path, kind, wheels, tuple(libraries), manifest, tailored)
-
-
-def _record(archive: WheelArchive) -> Record:
-    """The wheel's RECORD; an empty one where it cannot be read, which its own check will say."""
-    names = [name for name in archive.members if name.endswith(".dist-info/RECORD")]
+    """Find out what a path is; what it holds is read later."""
     try:
-        return Record.parse(archive.read(names[0])) if len(names) == 1 else Record(())
-    except BadInputError:
-        return Record(())
+        if path.is_dir():
+            return _open_folder(path)
+        if not path.exists():
+            raise NoMatchError(f"{path} does not exist.", _WHAT_TO_GIVE)
+        if not path.is_file():
+            raise BadInputError(f"{path} is neither a file nor a folder.", _WHAT_TO_GIVE)
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    if path.suffix == ".whl" or magic in _ZIP_MAGICS:
+        return Artifact(path, ArtifactKind.WHEEL, (path,))
+    if magic == MAGIC:
+        return Artifact(path, ArtifactKind.LIBRARY)
+    if not magic:
+        raise BadInputError(f"{path} is empty.", "Fetch it again.")
+    raise BadInputError(f"{path} is no library, wheel, folder or environment.", _WHAT_TO_GIVE)
 
 
-def _installed_manifests(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What `tailor` left: beside a library, in a folder it made, or in each distribution of an environment."""
-    if path.is_file():
-        beside = path.with_name(f"{path.name}.{MANIFEST}")
-        if beside.is_file():
-            manifest = _json(beside.read_bytes(), str(beside))
-            rows = [{**row, "path": path.name} for row in manifest.get("libraries", ())]  # -o may have renamed it
-            yield path.name, {**manifest, "libraries": rows}
-        return
-    roots = _roots(path)
-    for root in roots:
-        for found in root.glob(f"*.dist-info/{MANIFEST}"):
-            yield found.parent.name, _json(found.read_bytes(), str(found))
-    for folder in dict.fromkeys((path, *roots)):
-        own = folder / MANIFEST
-        if own.is_file():
-            yield folder.name, _json(own.read_bytes(), str(own))
+def _open_folder(path: Path) -> Artifact:
+    if is_environment(path):
+        return Artifact(path, ArtifactKind.ENVIRONMENT)
+    if (path / "nix-support").is_dir() or str(path.resolve()).startswith("/nix/store/"):
+        return Artifact(path, ArtifactKind.NIX)
+    wheels = wheels_in(path)
+    if wheels and not any(loose_libraries([path])):
+        return Artifact(path, ArtifactKind.WHEELHOUSE, wheels)
+    return Artifact(path, ArtifactKind.FOLDER)
 
 
-def _roots(path: Path) -> tuple[Path, ...]:
-    """Where packages may be in a folder: its site-packages, or itself."""
-    if not path.is_dir():
-        return ()
-    return site_packages(path) or (path, *path.glob("lib/python3*/site-packages"))
+def nothing_in(path: Path) -> BadInputError:
+    """The error for a folder in which there is nothing for us."""
+    return BadInputError(f"{path} holds no libraries and no wheels.", _WHAT_TO_GIVE)
 
 
 def _json(data: bytes, owner: str) -> Mapping[str, Any]:
@@ -172,53 +234,3 @@ def _json(data: bytes, owner: str) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise BadInputError(f"{owner} is not a manifest of torchtailor.", "Fetch or build it again.")
     return document
-
-
-def _from_nix(path: Path) -> bool:
-    return (path / "nix-support").is_dir() or str(path.resolve()).startswith("/nix/store/")
-
-
-def _installed_name(name: str, kind: TargetKind) -> str:
-    """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`, as a wheel calls it."""
-    if kind is TargetKind.LIBRARY:
-        return Path(name).name
-    return installed_path(name)
-
-
-def installed_path(path: str) -> str:
-    """The part of a path below site-packages, which is all of it where there is none."""
-    return path.rpartition(_SITE)[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A library as a file that can be mapped."""
-
-    path: Path
-    sha256: str
-
-
-@contextmanager
-def unpacked(library: LibraryFile) -> Iterator[Unpacked]:
-    """A library as a file for as long as the block runs; a member of a wheel is checked against RECORD meanwhile."""
-    if library.member is None:
-        with library.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield Unpacked(library.path, digest)
-        return
-    with tempfile.TemporaryDirectory(prefix="torchtailor-verify-") as folder:
-        place = Path(folder, library.short_name)
-        hasher = hashlib.sha256()
-        try:
-            with open_member(library.path, library.member) as chunks, place.open("wb") as file:
-                for chunk in chunks:
-                    hasher.update(chunk)
-                    file.write(chunk)
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: {error.strerror}.",
-                "Set TMPDIR to a folder on a disk with room for the largest library.",
-            ) from error
-        if library.recorded and str(library.recorded) != str(FileHash.from_hex(hasher.hexdigest())):
-            raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
-        yield Unpacked(place, hasher.hexdigest())

@@ -13,7 +13,7 @@ from torchtailor.wheels.record import Record, RecordRow
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledDistribution:
     """One installed distribution; `files` are its rows of RECORD by their path from the folder that was searched."""
 
     dist_info: Path
@@ -32,7 +32,7 @@ class Installed:
         return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
 
 
-def find_installed(root: Path) -> tuple[Installed, ...]:
+def find_installed(root: Path) -> tuple[InstalledDistribution, ...]:
     """All distributions anywhere under a folder."""
     found = []
     for place, names, _ in os.walk(root):
@@ -41,12 +41,21 @@ def find_installed(root: Path) -> tuple[Installed, ...]:
     return read_installed(root, found)
 
 
-def installed_in(site: Path) -> tuple[Installed, ...]:
+def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
     """The distributions of one site-packages folder."""
     return read_installed(site, site.glob("*.dist-info"))
 
 
-def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[Installed, ...]:
+def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tuple[InstalledDistribution, ...]]:
+    """Whose RECORD lists a file: mostly one distribution, and sometimes several."""
+    owners: dict[str, tuple[InstalledDistribution, ...]] = {}
+    for one in installed:
+        for path in one.files:
+            owners[path] = (*owners.get(path, ()), one)
+    return owners
+
+
+def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[InstalledDistribution, ...]:
     """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
     ours to change."""
     found = []
@@ -58,7 +67,7 @@ def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[Installed, .
             continue
         except BadInputError as error:
             raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error
-        found.append(Installed(dist_info, metadata, record, _files(root, dist_info.parent, record)))
+        found.append(InstalledDistribution(dist_info, metadata, record, _files(root, dist_info.parent, record)))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""How the Python of what is verified is started: an environment's own, or one with folders put before its path."""
+"""How the Python of an artifact is started: an environment's own, or one with folders put before its path."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import is_shared_name
+from torchtailor.artifact.sites import find_sites, own_python
+from torchtailor.disk import explained
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
 from torchtailor.host.pythons import find_python
-from torchtailor.wheels.name import wheels_in
+from torchtailor.wheels.archive import WheelArchive
 
 _EXTENSION = re.compile(r"_C\.cpython-(\d)(\d+t?)-(\w+)-linux-gnu\.so")
 _NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
@@ -29,7 +32,7 @@ class NotHereError(TorchtailorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class FinishedProcess:
     """A process that has ended."""
 
     code: int
@@ -57,7 +60,7 @@ class Launch:
     folders: tuple[Path, ...] = ()
     whole: bool = True  # False for loose packages, whose dependencies may be elsewhere
 
-    def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> Ran:
+    def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> FinishedProcess:
         """Run the interpreter with arguments in an otherwise clean environment, away from the current folder."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment["PYTHONNOUSERSITE"] = "1"
@@ -79,7 +82,7 @@ class Launch:
                 f"{self.python} cannot be started: {error.strerror}.", "Name another with --python."
             ) from error
         seconds = time.perf_counter() - started
-        return Ran(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
+        return FinishedProcess(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
 
     def torch_folder(self) -> Path | None:
         """Where it would import torch from, found without importing it."""
@@ -90,15 +93,26 @@ class Launch:
 
 @contextmanager
 def open_target(path: Path, python: Path | None = None) -> Iterator[Launch]:
-    """Make a target startable; wheels are unpacked into a temporary folder for as long."""
-    wheels = wheels_in(path)
-    if not wheels:
-        yield _installed(path, python)
+    """Make a path startable: an artifact, or a Python interpreter itself."""
+    if path.is_file() and path.suffix != ".whl" and os.access(path, os.X_OK) and not is_shared_name(path.name):
+        yield Launch(path.absolute())
+        return
+    with start(open_artifact(path), python) as launch:
+        yield launch
+
+
+@contextmanager
+def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
+    """Make an artifact startable; wheels are unpacked into a temporary folder for as long."""
+    if not artifact.wheels:
+        yield _installed(artifact, python)
         return
     with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
         folder = Path(name)
-        for wheel in wheels:
-            _unpack(wheel, folder)
+        with explained(folder, unchanged="TMPDIR names another place for it."):
+            for wheel in artifact.wheels:
+                with WheelArchive(wheel) as archive:
+                    archive.extract(folder)
         yield _loose(folder, python)
 
 
@@ -109,25 +123,16 @@ def op_suite() -> Iterator[Path]:
         yield folder
 
 
-def _installed(path: Path, python: Path | None) -> Launch:
-    if not path.exists():
-        raise NoMatchError(f"{path} does not exist.", "Give an environment, a folder, a wheel or a wheelhouse.")
-    if path.is_file():
-        if os.access(path, os.X_OK):
-            return Launch(path.absolute())
-        raise BadInputError(f"{path} is no Python interpreter, wheel or folder.", "Give an environment's folder.")
-    for name in ("bin/python3", "bin/python"):
-        if (path / name).exists():
-            return Launch((path / name).absolute())
-    if path.name == "site-packages" and (own := path.parents[2] / "bin" / "python3").exists():
-        return Launch(own.absolute())
-    return _loose(path, python)
+def _installed(artifact: Artifact, python: Path | None) -> Launch:
+    if artifact.kind is ArtifactKind.LIBRARY:
+        raise BadInputError(f"{artifact.path} is a library; Python cannot be started on it.", "Give an environment.")
+    own = own_python(artifact.path)
+    return Launch(own) if own else _loose(artifact.path, python)
 
 
 def _loose(path: Path, python: Path | None) -> Launch:
     """A folder that holds packages: directly, or as the output of a Nix build does."""
-    roots = [path, *sorted(path.glob("lib/python3*/site-packages"))]
-    root = next((root for root in roots if (root / "torch" / "version.py").is_file()), None)
+    root = next((root for root in (path, *find_sites(path)) if (root / "torch" / "version.py").is_file()), None)
     if root is None:
         raise NoMatchError(f"{path} holds no torch.", "Give the folder that `import torch` would find it in.")
     folders = (root.absolute(), *_nix_dependencies(path))
@@ -159,15 +164,7 @@ def _nix_dependencies(path: Path) -> Iterator[Path]:
             if item not in seen:
                 seen.add(item)
                 waiting.append(item)
-                yield from sorted(item.glob("lib/python3*/site-packages"))
-
-
-def _unpack(wheel: Path, folder: Path) -> None:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)  # drops `..` and leading slashes from names
-    except (OSError, zipfile.BadZipFile) as error:
-        raise BadInputError(f"{wheel} cannot be unpacked: {error}.", "Download it again.") from error
+                yield from find_sites(item)
 
 
 def _text(raw: bytes) -> str:

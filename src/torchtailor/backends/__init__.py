@@ -1,1 +1,1 @@
-"""How a variant is made: from official wheels, from source, with Nix."""
+"""The build methods: from official wheels, from source, with Nix."""

@@ -1,4 +1,4 @@
-"""From the words on the command line to variants: names, globs, all, or this machine's own."""
+"""From selectors to variants: names, globs, all of a release, or this machine's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GLOB_SIGNS = "*?[{"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A variant to build, what it falls back to where its wheel cannot be had, and what is to be said."""
+class VariantChoice:
+    """A variant to build, older ones to fall back to where it is not available, and notes for the user."""
 
     variant: Variant
     fallbacks: tuple[Variant, ...] = ()
@@ -24,87 +24,105 @@ class Choice:
 
 def choose(
     catalog: Catalog,
-    words: Sequence[str],
+    selectors: Sequence[str],
     *,
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
-    via: Method = Method.WHEEL,
-) -> tuple[Choice, ...]:
-    """The variants that are meant; a name that several releases share may fall back to an older one."""
-    matrix = Matrix(catalog)
-    if everything and words:
+    method: Method = Method.WHEEL,
+    glob_release: str | None = None,
+) -> tuple[VariantChoice, ...]:
+    """The variants that the selectors name; a name that several releases share may fall back to an older one.
+
+    A glob is expanded in one release: the one given, else `glob_release`, else the newest.
+    """
+    chooser = _Chooser(Matrix(catalog), release, python, method, glob_release)
+    if everything and selectors:
         raise UsageError("--all and names exclude each other.", "Give one of them.")
-    if not words and not everything:
-        return (_this_machine(matrix, release, python, via),)
-    chosen: dict[str, Choice] = {}
-    for word in words or ["*"]:
-        found = (
-            [*_matching(matrix, word, release, python, via)]
-            if _is_glob(word)
-            else [_named(matrix, word, release, python, via)]
-        )
+    if not selectors and not everything:
+        return (chooser.this_machine(),)
+    chosen: dict[str, VariantChoice] = {}
+    for selector in selectors or ["*"]:
+        found = chooser.matching(selector) if _is_glob(selector) else [chooser.named(selector)]
         for choice in found:
             chosen.setdefault(choice.variant.unique_name, choice)
     return tuple(chosen.values())
 
 
-def _is_glob(word: str) -> bool:
-    return any(sign in word for sign in _GLOB_SIGNS)
+def _is_glob(selector: str) -> bool:
+    return any(sign in selector for sign in _GLOB_SIGNS)
 
 
-def _matching(matrix: Matrix, glob: str, release: str | None, python: str | None, via: Method) -> list[Choice]:
-    """All variants of a glob in one release: the newest, unless one is named."""
-    chosen = release or max(matrix.catalog.releases.values(), key=lambda item: item.version).name
-    found = [
-        variant
-        for variant in select(matrix.variants(chosen, python), [glob])
-        if coverage(matrix.catalog, variant, via).available
-    ]
-    if not found:
-        raise NoMatchError(
-            f"No variant of release {chosen} matches {glob!r} and can be made by way of {via.value}.",
-            f"`torchtailor matrix {glob!r}` lists what there is; --release names another release.",
-        )
-    return [Choice(variant) for variant in found]
+@dataclass(frozen=True)
+class _Chooser:
+    matrix: Matrix
+    release: str | None
+    python: str | None
+    method: Method
+    glob_release: str | None
 
-
-def _named(matrix: Matrix, name: str, release: str | None, python: str | None, via: Method) -> Choice:
-    resolution = matrix.resolve(name, via=via, release=release, python=python)
-    fallbacks = tuple(
-        variant
-        for variant in resolution.others
-        if variant.python == resolution.variant.python and coverage(matrix.catalog, variant, via).available
-    )
-    return Choice(resolution.variant, fallbacks, (resolution.said,) if fallbacks else ())
-
-
-def _this_machine(matrix: Matrix, release: str | None, python: str | None, via: Method) -> Choice:
-    from torchtailor.host.detect import detect
-    from torchtailor.recommend import Request, recommend
-
-    wanted_python = python or running_python()
-    host = detect(catalog=matrix.catalog)
-    answer = recommend(matrix, host, Request(python=wanted_python, release=release, via=via))
-    if answer.best is None:
-        ways = answer.ways_out[0].text if answer.ways_out else "`torchtailor recommend` tells more."
-        raise NoMatchError(f"No variant fits this machine by way of {via.value}: {answer.machine}.", ways)
-    best = matrix.resolve(answer.best.variant, via=via, release=answer.best.release, python=answer.best.python)
-    older = (
-        []
-        if release
-        else [
+    def matching(self, glob: str) -> list[VariantChoice]:
+        """All variants of a glob in one release."""
+        newest = max(self.matrix.catalog.releases.values(), key=lambda item: item.version).name
+        release = self.release or self.glob_release or newest
+        found = [
             variant
-            for variant in matrix.variants(None, best.variant.python)
-            if variant.short_name == best.variant.short_name
-            and variant.unique_name != best.variant.unique_name
-            and variant.release.version <= best.variant.release.version
-            and (variant.build.cuda is None) == (best.variant.build.cuda is None)
-            and coverage(matrix.catalog, variant, via).available
+            for variant in select(self.matrix.variants(release, self.python), [glob])
+            if self._available(variant)
         ]
-    )
-    older.sort(
-        key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True
-    )
-    said = f"This machine is {answer.machine}; its variant is {best.variant.unique_name}."
-    return Choice(best.variant, tuple(older), (said,))
+        if not found:
+            raise NoMatchError(
+                f"No variant of release {release} that can be built with --via {self.method.value} matches {glob!r}.",
+                f"`torchtailor matrix {glob!r}` lists the variants; --release selects another release.",
+            )
+        return [VariantChoice(variant) for variant in found]
+
+    def named(self, name: str) -> VariantChoice:
+        found = self.matrix.resolve(name, via=self.method, release=self.release, python=self.python)
+        fallbacks = tuple(
+            variant for variant in found.others if variant.python == found.variant.python and self._available(variant)
+        )
+        return VariantChoice(found.variant, fallbacks, (found.message,) if fallbacks else ())
+
+    def this_machine(self) -> VariantChoice:
+        from torchtailor.host.detect import detect
+        from torchtailor.recommend import recommend
+
+        host = detect(catalog=self.matrix.catalog)
+        answer = recommend(
+            host,
+            python=self.python or running_python(),
+            release=self.release,
+            method=self.method,
+            catalog=self.matrix.catalog,
+        )
+        if answer.best is None:
+            hint = answer.alternatives[0].text if answer.alternatives else "`torchtailor recommend` explains."
+            raise NoMatchError(
+                f"No variant that can be built with --via {self.method.value} fits this machine: {answer.machine}.",
+                hint,
+            )
+        best = self.matrix.resolve(
+            answer.best.variant, via=self.method, release=answer.best.release, python=answer.best.python
+        ).variant
+        older = () if self.release else self._older(best)
+        return VariantChoice(best, older, (f"This machine is {answer.machine}; its variant is {best.unique_name}.",))
+
+    def _older(self, best: Variant) -> tuple[Variant, ...]:
+        """The same GPU and ISA in older builds, newest first."""
+        older = [
+            variant
+            for variant in self.matrix.variants(None, best.python)
+            if variant.short_name == best.short_name
+            and variant.unique_name != best.unique_name
+            and variant.release.version <= best.release.version
+            and (variant.build.cuda is None) == (best.build.cuda is None)
+            and self._available(variant)
+        ]
+        older.sort(
+            key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True
+        )
+        return tuple(older)
+
+    def _available(self, variant: Variant) -> bool:
+        return coverage(self.matrix.catalog, variant, self.method).available

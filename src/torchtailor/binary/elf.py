@@ -21,9 +21,9 @@ from torchtailor.binary.elf_headers import (
     SECTION_HEADER,
     DynamicEntry,
     DynamicTag,
+    ElfMachine,
     FileType,
     Header,
-    Machine,
     Relocation,
     Section,
     SectionType,
@@ -31,7 +31,7 @@ from torchtailor.binary.elf_headers import (
     SegmentType,
 )
 from torchtailor.binary.search import Buffer
-from torchtailor.binary.source import BufferSource, Bytes, Source
+from torchtailor.binary.source import BufferSource, Bytes, ByteSource
 from torchtailor.errors import BadInputError
 
 _MAX_SECTIONS = 1 << 20
@@ -86,7 +86,7 @@ class RelaTable:
 class ElfFile:
     """An ELF file whose headers have been read and checked."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self.header = _read_header(source)
         self.segments = self._read_segments()
@@ -104,7 +104,7 @@ class ElfFile:
         return cls(BufferSource(buffer))
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> ElfMachine:
         return self.header.machine
 
     @property
@@ -306,7 +306,7 @@ class ElfFile:
         return bytes(self.source.read(raw[index][4], raw[index][5]))
 
 
-def _read_header(source: Source) -> Header:
+def _read_header(source: ByteSource) -> Header:
     if source.size < len(MAGIC) or bytes(source.read(0, len(MAGIC))) != MAGIC:
         raise NotElfError("The file is not an ELF file.", "Give a Linux shared library (.so).")
     ident, kind, machine, version, entry, phoff, shoff, flags, *sizes = HEADER.unpack(source.read(0, HEADER.size))
@@ -317,7 +317,7 @@ def _read_header(source: Source) -> Header:
         raise UnsupportedElfError("The ELF file is big-endian.", "Only little-endian libraries are supported.")
     if ident[6] != 1 or version != 1:
         raise BadInputError("The ELF file has an unknown version.")
-    if machine not in Machine._value2member_map_:
+    if machine not in ElfMachine._value2member_map_:
         raise UnsupportedElfError(
             f"The ELF file is for machine number {machine}.", "Only x86_64 and aarch64 libraries are supported."
         )
@@ -329,7 +329,7 @@ def _read_header(source: Source) -> Header:
         raise BadInputError(f"Program headers are said to be {phentsize} bytes long.")
     if shoff and shentsize != SECTION_HEADER.size:
         raise BadInputError(f"Section headers are said to be {shentsize} bytes long.")
-    return Header(Machine(machine), FileType(kind), entry, phoff, shoff, flags, phnum, shnum, names)
+    return Header(ElfMachine(machine), FileType(kind), entry, phoff, shoff, flags, phnum, shnum, names)
 
 
 def _name(names: bytes, offset: int, index: int) -> str:

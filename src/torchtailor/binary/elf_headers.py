@@ -14,7 +14,7 @@ DYNAMIC_ENTRY = struct.Struct("<qQ")
 RELA = struct.Struct("<QQq")
 
 
-class Machine(IntEnum):
+class ElfMachine(IntEnum):
     """The processors whose libraries we read."""
 
     X86_64 = 62
@@ -28,7 +28,7 @@ class Machine(IntEnum):
     @property
     def relative(self) -> int:
         """The relocation type that means "load address plus addend"."""
-        return 8 if self is Machine.X86_64 else 1027
+        return 8 if self is ElfMachine.X86_64 else 1027
 
 
 class FileType(IntEnum):
@@ -95,7 +95,7 @@ class DynamicTag(IntEnum):
 class Header:
     """The file header."""
 
-    machine: Machine
+    machine: ElfMachine
     type: FileType
     entry: int
     segment_table_offset: int

@@ -1,4 +1,4 @@
-"""Random access to deflated bytes that can only be unpacked forward.
+"""Random access to packed bytes that can only be unpacked forward.
 
 Going back by more than a window starts again from the beginning. The scanner needs two passes over a library:
 the section table is at its end, what the table describes before it. Memory stays at a few megabytes.
@@ -6,7 +6,7 @@ the section table is at its end, what the table describes before it. Memory stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -15,11 +15,49 @@ from isal import igzip_lib, isal_zlib
 from torchtailor.binary.source import check_range
 from torchtailor.errors import BadInputError
 
+ReadAt = Callable[[int, int], bytes]  # (offset, size): those bytes, fewer than asked for at the end
+
 _INPUT_STEP = 1 << 18
 _WINDOW = 1 << 20
 _KEPT_LIMIT = 1 << 28
 _INFLATE_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # isal's stubs say it is an instance
 _AGAIN = "Fetch the wheel again and compare its hash with the index's."
+
+
+class Unpacker:
+    """Unpacks a raw deflate stream, or hands on bytes that are stored as they are, from the beginning to the end."""
+
+    def __init__(self, packed: ReadAt, *, deflated: bool) -> None:
+        self._packed = packed
+        self._inflate = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE) if deflated else None
+        self._fed = 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes: fewer than asked for only at the end."""
+        parts: list[bytes] = []
+        try:
+            while size and (part := self._step(size)) is not None:
+                parts.append(part)
+                size -= len(part)
+        except (_INFLATE_ERROR, EOFError) as error:
+            raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
+        return b"".join(parts)
+
+    def _step(self, room: int) -> bytes | None:
+        if self._inflate is None:
+            return self._feed(room) or None
+        if self._inflate.eof:
+            return None
+        step = b""
+        if self._inflate.needs_input and not (step := self._feed(_INPUT_STEP)):
+            return None
+        unpacked: bytes = self._inflate.decompress(step, room)
+        return unpacked
+
+    def _feed(self, size: int) -> bytes:
+        step = self._packed(self._fed, size)
+        self._fed += len(step)
+        return step
 
 
 @dataclass(slots=True)
@@ -40,13 +78,13 @@ class _Kept:
 
 
 class InflateSource:
-    """A raw deflate stream of known size and checksum, unpacked as it is read."""
+    """Packed bytes of known size and checksum, unpacked as they are read."""
 
-    def __init__(self, packed: Callable[[int, int], bytes], size: int, crc: int) -> None:
-        """`packed(offset, size)` gives packed bytes, fewer than asked for at the end."""
+    def __init__(self, packed: ReadAt, size: int, crc: int, *, deflated: bool = True) -> None:
         self.size = size
         self.passes = 0
         self._packed = packed
+        self._deflated = deflated
         self._expected_crc = crc
         self._kept: list[_Kept] = []
         self._restart()
@@ -87,9 +125,15 @@ class InflateSource:
                 self._kept.append(_Kept(offset, size))
 
     def verify(self) -> None:
-        """Unpack what is left, if this is still the first pass, and so check the checksum."""
-        while self.passes == 1 and self._start + len(self._window) < self.size:
+        """Unpack what is left, if this is still the first pass, and so check size and checksum."""
+        while self.passes == 1 and not self._ended:
             self._advance()
+
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes in pieces of a megabyte at most; size and checksum are checked when the last one was taken."""
+        for offset in range(0, self.size, _WINDOW):
+            yield self.read(offset, min(_WINDOW, self.size - offset))
+        self.verify()
 
     def _gather(self, offset: int, end: int) -> bytes:
         """A range that is not wholly in one window."""
@@ -106,8 +150,8 @@ class InflateSource:
         return bytes(data)
 
     def _restart(self) -> None:
-        self._inflate = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE)
-        self._fed = 0
+        self._unpacker = Unpacker(self._packed, deflated=self._deflated)
+        self._ended = False
         self._crc = 0
         self._start = 0  # of the window in the unpacked bytes
         self._window = b""
@@ -115,36 +159,19 @@ class InflateSource:
         self.passes += 1
 
     def _advance(self) -> None:
-        """Unpack the next window."""
-        window = self._unpack()
-        if not window:
-            raise BadInputError(f"Packed bytes end {self.size - self._start} bytes too early.", _AGAIN)
+        """Unpack the next window, full unless it is the last: reads that go back a little count on its size."""
+        window = self._unpacker.take(_WINDOW)
         self._start += len(self._window)
         self._before, self._window = self._window, window
         unpacked = self._start + len(window)
+        if unpacked < self.size and not window:
+            raise BadInputError(f"Packed bytes end {self.size - unpacked} bytes too early.", _AGAIN)
+        self._ended = unpacked == self.size
         if self.passes == 1:  # enough: `verify` sees to it that the first pass goes to the end
             self._crc = isal_zlib.crc32(window, self._crc)
-            if unpacked == self.size and self._crc != self._expected_crc:
+            if self._ended and self._crc != self._expected_crc:
                 raise BadInputError("Packed bytes do not have the checksum they should have.", _AGAIN)
-        if unpacked > self.size or (unpacked == self.size and self._unpack()):
+        if unpacked > self.size or (self._ended and self._unpacker.take(1)):
             raise BadInputError("Packed bytes unpack to more than the zip's table says.", _AGAIN)
         for kept in self._kept:
             kept.take(self._start, window)
-
-    def _unpack(self) -> bytes:
-        """The next window, full unless it is the last: reads that go back a little count on its size."""
-        parts: list[bytes] = []
-        room = _WINDOW
-        try:
-            while room and not self._inflate.eof:
-                step = b""
-                if self._inflate.needs_input:
-                    step = self._packed(self._fed, _INPUT_STEP)
-                    self._fed += len(step)
-                    if not step:
-                        break
-                parts.append(self._inflate.decompress(step, room))
-                room -= len(parts[-1])
-        except (_INFLATE_ERROR, EOFError) as error:
-            raise BadInputError("Packed bytes are damaged.", _AGAIN) from error
-        return b"".join(parts)

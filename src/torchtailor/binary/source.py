@@ -14,7 +14,7 @@ from torchtailor.errors import BadInputError
 Bytes = bytes | bytearray | memoryview
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Random access to the bytes of one file."""
 
     @property
@@ -32,6 +32,10 @@ class Source(Protocol):
         """Say which (offset, size) will be read out of order, for sources that can only go forward."""
         ...
 
+    def verify(self) -> None:
+        """Raise BadInputError where the source knows a checksum of the bytes and they have another."""
+        ...
+
 
 def check_range(offset: int, size: int, limit: int) -> None:
     """Refuse a range that is not wholly inside the file."""
@@ -40,6 +44,15 @@ def check_range(offset: int, size: int, limit: int) -> None:
             f"The file is cut short or damaged: {size} bytes at {offset:#x} are outside its {limit} bytes.",
             "Fetch it again and compare its hash with the publisher's.",
         )
+
+
+@contextmanager
+def blamed_on(what: str) -> Iterator[None]:
+    """Says of errors that are found in some bytes whose they are."""
+    try:
+        yield
+    except BadInputError as error:
+        raise type(error)(f"{what}: {error.message}", error.hint) from error
 
 
 class BufferSource:
@@ -60,6 +73,9 @@ class BufferSource:
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
         pass  # everything is at hand
+
+    def verify(self) -> None:
+        pass  # nobody knows a checksum
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, Gpu, GpuRules, Suffix, TorchArch
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
-from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
+from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
+from torchtailor.catalog.versions import Dotted
 
 __all__ = [
     "DEFAULT_PYTHON",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from torchtailor.catalog.schema import Arch, Sourced, Strict
 
 # What CPU vendors put around the name that matters.
 _NOISE = re.compile(
@@ -12,24 +17,29 @@ _NOISE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Isa:
+class Isa(Sourced, frozen=True, kw_only=True):
     """An instruction set that variants are compiled for."""
 
-    name: str
-    arch: str
-    label: str
-    requires: frozenset[str]
-    compile_flags: tuple[str, ...]
-    seed_flags: tuple[str, ...]
-    gcc_min: int
-    clang_min: int
-    workloads: tuple[str, ...]
-    level: str = ""
-    first: tuple[str, ...] = ()
-    not_on: str = ""
-    note: str = ""
-    sources: tuple[str, ...] = field(default=(), repr=False)
+    name: Annotated[
+        str, Meta(pattern="^[a-z0-9_]+$", description="The name in variants' names: avx512; the key of the row.")
+    ]
+    arch: Annotated[Arch, Meta(description="The platform.")]
+    label: Annotated[str, Meta(description="The name for readers: AVX-512.")]
+    requires: Annotated[frozenset[str], Meta(description="The words of /proc/cpuinfo that a CPU must have.")]
+    compile_flags: Annotated[tuple[str, ...], Meta(description="The compiler's flags.")]
+    seed_flags: Annotated[tuple[str, ...], Meta(description="The flags of the published recipes, if others.")] = ()
+    gcc_min: Annotated[int, Meta(description="The oldest GCC that knows the flags.")] = 0
+    clang_min: Annotated[int, Meta(description="The oldest clang that knows the flags.")] = 0
+    workloads: Annotated[
+        tuple[str, ...], Meta(description="What it is for: general, bf16-training, int8-inference.")
+    ] = ("general",)
+    level: Annotated[str, Meta(description="Its place among the platform's levels.")] = ""
+    first: Annotated[tuple[str, ...], Meta(description="The first CPUs that have it.")] = ()
+    not_on: Annotated[str, Meta(description="CPUs that lack it though one would expect it.")] = ""
+
+    def __post_init__(self) -> None:
+        if not self.seed_flags:
+            msgspec.structs.force_setattr(self, "seed_flags", self.compile_flags)
 
     def missing_from(self, flags: Iterable[str]) -> tuple[str, ...]:
         """The required words that a CPU's flags lack, sorted; whole words, so avx_vnni is not avx512_vnni."""
@@ -43,25 +53,31 @@ class Isa:
         return self.arch == other.arch and other.requires <= self.requires
 
 
-@dataclass(frozen=True, slots=True)
-class Microarchitecture:
+class Microarchitecture(Strict, frozen=True, kw_only=True):
     """A CPU core and the /proc/cpuinfo words it has."""
 
-    name: str
-    arch: str
-    flags: frozenset[str]
+    name: Annotated[str, Meta(description="archspec's name: zen4; the key of the row.")]
+    arch: Annotated[str, Meta(description="The platform.")]
+    flags: Annotated[frozenset[str], Meta(description="The words of /proc/cpuinfo that it has.")]
+    status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
+    sources: Annotated[tuple[str, ...], Meta(description="Where the facts come from: names in [sources].")] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CpuName:
+class CpuName(Strict, frozen=True, kw_only=True):
     """A pattern for the names people and machines use for a CPU."""
 
-    pattern: re.Pattern[str]
-    microarchitecture: str
-    label: str
+    pattern: Annotated[str, Meta(description="A regular expression for the whole name, in small letters.")]
+    microarchitecture: Annotated[str, Meta(description="The core that it means.")]
+    label: Annotated[str, Meta(description="The name for readers.")]
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"{self.pattern!r} is not a regular expression: {error}") from error
 
     def matches(self, name: str) -> bool:
-        return bool(self.pattern.fullmatch(clean_cpu_name(name)))
+        return bool(re.fullmatch(self.pattern, clean_cpu_name(name), re.IGNORECASE))
 
 
 def clean_cpu_name(name: str) -> str:

@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated, ClassVar, Self
+
+from msgspec import Meta
+
+from torchtailor.catalog.schema import Arch, Sourced, Strict, Word
+from torchtailor.catalog.versions import Dotted
 
 _CAPABILITY = re.compile(r"(?:(?:sm|compute|lto)_?)?(\d{1,2})\.(\d)|(?:(?:sm|compute|lto)_?)?(\d{2,3})", re.IGNORECASE)
 _CODE = re.compile(r"(sm|compute|lto)_(\d{1,2})(\d)([af]?)", re.IGNORECASE)
 _TORCH_ARCH = re.compile(r"(\d{1,2}\.\d)([af]?)(\+PTX)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Capability:
+class Capability(Word):
     """A compute capability such as 9.0."""
 
-    major: int
-    minor: int
+    __slots__ = ()
+    pattern: ClassVar[str] = r"^((sm|compute|lto)_?)?(\d{1,2}\.\d|\d{2,3})$"
+
+    def __init__(self, major: int, minor: int) -> None:
+        self.key = (major, minor)
 
     @classmethod
-    def parse(cls, text: str) -> Capability:
+    def parse(cls, text: str) -> Self:
         """Read `9.0`, `sm_90`, `sm90`, `compute_90` or `90`."""
         match = _CAPABILITY.fullmatch(text.strip())
         if not match:
@@ -35,9 +43,17 @@ class Capability:
         return cls(int(match[1]), int(match[2]))
 
     @classmethod
-    def from_number(cls, number: int) -> Capability:
+    def from_number(cls, number: int) -> Self:
         """90 -> 9.0, 121 -> 12.1."""
         return cls(number // 10, number % 10)
+
+    @property
+    def major(self) -> int:
+        return self.key[0]
+
+    @property
+    def minor(self) -> int:
+        return self.key[1]
 
     @property
     def number(self) -> int:
@@ -103,48 +119,64 @@ class Fit(Enum):
         return self is not Fit.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class UnifiedTegra:
+class UnifiedTegra(Strict, frozen=True, kw_only=True):
     """From this CUDA on, a Tegra part also takes these desktop cubins."""
 
-    cuda: str
-    capabilities: frozenset[Capability]
-    condition: str
+    cuda: Annotated[Dotted, Meta(description="The first CUDA with which this holds.")]
+    capabilities: Annotated[frozenset[Capability], Meta(description="The desktop cubins that run.")]
+    condition: Annotated[str, Meta(description="What the system must be, as the end of a sentence.")]
 
 
-@dataclass(frozen=True)
-class Gpu:
+Products = tuple[str, ...]
+
+
+class Gpu(Sourced, frozen=True, kw_only=True):
     """One GPU architecture."""
 
-    capability: Capability
-    family: str
-    products: Mapping[str, tuple[str, ...]]
-    first_cuda: str
-    last_cuda: str | None
-    first_driver: str | None
-    last_driver_branch: int | None
-    host_archs: frozenset[str]
-    tegra: bool
-    offered: bool
-    arch_specific: bool
-    family_members: frozenset[Capability]
-    same_silicon: frozenset[Capability] = frozenset()
-    unified: UnifiedTegra | None = None
-    note: str = ""
-    sources: tuple[str, ...] = field(default=(), repr=False)
+    capability: Annotated[Capability, Meta(description="The compute capability, such as 8.6; the key of the row.")]
+    family: Annotated[str, Meta(description="The architecture's name: Ampere, Hopper.")]
+    first_cuda: Annotated[Dotted, Meta(description="The first CUDA that compiles for it.")]
+    hosts: Annotated[frozenset[Arch], Meta(description="The CPU platforms on which it exists.")]
+    datacenter: Annotated[Products, Meta(description="Data-centre products: H100, L40S.")] = ()
+    workstation: Annotated[Products, Meta(description="Workstation products: RTX A6000.")] = ()
+    consumer: Annotated[Products, Meta(description="Consumer products: RTX 4090.")] = ()
+    embedded: Annotated[Products, Meta(description="Embedded products: Jetson AGX Orin.")] = ()
+    last_cuda: Annotated[Dotted | None, Meta(description="The last CUDA that compiles for it.")] = None
+    first_driver: Annotated[Dotted | None, Meta(description="The first driver that supports it.")] = None
+    last_driver_branch: Annotated[int | None, Meta(description="The last driver branch that supports it: 580.")] = None
+    tegra: Annotated[bool, Meta(description="Whether it is a Tegra part, whose cubins are its own.")] = False
+    offered: Annotated[bool, Meta(description="Whether any public product with CUDA has it.")] = True
+    arch_specific: Annotated[bool, Meta(description="Whether there is code for it alone, such as sm_90a.")] = False
+    family_members: Annotated[
+        frozenset[Capability], Meta(description="The capabilities on which its family code (sm_100f) runs.")
+    ] = frozenset()
+    same_silicon: Annotated[
+        frozenset[Capability], Meta(description="Older numbers of the same silicon: 10.1 of 11.0.")
+    ] = frozenset()
+    unified: Annotated[UnifiedTegra | None, Meta(description="When a Tegra part also runs desktop cubins.")] = None
 
     @property
     def sm(self) -> str:
         return self.capability.sm
 
     @property
-    def all_products(self) -> tuple[str, ...]:
+    def products(self) -> Mapping[str, Products]:
+        """Its products by market."""
+        return {
+            "datacenter": self.datacenter,
+            "workstation": self.workstation,
+            "consumer": self.consumer,
+            "embedded": self.embedded,
+        }
+
+    @property
+    def all_products(self) -> Products:
         return tuple(name for names in self.products.values() for name in names)
 
     def describe(self, limit: int = 3) -> str:
         """A short human name with one product of each market first: `Ampere: A40, RTX A6000, RTX 3090 Ti`."""
-        ranked = sorted((rank, at) for at, names in enumerate(self.products.values()) for rank in range(len(names)))
         markets = list(self.products.values())
+        ranked = sorted((rank, at) for at, names in enumerate(markets) for rank in range(len(names)))
         names = ", ".join(markets[at][rank] for rank, at in ranked[:limit])
         return f"{self.family}: {names}" if names else self.family
 
@@ -152,9 +184,8 @@ class Gpu:
 class GpuRules:
     """Answers "does this GPU run that code?" for a set of architectures."""
 
-    def __init__(self, gpus: Iterable[Gpu], families: Mapping[Capability, frozenset[Capability]]) -> None:
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
         self._gpus = {gpu.capability: gpu for gpu in gpus}
-        self._families = families
         # the devices that are the very silicon of an older number: Thor was 10.1 before it was 11.0
         self._successors: dict[Capability, frozenset[Capability]] = {}
         for gpu in self._gpus.values():
@@ -165,11 +196,6 @@ class GpuRules:
     @property
     def gpus(self) -> Mapping[Capability, Gpu]:
         return self._gpus
-
-    @property
-    def families(self) -> Mapping[Capability, frozenset[Capability]]:
-        """The devices that run the `f` code of a capability."""
-        return self._families
 
     def fit(self, device: Capability, code: CodeTarget, *, unified_tegra: bool = False) -> Fit:
         """How a device of this capability can use that code.
@@ -205,7 +231,7 @@ class GpuRules:
         if code.suffix is Suffix.ARCH:
             fits = device in self._same(code.capability)
         elif code.suffix is Suffix.FAMILY:
-            fits = device in self._families.get(code.capability, frozenset({code.capability}))
+            fits = device in self._family(code.capability)
         else:
             fits = device >= code.capability
         return Fit.JIT if fits else Fit.NONE
@@ -216,7 +242,7 @@ class GpuRules:
         if code.suffix is Suffix.ARCH:
             return False
         if code.suffix is Suffix.FAMILY:
-            return device in self._families.get(code.capability, frozenset({code.capability}))
+            return device in self._family(code.capability)
         gpu = self._gpus.get(device)
         if gpu and gpu.unified and unified_tegra and code.capability in gpu.unified.capabilities:
             return True
@@ -227,6 +253,11 @@ class GpuRules:
     def _same(self, capability: Capability) -> frozenset[Capability]:
         """The devices that are this very silicon."""
         return self._successors.get(capability) or frozenset({capability})
+
+    def _family(self, capability: Capability) -> frozenset[Capability]:
+        """The devices that run family code of this capability."""
+        gpu = self._gpus.get(capability)
+        return (gpu and gpu.family_members) or frozenset({capability})
 
     def _isolated(self, capability: Capability) -> bool:
         gpu = self._gpus.get(capability)
@@ -262,3 +293,14 @@ class TorchArch:
 
     def __str__(self) -> str:
         return f"{self.capability}{self.suffix.value}{'+PTX' if self.ptx else ''}"
+
+
+class TorchArchList(tuple[TorchArch, ...]):
+    """A TORCH_CUDA_ARCH_LIST: `8.0;9.0a;12.0+PTX`."""
+
+    __slots__ = ()
+    pattern: ClassVar[str] = r"^\d{1,2}\.\d[af]?(\+PTX)?([;,\s]+\d{1,2}\.\d[af]?(\+PTX)?)*$"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(TorchArch.parse_list(text))

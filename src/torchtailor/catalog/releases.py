@@ -3,41 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
-from torchtailor.catalog.gpus import Capability, CodeTarget, TorchArch
-from torchtailor.catalog.toolkits import Dotted
+import msgspec
+from msgspec import Meta
+
+from torchtailor.catalog.gpus import Capability, CodeTarget, TorchArchList
+from torchtailor.catalog.schema import Arch, Sourced, Strict
+from torchtailor.catalog.versions import Dotted
 
 DEFAULT_PYTHON = "3.13"
 
 
 class Method(Enum):
-    """The three ways to make a variant."""
+    """How a variant is made: cut from the official wheel, built from source, or built with Nix."""
 
     WHEEL = "wheel"
     SOURCE = "source"
     NIX = "nix"
 
+    @property
+    def phrase(self) -> str:
+        """The method as the end of a sentence."""
+        return {
+            Method.WHEEL: "using the official wheel",
+            Method.SOURCE: "built from source",
+            Method.NIX: "built with Nix",
+        }[self]
 
-@dataclass(frozen=True, slots=True)
-class VariantRow:
-    """GPUs x ISAs; without GPUs, CPU-only variants."""
 
-    gpus: tuple[Capability, ...]
-    cpus: tuple[str, ...]
+class VariantRow(Strict, frozen=True, kw_only=True):
+    """GPUs x ISAs of one build; without GPUs, CPU-only variants."""
+
+    cpus: Annotated[tuple[str, ...], Meta(description="Names of [[isa]] rows.")]
+    gpus: Annotated[tuple[Capability, ...], Meta(description="Compute capabilities; none for CPU-only variants.")] = ()
 
 
-@dataclass(frozen=True)
-class Build:
+class ExtraRow(VariantRow, frozen=True, kw_only=True):
+    """More variants of a release in the catalog."""
+
+    release: Annotated[str, Meta(description="The release, by name or PyTorch version.")]
+    cuda: Annotated[Dotted | None, Meta(description="The CUDA build, if not the release's newest.")] = None
+
+
+class Build(Strict, frozen=True, kw_only=True):
     """A release built with one CUDA, or without."""
 
-    cuda: Dotted | None
-    toolkit: Dotted | None
-    wheels: bool
-    architectures: Mapping[str, tuple[TorchArch, ...]]
-    rows: tuple[VariantRow, ...]
-    note: str = ""
+    rows: Annotated[tuple[VariantRow, ...], Meta(description="The variants of this build.")]
+    cuda: Annotated[Dotted | None, Meta(description="The CUDA line; none for the CPU-only build.")] = None
+    toolkit: Annotated[Dotted | None, Meta(description="The toolkit's exact release, where it matters.")] = None
+    wheels: Annotated[bool, Meta(description="Whether there are official wheels of it.")] = True
+    architectures: Annotated[
+        Mapping[Arch, TorchArchList],
+        Meta(description="What the official wheel contains, by platform, in the spelling of TORCH_CUDA_ARCH_LIST."),
+    ] = {}
+    note: Annotated[str, Meta(description="A remark for readers.")] = ""
 
     @property
     def label(self) -> str:
@@ -51,25 +72,26 @@ class Build:
         return tuple(code for item in self.architectures.get(arch, ()) for code in item.codes)
 
 
-@dataclass(frozen=True)
-class Release:
-    """A PyTorch release as it is offered here."""
+class Release(Sourced, frozen=True, kw_only=True):
+    """A PyTorch release and the variants of it that are offered."""
 
-    name: str
-    version: Dotted
-    date: str
-    git_commit: str
-    pythons: tuple[str, ...]
-    builds: tuple[Build, ...]
-    default_index: Mapping[str, str]
-    triton: str
-    cudnn: str
-    nccl: str
-    cxx: int
-    gcc_min: int
-    nixpkgs: str | None
-    note: str = ""
-    sources: tuple[str, ...] = field(default=(), repr=False)
+    name: Annotated[str, Meta(description="The release's name in commands; the key of the row.")]
+    version: Annotated[Dotted, Meta(description="The PyTorch version.")]
+    pythons: Annotated[tuple[str, ...], Meta(min_length=1, description="The Pythons it is available for: 3.13, 3.13t.")]
+    builds: Annotated[tuple[Build, ...], Meta(description="One per CUDA line, and one without; keyed by `cuda`.")] = (
+        msgspec.field(name="build")
+    )
+    date: Annotated[str, Meta(description="The day it was released.")] = ""
+    git_commit: Annotated[str, Meta(description="The commit of its tag.")] = ""
+    default_index: Annotated[
+        Mapping[Arch, str], Meta(description="The build that the default Python index serves, by platform.")
+    ] = {}
+    triton: Annotated[str, Meta(description="The Triton version it requires.")] = ""
+    cudnn: Annotated[str, Meta(description="The cuDNN version it requires.")] = ""
+    nccl: Annotated[str, Meta(description="The NCCL version it requires.")] = ""
+    cxx: Annotated[int, Meta(description="The C++ standard of its sources.")] = 17
+    gcc_min: Annotated[int, Meta(description="The oldest GCC that compiles it.")] = 9
+    nixpkgs: Annotated[str | None, Meta(description="The nixpkgs revision of its recipes.")] = None
 
     @property
     def tag(self) -> str:

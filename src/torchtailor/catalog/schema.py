@@ -1,207 +1,94 @@
-"""The shape of the TOML files: what is written in data, before it becomes domain types."""
+"""How TOML becomes domain types: strict tables, values written as one word, and errors that name table and key."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Mapping
+from functools import total_ordering
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-Arch = Literal["x86_64", "aarch64"]
+T = TypeVar("T")
+
+_ARCHS = ("x86_64", "aarch64")
+Arch = Annotated[str, Meta(pattern=f"^({'|'.join(_ARCHS)})$", extra_json_schema={"enum": list(_ARCHS)})]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table in which a misspelt key is an error."""
 
 
-class UnifiedRow(Strict, frozen=True):
-    cuda: str
-    capabilities: tuple[str, ...]
-    condition: str
+class Sourced(Strict, frozen=True, kw_only=True):
+    """A row of facts, with where they come from."""
+
+    note: Annotated[str, Meta(description="A remark for readers.")] = ""
+    verified: Annotated[tuple[str, ...], Meta(description="Which facts were measured or read at the source.")] = ()
+    believed: Annotated[tuple[str, ...], Meta(description="Which facts were not verified.")] = ()
+    sources: Annotated[tuple[str, ...], Meta(description="Where the facts come from: names in [sources].")] = ()
 
 
-class GpuRow(Strict, frozen=True):
-    capability: str
-    family: str
-    first_cuda: str
-    hosts: tuple[Arch, ...]
-    datacenter: tuple[str, ...] = ()
-    workstation: tuple[str, ...] = ()
-    consumer: tuple[str, ...] = ()
-    embedded: tuple[str, ...] = ()
-    last_cuda: str | None = None
-    first_driver: str | None = None
-    last_driver_branch: int | None = None
-    tegra: bool = False
-    offered: bool = True
-    arch_specific: bool = False
-    same_silicon: tuple[str, ...] = ()
-    unified: UnifiedRow | None = None
-    note: str = ""
-    verified: tuple[str, ...] = ()
-    believed: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+@total_ordering
+class Word:
+    """A value that is written as one word, in TOML as in messages; compared by its key."""
+
+    __slots__ = ("key",)
+    pattern: ClassVar[str]  # how it is written, for the JSON schema
+    key: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.key == other.key
+
+    def __lt__(self, other: Word) -> bool:
+        return self.key < other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
-class IsaRow(Strict, frozen=True):
-    name: str
-    arch: Arch
-    label: str
-    requires: tuple[str, ...]
-    compile_flags: tuple[str, ...]
-    seed_flags: tuple[str, ...] = ()
-    gcc_min: int = 0
-    clang_min: int = 0
-    workloads: tuple[str, ...] = ("general",)
-    level: str = ""
-    first: tuple[str, ...] = ()
-    not_on: str = ""
-    note: str = ""
-    verified: tuple[str, ...] = ()
-    believed: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+def decode(document: Mapping[str, Any], shape: type[T], labels: Mapping[str, str]) -> T:
+    """A document as a type, or a ValueError that says which row and key is wrong.
+
+    `labels` names, for each table of rows, the key whose value stands for a row in an error.
+    """
+    try:
+        return msgspec.convert(document, shape, dec_hook=_parsed)
+    except msgspec.ValidationError as error:
+        raise ValueError(_sentence(str(error), document, labels)) from error
 
 
-class MicroarchitectureRow(Strict, frozen=True):
-    name: str
-    arch: Arch
-    flags: tuple[str, ...]
-    status: str = ""
-    sources: tuple[str, ...] = ()
+def _parsed(kind: Any, value: object) -> object:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, got {value!r}")
+    return kind.parse(value)
 
 
-class CpuNameRow(Strict, frozen=True):
-    pattern: str
-    microarchitecture: str
-    label: str
+_ERROR = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field (`.*`)")
+_MISSING = re.compile(r"Object missing required field (`.*`)")
 
 
-class CudaRow(Strict, frozen=True):
-    version: str
-    toolkits: tuple[str, ...]
-    architectures: tuple[str, ...]
-    gcc_max: int
-    clang_max: int
-    driver_full: str
-    driver_minor: str
-    arch_specific: tuple[str, ...] = ()
-    family_specific: tuple[str, ...] = ()
-    ptx_isa: str = ""
-    driver_updates: dict[str, str] = {}
-    cudnn_of_torch: dict[str, tuple[str, ...]] = {}
-    nccl_of_torch: dict[str, tuple[str, ...]] = {}
-    note: str = ""
-    verified: tuple[str, ...] = ()
-    believed: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+def _sentence(text: str, document: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """`Expected ... - at $.gpu[3].hosts[0]` -> `[[gpu]] 7.5, hosts: expected ...`.
 
-
-class CudnnRow(Strict, frozen=True):
-    version: str
-    min_capability: str
-    cuda_majors: tuple[int, ...]
-    status: str = ""
-    source: str = ""
-
-
-class TritonRow(Strict, frozen=True):
-    version: str
-    ptxas: str
-    knows_sm_121a: bool
-    ptxas_blackwell: str | None = None
-    status: str = ""
-    source: str = ""
-
-
-class VariantRow(Strict, frozen=True):
-    """GPUs x ISAs of one build; without GPUs, CPU-only variants."""
-
-    cpus: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
-
-
-class BuildRow(Strict, frozen=True):
-    rows: tuple[VariantRow, ...]
-    cuda: str | None = None
-    toolkit: str | None = None
-    wheels: bool = True
-    architectures: dict[Arch, str] = {}
-    note: str = ""
-
-
-class ReleaseRow(Strict, frozen=True):
-    name: str
-    version: str
-    pythons: tuple[str, ...]
-    build: tuple[BuildRow, ...]
-    date: str = ""
-    git_commit: str = ""
-    default_index: dict[Arch, str] = {}
-    triton: str = ""
-    cudnn: str = ""
-    nccl: str = ""
-    cxx: int = 17
-    gcc_min: int = 9
-    nixpkgs: str | None = None
-    note: str = ""
-    verified: tuple[str, ...] = ()
-    believed: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-
-
-class ExtraRow(Strict, frozen=True):
-    """One row of a user's own: more variants of a release that exists."""
-
-    release: str
-    cpus: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
-    cuda: str | None = None
-
-
-class TailorSettings(Strict, frozen=True):
-    """The user's standing choices for cutting."""
-
-    nvidia: bool = False
-
-
-class GpusFile(Strict, frozen=True):
-    checked: str
-    sources: dict[str, str]
-    families: dict[str, tuple[str, ...]]
-    gpu: tuple[GpuRow, ...]
-
-
-class CpusFile(Strict, frozen=True):
-    checked: str
-    sources: dict[str, str]
-    isa: tuple[IsaRow, ...]
-    microarchitecture: tuple[MicroarchitectureRow, ...]
-    cpu_name: tuple[CpuNameRow, ...]
-
-
-class CudaFile(Strict, frozen=True):
-    checked: str
-    never_released: tuple[str, ...]
-    sources: dict[str, str]
-    cuda: tuple[CudaRow, ...]
-    cudnn: tuple[CudnnRow, ...]
-    triton: tuple[TritonRow, ...]
-
-
-class PytorchFile(Strict, frozen=True):
-    checked: str
-    wheel_index: str
-    sources: dict[str, str]
-    release: tuple[ReleaseRow, ...]
-
-
-class UserFile(Strict, frozen=True):
-    """`torchtailor.toml`: additions to the catalog, in the same tables, and settings."""
-
-    gpu: tuple[GpuRow, ...] = ()
-    isa: tuple[IsaRow, ...] = ()
-    cuda: tuple[CudaRow, ...] = ()
-    release: tuple[ReleaseRow, ...] = ()
-    row: tuple[ExtraRow, ...] = ()
-    families: dict[str, tuple[str, ...]] = {}
-    wheel_index: str = ""
-    tailor: TailorSettings = TailorSettings()
+    Numbers of rows are left out: they count the catalog's own rows too.
+    """
+    match = _ERROR.fullmatch(text)
+    assert match is not None
+    problem = _UNKNOWN.sub(r"unknown key \1", _MISSING.sub(r"missing key \1", match["problem"]))
+    problem = problem[0].lower() + problem[1:]
+    path = match["path"] or ""
+    place = re.match(r"(\w+)\[(\d+)\]", path)
+    if place is None:
+        return f"{path}: {problem}" if path else problem
+    table, row, rest = place[1], document[place[1]][int(place[2])], re.sub(r"\[\d+\]", "", path[place.end() :])
+    label = row.get(labels.get(table, "")) if isinstance(row, Mapping) else None
+    return f"[[{table}]]{f' {label}' if label else ''}{rest.replace('.', ', ', 1)}: {problem}"

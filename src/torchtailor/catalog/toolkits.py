@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
-from functools import total_ordering
+from typing import Annotated
+
+from msgspec import Meta
 
 from torchtailor.catalog.gpus import Capability, CodeTarget, Gpu, Suffix
-
-
-@total_ordering
-@dataclass(frozen=True, eq=False)
-class Dotted:
-    """A version of dotted numbers, compared number by number: drivers, toolkits, libraries."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"\d+(\.\d+)*", self.text):
-            raise ValueError(f"{self.text!r} is not a version of dotted numbers")
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        return tuple(int(part) for part in self.text.split("."))
-
-    @property
-    def major(self) -> int:
-        return self.parts[0]
-
-    def _key(self) -> tuple[int, ...]:
-        parts = list(self.parts)
-        while parts and parts[-1] == 0:
-            parts.pop()
-        return tuple(parts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dotted) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __lt__(self, other: Dotted) -> bool:
-        return self._key() < other._key()
-
-    def __str__(self) -> str:
-        return self.text
+from torchtailor.catalog.schema import Sourced, Strict
+from torchtailor.catalog.versions import Dotted
 
 
 class DriverFit(Enum):
@@ -62,25 +26,35 @@ class DriverFit(Enum):
         return self in (DriverFit.FULL, DriverFit.MINOR)
 
 
-@dataclass(frozen=True)
-class CudaToolkit:
+Capabilities = frozenset[Capability]
+
+
+class CudaToolkit(Sourced, frozen=True, kw_only=True):
     """One CUDA release line, such as 12.8."""
 
-    version: Dotted
-    updates: tuple[Dotted, ...]
-    architectures: frozenset[Capability]
-    arch_specific: frozenset[Capability]
-    family_specific: frozenset[Capability]
-    ptx_isa: str
-    gcc_max: int
-    clang_max: int
-    driver_full: Dotted
-    driver_updates: Mapping[str, Dotted]
-    driver_minor: Dotted
-    cudnn_of_torch: Mapping[str, tuple[str, ...]]
-    nccl_of_torch: Mapping[str, tuple[str, ...]]
-    note: str = ""
-    sources: tuple[str, ...] = field(default=(), repr=False)
+    version: Annotated[Dotted, Meta(description="The release line: 12.8; the key of the row.")]
+    toolkits: Annotated[tuple[Dotted, ...], Meta(description="Its releases: 12.8.0, 12.8.1.")]
+    architectures: Annotated[Capabilities, Meta(description="The capabilities that its nvcc compiles for.")]
+    gcc_max: Annotated[int, Meta(description="The newest GCC that its nvcc accepts.")]
+    clang_max: Annotated[int, Meta(description="The newest clang that its nvcc accepts.")]
+    driver_full: Annotated[Dotted, Meta(description="The oldest driver that runs all of its code, PTX included.")]
+    driver_minor: Annotated[Dotted, Meta(description="The oldest driver that runs its cubins.")]
+    arch_specific: Annotated[Capabilities, Meta(description="The capabilities it compiles `a` code for.")] = frozenset()
+    family_specific: Annotated[Capabilities, Meta(description="The capabilities it compiles `f` code for.")] = (
+        frozenset()
+    )
+    ptx_isa: Annotated[str, Meta(description="The newest PTX version that it writes.")] = ""
+    driver_updates: Annotated[
+        Mapping[str, Dotted], Meta(description="The oldest driver of its later releases, where it differs.")
+    ] = {}
+    cudnn_of_torch: Annotated[
+        Mapping[str, tuple[str, ...]],
+        Meta(description="cuDNN versions, and the first and last PyTorch that ships each."),
+    ] = {}
+    nccl_of_torch: Annotated[
+        Mapping[str, tuple[str, ...]],
+        Meta(description="NCCL versions, and the first and last PyTorch that ships each."),
+    ] = {}
 
     def compiles(self, code: CodeTarget) -> bool:
         """Whether its nvcc makes code for this target."""
@@ -97,10 +71,31 @@ class CudaToolkit:
 
     def drivers_for(self, gpu: Gpu | None, update: str | None = None) -> tuple[Dotted, Dotted]:
         """The oldest driver that runs its code on a GPU at all, and the oldest that does so without limits."""
-        first = Dotted(gpu.first_driver) if gpu and gpu.first_driver else self.driver_minor
+        first = (gpu and gpu.first_driver) or self.driver_minor
         return max(self.driver_minor, first), max(self.driver_floor(update), first)
 
     def fit_driver(self, driver: Dotted, *, update: str | None = None) -> DriverFit:
         if driver >= self.driver_floor(update):
             return DriverFit.FULL
         return DriverFit.MINOR if driver >= self.driver_minor else DriverFit.TOO_OLD
+
+
+class Cudnn(Strict, frozen=True, kw_only=True):
+    """A cuDNN release and what it runs on."""
+
+    version: Annotated[Dotted, Meta(description="The version from which this holds; the key of the row.")]
+    min_capability: Annotated[Capability, Meta(description="The oldest capability that it supports.")]
+    cuda_majors: Annotated[tuple[int, ...], Meta(description="The CUDA majors it is built for.")]
+    status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
+    source: Annotated[str, Meta(description="Where the facts come from.")] = ""
+
+
+class Triton(Strict, frozen=True, kw_only=True):
+    """A Triton release and the ptxas in it."""
+
+    version: Annotated[str, Meta(description="The version; the key of the row.")]
+    ptxas: Annotated[str, Meta(description="The version of its ptxas.")]
+    knows_sm_121a: Annotated[bool, Meta(description="Whether it compiles for GB10.")]
+    ptxas_blackwell: Annotated[str | None, Meta(description="Its second ptxas, for Blackwell.")] = None
+    status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
+    source: Annotated[str, Meta(description="Where the facts come from.")] = ""

@@ -18,21 +18,21 @@ class Command(NamedTuple):
 
 # A row per command, in the order of the pipeline. The module has `command` (a function) or `app` (a group).
 COMMANDS: dict[str, Command] = {
-    "detect": Command("detect", "Say what this machine is: CPU, GPUs, driver, tools."),
-    "recommend": Command("recommend", "Say which PyTorch fits a machine, and why not the others."),
-    "matrix": Command("matrix", "List the variants, or explain why one cannot be."),
+    "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools."),
+    "recommend": Command("recommend", "Show which PyTorch fits a machine, and why others do not."),
+    "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "restore": Command("restore", "Undo an in-place tailoring, or print how to reinstall what cannot be restored."),
-    "verify": Command("verify", "Prove an artifact: its GPU code, host code, files, import, and results on the GPU."),
+    "verify": Command("verify", "Check an artifact: its GPU code, host code, files, import, and results on the GPU."),
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
-    "history": Command("history", "Show every attempt to build."),
+    "history": Command("history", "Show every build attempt."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
-    "doctor": Command("doctor", "Say why torch does not run on this machine, and the command that mends it."),
-    "diagnose": Command("diagnose", "Name the cause of a failed build, and the mend, from its log."),
+    "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),
+    "diagnose": Command("diagnose", "Name the cause of a failed build, and the fix, from its log."),
 }
 
 HELP_OPTIONS = ("-h", "--help")

@@ -1,59 +1,61 @@
-"""How a build is shown while it runs: bars on a terminal, lines where there is none, nothing when quiet."""
+"""A build while it runs: bars on a terminal, lines where there is none, nothing when quiet."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtailor import ui
+
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
+
+    from torchtailor.backends.source.progress import CompileProgress
+    from torchtailor.recipes.nixlog import NixProgress
 
 
-class BuildBars:
-    """Bytes fetched, files under way, stages; safe to be told from several threads."""
+class BuildDisplay:
+    """Shows the progress of a build on stderr; may be called from several threads."""
 
-    def __init__(self, download: int, *, quiet: bool, plain: bool) -> None:
-        self._download, self._quiet, self._plain = download, quiet, plain
-        self._bars: Progress | None = None
+    def __init__(self, *, quiet: bool, plain: bool) -> None:
+        self._quiet = quiet
+        self._bars = ui.progress() if not quiet and not plain and sys.stderr.isatty() else None
+        self._download = 0
         self._total: TaskID | None = None
         self._files: dict[str, TaskID] = {}
-        self._already: dict[str, int] = {}
         self._work: TaskID | None = None
+        self._last = ("", 0)  # what the last line of a build without bars was about
         self._lock = threading.Lock()
 
-    def __enter__(self) -> BuildBars:
-        import sys
-
-        from torchtailor import ui
-
-        if not self._quiet and not self._plain and sys.stderr.isatty():
-            self._bars = ui.progress()
+    def __enter__(self) -> BuildDisplay:
+        if self._bars:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars:
             self._bars.stop()
 
-    def _say(self, text: str) -> None:
-        from torchtailor import ui
-
-        if not self._quiet and self._bars is None:
-            ui.err().print(text, markup=False)
-
     def stage(self, text: str) -> None:
+        self._last = ("", 0)
         if self._bars:
-            self._bars.console.print(text, markup=False)
-        self._say(text)
+            self._bars.console.print(text, markup=False, soft_wrap=True)
+        self._line(text)
+
+    def _line(self, text: str) -> None:
+        if not self._quiet and self._bars is None:
+            ui.err().print(text, markup=False, soft_wrap=True)
+
+    # Downloads
+
+    def expected(self, size: int) -> None:
+        self._download = size
 
     def started(self, filename: str, size: int | None, already: int) -> None:
-        from torchtailor import ui
-
-        rest = f", {ui.human_bytes(already)} of it here" if already else ""
-        self._say(f"  {filename} ({ui.human_bytes(size) if size else 'size unknown'}{rest})")
+        rest = f", {ui.human_bytes(already)} of it cached" if already else ""
+        self._line(f"  {filename} ({ui.human_bytes(size) if size else 'size unknown'}{rest})")
         with self._lock:
             if self._bars is None:
                 return
@@ -68,7 +70,7 @@ class BuildBars:
                 self._bars.advance(self._total, size)
 
     def restarted(self, filename: str) -> None:
-        self._say(f"  {filename}: begun again")
+        self._line(f"  {filename}: restarted")
         with self._lock:
             if self._bars and filename in self._files:
                 self._bars.reset(self._files[filename])
@@ -77,6 +79,8 @@ class BuildBars:
         with self._lock:
             if self._bars and filename in self._files:
                 self._bars.remove_task(self._files.pop(filename))
+
+    # Cuts
 
     def begin(self, what: str, total: int) -> None:
         with self._lock:
@@ -92,6 +96,39 @@ class BuildBars:
         with self._lock:
             if self._bars and self._work is not None:
                 self._bars.advance(self._work, size)
+
+    # Builds from source and with Nix
+
+    def compiling(self, progress: CompileProgress) -> None:
+        slowest = ", ".join(f"{Path(file.output).name} {file.seconds:.0f} s" for file in progress.slowest)
+        left = f", about {ui.human_seconds(progress.remaining)} left" if progress.remaining else ""
+        memory = f", {ui.human_bytes(progress.memory)}" if progress.memory else ""
+        text = f"{progress.done} of {progress.total} files{memory}{left}" + (f"; at {slowest}" if slowest else "")
+        if self._bars:
+            self._update(text, progress.done, progress.total)
+            return
+        # A line for each tenth; ninja finds more files when code was generated, and counts anew.
+        files, tenth = f"{progress.total} files", int(progress.percent // 10)
+        if files != self._last[0]:
+            self._last = (files, tenth)
+        elif tenth > self._last[1]:
+            self._last = (files, tenth)
+            self._line(text)
+
+    def nix_progress(self, progress: NixProgress) -> None:
+        if self._bars:
+            self._update(str(progress), progress.step, progress.steps or None)
+            return
+        phase = f"{progress.current} {progress.phase}".strip()
+        if phase and phase != self._last[0]:
+            self._last = (phase, 0)
+            self._line(phase)
+
+    def _update(self, text: str, done: int, total: int | None) -> None:
+        assert self._bars is not None
+        if self._work is None:
+            self._work = self._bars.add_task("", total=total)
+        self._bars.update(self._work, description=text, completed=done, total=total)
 
 
 def _short(filename: str) -> str:

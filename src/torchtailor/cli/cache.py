@@ -1,4 +1,4 @@
-"""`torchtailor cache`: what was fetched and made, and how to be rid of it."""
+"""`torchtailor cache`: list and prune downloaded and cut wheels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(context: typer.Context) -> None:
 def list_command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
-    """List wheels, half-finished downloads and what was made from them."""
+    """List wheels, partial downloads and cut wheels."""
     from datetime import datetime
 
     from torchtailor import ui
@@ -59,10 +59,10 @@ def list_command(
 def prune(
     older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 30d, 8w.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
-    """Remove what was not used for a while (30 days, unless told otherwise)."""
+    """Remove what was not used for 30 days, or for --older-than."""
     from torchtailor import ui
     from torchtailor.fetch.cache import Cache
 
@@ -89,5 +89,5 @@ def dir_command() -> None:
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip().lower())
     if not match:
-        raise UsageError(f"{text!r} is not a time such as 12h, 30d or 8w.")
+        raise UsageError(f"{text!r} is not a time such as 12h, 30d or 8w.", "Write --older-than 30d.")
     return int(match[1]) * _UNITS[match[2]]

@@ -20,12 +20,13 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, to be saved and used with --from.")] = False,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write all that was read, so that a report of a bug can be replayed."),
+        typer.Option(metavar="FILE", help="Also write everything that was read, so that a bug report can be replayed."),
     ] = None,
 ) -> None:
-    """Say what this machine is: CPU, GPUs, driver, tools."""
+    """Describe this machine: CPU, GPUs, driver, tools."""
     from torchtailor.catalog import load_catalog
     from torchtailor.errors import UsageError
+    from torchtailor.host.detect import detect, detect_recorded
     from torchtailor.host.store import load
 
     if source is not None and record is not None:
@@ -33,27 +34,9 @@ def command(
     catalog = load_catalog()
     if source is not None:
         host = load(source)
-    elif record is not None:
-        host = _recorded(record, catalog)
     else:
-        from torchtailor.host.detect import detect
-
-        host = detect(catalog=catalog)
+        host = detect(catalog=catalog) if record is None else detect_recorded(record, catalog)
     _show(host, catalog, json=json)
-
-
-def _recorded(path: Path, catalog: Catalog) -> Host:
-    import msgspec
-
-    from torchtailor.host.detect import detect
-    from torchtailor.host.probe import LiveProbe, RecordingProbe
-    from torchtailor.host.store import write
-
-    probe = RecordingProbe(LiveProbe())
-    host = detect(probe, catalog)
-    recording = probe.recording(f"recorded {host.taken}")
-    write(msgspec.json.format(msgspec.json.encode(recording), indent=1) + b"\n", path)
-    return host
 
 
 def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
@@ -82,30 +65,32 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
 def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     """Label and text, in the order of interest."""
     from torchtailor.recommend import Workload
-    from torchtailor.recommend.isas import rank_isas
+    from torchtailor.recommend.request import rank_isas
     from torchtailor.ui import human_bytes
 
     cpu, system, room = host.cpu, host.system, host.room
     isas = rank_isas(catalog.isas.values(), cpu.arch, cpu.flags, Workload.GENERAL)
     rows = [("CPU", f"{cpu.name} ({cpu.vendor}, {cpu.arch}, {cpu.microarchitecture})")]
     sockets = f" in {cpu.sockets} sockets" if cpu.sockets > 1 else ""
-    rows.append(("", f"{cpu.cores} cores{sockets}, {cpu.threads} threads, {cpu.usable} usable here"))
-    rows.append(("", f"runs {', '.join(isa.name for isa in isas.runnable) or 'none of the offered instruction sets'}"))
+    rows.append(("", f"{cpu.cores} cores{sockets}, {cpu.threads} threads, {cpu.usable} usable"))
+    rows.append(
+        ("", f"supports {', '.join(isa.name for isa in isas.runnable) or 'none of the instruction sets in the matrix'}")
+    )
     for gpu in host.gpus:
         memory = f", {human_bytes(gpu.memory)}" if gpu.memory else ", memory shared" if gpu.integrated else ""
-        capability = f"compute capability {gpu.capability}" if gpu.capability else "compute capability not known"
+        capability = f"compute capability {gpu.capability}" if gpu.capability else "compute capability unknown"
         hidden = "" if gpu.visible else ", hidden by CUDA_VISIBLE_DEVICES"
         mig = f", {len(gpu.mig)} MIG instances" if gpu.mig else ""
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {capability}{memory}{mig}{hidden}"))
     if not host.gpus:
         rows.append(("GPU", "none"))
     if host.driver is not None:
-        cuda = f", CUDA up to {host.driver.cuda} in full" if host.driver.cuda else ""
-        rows.append(("Driver", f"{host.driver.version}{cuda} (by {host.driver.source})"))
+        cuda = f", supports CUDA up to {host.driver.cuda}" if host.driver.cuda else ""
+        rows.append(("Driver", f"{host.driver.version}{cuda} (from {host.driver.source})"))
     if host.tegra is not None:
-        known = f"L4T {host.tegra.l4t}, JetPack {host.tegra.jetpack}" if host.tegra.l4t else "L4T release not known"
+        known = f"L4T {host.tegra.l4t}, JetPack {host.tegra.jetpack}" if host.tegra.l4t else "L4T release unknown"
         rows.append(("Tegra", f"{host.tegra.model}, {known}{', SBSA' if host.tegra.unified else ''}"))
-    libc = f"{system.libc} {system.libc_version or ''}".strip() if system.libc else "C library not known"
+    libc = f"{system.libc} {system.libc_version or ''}".strip() if system.libc else "C library unknown"
     inside = (f", in {system.container}" if system.container else "") + (", under WSL" if system.wsl else "")
     rows.append(("System", f"{system.os}, Linux {system.kernel}, {libc}{inside}"))
     limit = f", limited to {human_bytes(room.memory_limit)}" if room.memory_limit else ""
@@ -115,6 +100,6 @@ def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     tools = [f"{tool.name} {tool.version}" if tool.version else tool.name for tool in host.tools]
     rows.append(("Tools", ", ".join(tools) or "none"))
     for torch in host.torches:
-        held = ", ".join(torch.architectures) or ("CPU only" if torch.cuda is None else "GPU code not read")
-        rows.append(("PyTorch", f"{torch.version} for Python {torch.python} at {torch.path}: {held}"))
+        code = ", ".join(torch.architectures) or ("CPU only" if torch.cuda is None else "GPU code not read")
+        rows.append(("PyTorch", f"{torch.version} for Python {torch.python} at {torch.path}: {code}"))
     return rows + [("Note", note.text) for note in host.notes]

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 def command(
     log: Annotated[Path | None, typer.Argument(metavar="LOG", help="A build log; `-` reads standard input.")] = None,
-    last: Annotated[bool, typer.Option("--last", help="The log of the last attempt from source.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="The log of the last build from source.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Name the cause of a failed build, and the mend, from its log."""
+    """Name the cause of a failed build, and the fix, from its log."""
     from torchtailor.failures import diagnose
     from torchtailor.ui import print_json
 
     if (log is None) == (not last):
-        raise UsageError("Which log? Give LOG or --last.", "`torchtailor history` lists the attempts.")
+        raise UsageError("Which log? Give LOG or --last.", "`torchtailor history` lists the builds.")
     with ExitStack() as stack:
         found = diagnose(_open(log or _last_log(), stack))
     if json:
@@ -41,7 +41,7 @@ def _last_log() -> Path:
 
     logs = [Path(attempt.log) for attempt in Ledger().attempts() if attempt.log]
     if not logs:
-        raise NoMatchError("No attempt has left a log yet.", "Give the path of a build log.")
+        raise NoMatchError("No build has left a log yet.", "Give the path of a build log.")
     return logs[-1]
 
 
@@ -66,12 +66,12 @@ def _print(found: Diagnosis) -> None:
     console = out()
     where = f" The build had reached {found.percent:.0f} %." if found.percent is not None else ""
     if found.clean:
-        console.print(f"No error is in these {found.lines} lines.{where}", markup=False)
+        console.print(f"No error found in {found.lines} lines.{where}", markup=False)
         return
     if found.finding:
-        console.print(Text.assemble(("cause  ", "bold"), f"{found.finding.cause} ({found.finding.confidence})"))
-        console.print(Text.assemble(("mend   ", "bold"), found.finding.mend))
-        console.print(Text.assemble(("known  ", "bold"), f"{found.finding.failure}, from {found.finding.source}"))
+        console.print(Text.assemble(("cause    ", "bold"), f"{found.finding.cause} ({found.finding.confidence})"))
+        console.print(Text.assemble(("fix      ", "bold"), found.finding.fix))
+        console.print(Text.assemble(("failure  ", "bold"), f"{found.finding.failure}, from {found.finding.source}"))
     else:
         console.print("This failure is not known. The first error, and the lines around it:", markup=False)
     marked = found.finding.line if found.finding else found.first_error.number if found.first_error else 0
@@ -81,6 +81,6 @@ def _print(found: Diagnosis) -> None:
         console.print(Text(f"{sign} {line.number:>7}  {line.text[:300]}", style="bold" if sign == ">" else ""))
     if found.others:
         also = ", ".join(f"{other.failure} (line {other.line})" for other in found.others)
-        console.print(f"\nAlso found, later or less telling: {also}.", markup=False)
+        console.print(f"\nAlso found, later or less certain: {also}.", markup=False)
     if where:
         console.print(where.strip(), markup=False)

@@ -1,4 +1,4 @@
-"""`torchtailor doctor`: why torch does not run on this machine, and the command that mends it."""
+"""`torchtailor doctor`: why torch does not run on this machine, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import BadInputError, ExitCode
+from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.doctor.doctor import Finding
-
-_LOG_LIMIT = 8 << 20  # the end of a log holds the error
+    from torchtailor.doctor import DoctorReport
 
 
 def command(
@@ -27,70 +25,47 @@ def command(
         Path | None, typer.Option("--from", metavar="FILE", help="Another machine, described by `detect --json`.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Import torch and run one kernel, to see what it says.")
+        bool, typer.Option("--run/--no-run", help="Import torch and run one kernel, to see whether it works.")
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Say why torch does not run on this machine, and the command that mends it."""
-    from torchtailor.catalog import load_catalog
-    from torchtailor.doctor.consultation import elsewhere, here
-    from torchtailor.doctor.doctor import examine
-    from torchtailor.ui import print_json
-
-    catalog = load_catalog()
-    text = _read(message)
-    patient = elsewhere(source, text) if source is not None else here(catalog, env, text, run=run and not text)
-    finding = examine(patient, catalog)
-    if json:
-        print_json(finding)
-    else:
-        _print(finding)
-    if finding.problems:
-        return ExitCode.CHECK_FAILED
-    return ExitCode.NO_MATCH if finding.unexplained else ExitCode.OK
-
-
-def _read(message: str | None) -> str:
-    """The message itself, or what is in the file that it names."""
+    """Explain why torch does not run on this machine, and name the command that fixes it."""
     import sys
 
-    if message is None:
-        return ""
-    if message == "-":
-        return sys.stdin.buffer.read()[-_LOG_LIMIT:].decode("utf-8", "replace")
-    try:
-        path = Path(message)
-        if not path.is_file():
-            return message
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_LIMIT))
-            return file.read().decode("utf-8", "replace")
-    except OSError as error:
-        if error.strerror == "File name too long":
-            return message  # a pasted message, not a path
-        raise BadInputError(f"{message} cannot be read: {error.strerror}.", "Paste the message itself.") from error
+    from torchtailor.doctor import doctor
+    from torchtailor.ui import print_json
+
+    text = sys.stdin.buffer.read().decode("utf-8", "replace") if message == "-" else message or ""
+    report = doctor(text, environment=env, machine=source, run=run)
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+    if report.problems:
+        return ExitCode.CHECK_FAILED
+    return ExitCode.NO_MATCH if report.unexplained else ExitCode.OK
 
 
-def _print(finding: Finding) -> None:
+def _print(report: DoctorReport) -> None:
     from rich.text import Text
 
     from torchtailor.ui import out
 
     console = out()
-    console.print(Text.assemble(("machine  ", "bold"), finding.machine))
-    console.print(Text.assemble(("torch    ", "bold"), finding.torch))
-    for problem in finding.problems:
+    console.print(Text.assemble(("machine  ", "bold"), report.machine))
+    console.print(Text.assemble(("torch    ", "bold"), report.torch))
+    for problem in report.problems:
         console.print()
         console.print(Text.assemble(("problem  ", "bold red"), problem.cause))
         if problem.seen:
             console.print(Text(f"         It explains: {problem.seen}", style="dim"))
-        for number, mend in enumerate(problem.mends):
-            console.print(Text.assemble(("mend     " if not number else "or       ", "bold"), mend.text))
-            if mend.command:
-                console.print(Text(f"           {mend.command}", style="bold green"))
-    for line in finding.healthy:
-        console.print(Text.assemble(("fine     ", "bold green"), line))
-    for line in finding.unexplained:
-        console.print(Text.assemble(("unknown  ", "bold yellow"), f"Nothing here explains: {line}"))
-    if finding.unexplained:
-        console.print(Text("         For a build's log there is `torchtailor diagnose LOG`."))
+        for number, fix in enumerate(problem.fixes):
+            console.print(Text.assemble(("fix      " if not number else "or       ", "bold"), fix.text))
+            if fix.command:
+                console.print(Text(f"           {fix.command}", style="bold green"))
+    for line in report.healthy:
+        console.print(Text.assemble(("ok       ", "bold green"), line))
+    for line in report.unexplained:
+        console.print(Text.assemble(("unknown  ", "bold yellow"), f"This message is not known: {line}"))
+    if report.unexplained:
+        console.print(Text("         For a build log, use `torchtailor diagnose LOG`."))

@@ -1,4 +1,4 @@
-"""`torchtailor history`: every attempt to build, from the ledger."""
+"""`torchtailor history`: every build attempt, from the ledger."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,
 ) -> None:
-    """Show every attempt to build.
+    """Show every build attempt.
 
-    What was built, how, for how long, what failed and what mends it.
+    What was built, how, for how long, what failed and how to fix it.
     """
     import sys
 
@@ -31,14 +31,14 @@ def command(
         sys.stdout.write(as_markdown(attempts, switch_columns(attempts)))
         return
     if not attempts:
-        ui.out().print("No attempts yet; `torchtailor build` makes the first.")
+        ui.out().print("No build attempts yet.")
         return
     switches = switch_columns(attempts)
     columns = (
         "#",
         "started",
         "variant",
-        "way",
+        "method",
         *switches,
         "configuration",
         "result",
@@ -53,7 +53,7 @@ def command(
             attempt.number,
             attempt.started.astimezone().strftime("%Y-%m-%d %H:%M"),
             attempt.variant,
-            attempt.way.value,
+            attempt.method.value,
             *(attempt.configuration.get(name, "") for name in switches),
             describe(attempt.configuration),
             attempt.result.value + stopped_at(attempt),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +11,9 @@ import typer
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.catalog import Catalog, Gpu
+    from torchtailor.catalog import Gpu
     from torchtailor.gpucode.inspection import Inspection
-    from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport
+    from torchtailor.gpucode.report import ImageGroup, LibraryReport
 
 
 def command(
@@ -29,67 +28,21 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/inspect.md has the schema).")] = False,
 ) -> int:
     """Show the GPU code inside libraries, wheels and environments."""
-    from torchtailor.catalog import load_catalog
-    from torchtailor.gpucode.inspection import Inspection
-    from torchtailor.ui import err, print_json
+    from torchtailor.gpucode.inspect import inspect
+    from torchtailor.ui import ProgressBar, err, print_json
 
-    catalog = load_catalog()
-    gpus = _gpus(catalog, gpu or ())
-    reports = _inspect(paths, quiet=json)
-    inspection = Inspection(reports, tuple(found.capability for found in gpus), catalog.rules)
+    with ProgressBar(quiet=json) as bar:
+        inspection = inspect(paths, gpus=gpu or (), progress=bar)
     if json:
         print_json(inspection.to_json())
     else:
-        _print(inspection, gpus, detail=detail)
-    damaged = [skipped for report in reports for skipped in report.skipped if skipped.damaged]
-    for skipped in damaged:
+        _print(inspection, detail=detail)
+    for skipped in inspection.damaged:
         err().print(f"warning: skipped {skipped.reason}", markup=False)
-    return ExitCode.BAD_INPUT if damaged else ExitCode.OK
+    return ExitCode.BAD_INPUT if inspection.damaged else ExitCode.OK
 
 
-def _gpus(catalog: Catalog, texts: Iterable[str]) -> tuple[Gpu, ...]:
-    """The GPUs of `8.9,9.0`, `sm_90`, `9.0a`, `12.0+PTX` or product names."""
-    from torchtailor.catalog import TorchArch
-
-    found = {}
-    for word in (word.strip() for text in texts for word in re.split(r"[,;]", text)):
-        if not word:
-            continue
-        try:
-            name = str(TorchArch.parse_list(word)[0].capability)
-        except ValueError:
-            name = word
-        gpu = catalog.gpu(name)
-        found[gpu.capability] = gpu
-    return tuple(found.values())
-
-
-def _inspect(paths: Sequence[Path], *, quiet: bool) -> tuple[InputReport, ...]:
-    from torchtailor.artifact.inputs import open_input
-    from torchtailor.gpucode.inspect import inspect_inputs
-    from torchtailor.ui import progress
-
-    inputs = [open_input(path) for path in paths]
-    total = sum(item.size for one in inputs for item in one.items)
-    display = progress(quiet=quiet)
-    task = display.add_task("Reading libraries", total=total)
-    # the display's thread starts with the first result, after the processes were forked
-    started = False
-
-    def done(size: int) -> None:
-        nonlocal started
-        if not started:
-            display.start()
-            started = True
-        display.advance(task, size)
-
-    try:
-        return inspect_inputs(inputs, done=lambda item: done(item.size))
-    finally:
-        display.stop()
-
-
-def _print(inspection: Inspection, gpus: Sequence[Gpu], *, detail: bool) -> None:
+def _print(inspection: Inspection, *, detail: bool) -> None:
     from torchtailor.ui import out
 
     with_code = [library for library in inspection.libraries if library.has_code]
@@ -99,7 +52,7 @@ def _print(inspection: Inspection, gpus: Sequence[Gpu], *, detail: bool) -> None
         out().print(_architecture_table(library.architectures, title=library.name))
     if len(with_code) > 1:
         out().print(_architecture_table(inspection.architectures, title="All libraries"))
-    for line in _summary(inspection, with_code, gpus):
+    for line in _summary(inspection, with_code):
         out().print(line, markup=False)
 
 
@@ -178,7 +131,7 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
     return f"On {gpu.capability}: {answer.verdict} (containers: {parts or 'none'})."
 
 
-def _summary(inspection: Inspection, with_code: Sequence[LibraryReport], gpus: Sequence[Gpu]) -> Iterable[str]:
+def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.ui import human_bytes
 
     libraries = inspection.libraries
@@ -191,7 +144,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport], gpus: S
         f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
         f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
     )
-    for gpu in gpus:
+    for gpu in inspection.gpus:
         if len(with_code) == 1:
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, consent=False)
@@ -201,9 +154,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport], gpus: S
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         yield f"{line}."
-    foreign = [skipped for report in inspection.inputs for skipped in report.skipped if not skipped.damaged]
-    if foreign:
-        yield f"{len(foreign)} files are for other processors and were not read."
+    if inspection.foreign:
+        yield f"{len(inspection.foreign)} files are for other processors and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]
     if lookalikes:
         yield f"Bytes that only look like GPU code were found in {', '.join(lookalikes)}."

@@ -1,4 +1,4 @@
-"""`torchtailor install`: build if needed, install into an environment, see that it imports."""
+"""`torchtailor install`: build if needed, install into an environment, test the import."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.cli.build import (
-    ExtraIndexUrl,
-    FindLinks,
-    IndexUrl,
-    KeepPtx,
-    Nvidia,
-    Offline,
-    Plain,
-    Python,
-    Quiet,
-    Recompress,
-    Release,
-    With,
-)
+from torchtailor.catalog.releases import Method
+from torchtailor.cli import _options as options
 
 
 def command(
@@ -28,57 +16,64 @@ def command(
         str | None, typer.Argument(metavar="VARIANT", help="A name such as sm90-avx512. None: this machine's.")
     ] = None,
     into: Annotated[
-        Path | None, typer.Option(help="The environment; made if it does not exist. Else the active one.")
+        Path | None, typer.Option(help="The environment; created if it does not exist. None: the active one.")
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where the wheelhouse is or goes.")] = Path("dist"),
-    release: Release = None,
-    python: Python = None,
-    companions: With = None,
-    nvidia: Nvidia = None,
-    recompress: Recompress = False,
-    keep_ptx: KeepPtx = False,
-    index_url: IndexUrl = None,
-    extra_index_url: ExtraIndexUrl = None,
-    find_links: FindLinks = None,
-    offline: Offline = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
-    quiet: Quiet = False,
-    plain: Plain = False,
+    out: options.Out = Path("dist"),
+    release: options.Release = None,
+    python: options.Python = None,
+    companions: options.With = None,
+    nvidia: options.Nvidia = None,
+    recompress: options.Recompress = False,
+    keep_ptx: options.KeepPtx = False,
+    index_url: options.IndexUrl = None,
+    extra_index_url: options.ExtraIndexUrl = None,
+    find_links: options.FindLinks = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    plain: options.Plain = False,
 ) -> None:
     """Build if needed, and install into an environment.
 
-    uv or pip installs it; then torch must import and calculate.
+    uv or pip installs it; then an import and a matmul test must pass.
     """
     from torchtailor import ui
-    from torchtailor.catalog import load_catalog
-    from torchtailor.cli.build import make_finder, make_plan, read_options, run_plan, show_plan
-    from torchtailor.wheelhouse.install import check_environment, find_environment, install, make_environment
+    from torchtailor.backends.install import plan_install
+    from torchtailor.cli._build_output import show_plan
+    from torchtailor.cli._progress import BuildDisplay
 
-    environment = find_environment(into)
-    catalog = load_catalog()
-    options = read_options(catalog, companions=companions, nvidia=nvidia, recompress=recompress, keep_ptx=keep_ptx)
-    finder = make_finder(index_url, extra_index_url, find_links, offline=offline)
-    words = [variant] if variant else []
-    plan = make_plan(catalog, finder, options, words, False, release, python, out)
+    planned = plan_install(
+        variant,
+        into=into,
+        release=release,
+        python=python,
+        out=out,
+        companions=tuple(companions or ()),
+        nvidia=nvidia,
+        recompress=recompress,
+        keep_ptx=keep_ptx,
+        index_url=index_url,
+        extra_index_urls=tuple(extra_index_url or ()),
+        find_links=tuple(find_links or ()),
+        offline=offline,
+    )
     if dry_run and json:
-        ui.print_json(plan.to_json() | {"environment": str(environment)})
+        ui.print_json(planned.to_json())
         return
-    if not quiet and not json:
-        show_plan(plan)
+    if not json and (dry_run or not quiet):
+        show_plan(Method.WHEEL, planned.build.plan, dry_run=dry_run)
     if dry_run:
         return
-    check_environment(environment, plan.plans[0].target)
-    built = run_plan(plan, catalog, finder, quiet=quiet or json, plain=plain)
-    (house,) = built.wheelhouses
-    make_environment(environment, house.target)
-    installed = install(house, environment)
+    with BuildDisplay(quiet=quiet, plain=plain) as display:
+        result = planned.run(display)
     if json:
-        ui.print_json({"wheelhouse": house.to_json(), "installed": installed})
+        ui.print_json({"wheelhouse": result.wheelhouse.to_json(), "installed": result.installed})
         return
+    installed = result.installed
     cuda = f"CUDA {installed.cuda}" if installed.cuda else "no CUDA"
     ui.out().print(
-        f"torch {installed.version} ({cuda}, Python {installed.python}) is in {installed.environment}, installed with "
-        f"{installed.installer}; it imports and calculates.",
+        f"Installed torch {installed.version} ({cuda}, Python {installed.python}) into {installed.environment} with "
+        f"{installed.installer}; import and matmul test passed.",
         markup=False,
     )

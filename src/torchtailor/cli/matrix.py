@@ -1,4 +1,4 @@
-"""`torchtailor matrix`: the variants as a table, JSON, CSV or Markdown, and why one cannot be."""
+"""`torchtailor matrix`: the variants as a table, JSON, CSV or Markdown, and why one is not possible."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import typer
 from torchtailor.errors import NoMatchError, UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.catalog import Catalog
-    from torchtailor.variants import Matrix, Variant
+    from torchtailor.variants import Variant
 
 
 def command(
@@ -22,23 +21,23 @@ def command(
     gpu: Annotated[list[str] | None, typer.Option(help="Only these GPUs: sm90, 9.0, 'RTX 4090', cpu.")] = None,
     cpu: Annotated[list[str] | None, typer.Option(help="Only these instruction sets: avx2, 'avx512*'.")] = None,
     python: Annotated[str | None, typer.Option(help="This Python instead of 3.13, or `all`.")] = None,
-    why: Annotated[str | None, typer.Option(help="Explain whether this variant can be, and how.")] = None,
+    why: Annotated[
+        str | None, typer.Option(help="Explain whether this variant is possible, and how it is built.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """List the variants, or explain why one cannot be."""
+    """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
     from torchtailor.ui import out, print_json, table
-    from torchtailor.variants import Matrix, select
+    from torchtailor.variants import Matrix, find_variants
     from torchtailor.variants import table as tables
 
     if sum((json, csv, markdown)) > 1:
         raise UsageError("--json, --csv and --markdown exclude each other.", "Give one of them.")
     catalog = load_catalog()
     matrix = Matrix(catalog)
-    if python not in (None, "all"):
-        _check_python(matrix, str(python))
     if why is not None:
         from torchtailor.variants.why import explain
 
@@ -47,9 +46,7 @@ def command(
         explanation = explain(matrix, why, release=release, python=python)
         print_json(explanation) if json else out().print(explanation.text, markup=False)
         return
-    gpus = [_gpu_glob(catalog, text) for text in gpu or ()]
-    cpus = [_cpu_glob(catalog, text) for text in cpu or ()]
-    chosen = select(matrix.variants(release, python), globs or (), gpus=gpus, cpus=cpus)
+    chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
     if not chosen and not json:
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     rows = [tables.row(catalog, variant) for variant in chosen]
@@ -62,28 +59,6 @@ def command(
     else:
         out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows], optional=tables.IN_THE_NAME))
         out().print(_counts(chosen), markup=False)
-
-
-def _gpu_glob(catalog: Catalog, text: str) -> str:
-    """`9.0` or a product name as `sm90`; globs and `cpu` as they are."""
-    if text.lower() == "cpu" or _is_glob(text):
-        return text
-    return catalog.gpu(text).sm
-
-
-def _cpu_glob(catalog: Catalog, text: str) -> str:
-    """A glob, or a name that is known."""
-    return text if _is_glob(text) else catalog.isa(text.lower()).name
-
-
-def _is_glob(text: str) -> bool:
-    return any(sign in text for sign in "*?[{")
-
-
-def _check_python(matrix: Matrix, python: str) -> None:
-    known = sorted({version for release in matrix.catalog.releases.values() for version in release.pythons})
-    if python not in known:
-        raise NoMatchError(f"No release is offered for Python {python!r}.", f"Known are {', '.join(known)}, or `all`.")
 
 
 def _counts(chosen: tuple[Variant, ...]) -> str:

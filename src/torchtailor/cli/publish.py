@@ -1,4 +1,4 @@
-"""`torchtailor publish`: adds wheelhouses to an index for others, or a Nix variant to a Flox catalog."""
+"""`torchtailor publish`: adds wheelhouses to a shared index, or a Nix variant to a Flox catalog."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from torchtailor.errors import UsageError
 
 def command(
     dist: Annotated[
-        Path, typer.Argument(metavar="DIST", help="A folder that `torchtailor build` made, or one of its variants.")
+        Path, typer.Argument(metavar="DIST", help="A folder that `torchtailor build` wrote, or one of its wheelhouses.")
     ] = Path("dist"),
     to: Annotated[
-        str | None, typer.Option(help="A folder, or an address for fsspec such as s3://bucket/torch.")
+        str | None, typer.Option(help="A folder, or a URL that fsspec supports, such as s3://bucket/torch.")
     ] = None,
     publish_nvidia: Annotated[
         bool,
-        typer.Option("--publish-nvidia", help="Changed NVIDIA libraries too: you say that you may (docs/licences.md)."),
+        typer.Option(
+            "--publish-nvidia", help="Changed NVIDIA libraries too: you confirm that you may (docs/licences.md)."
+        ),
     ] = False,
     flox: Annotated[
         str | None, typer.Option("--flox", metavar="ORG", help="Publish a Nix variant to this Flox organisation.")
     ] = None,
     package: Annotated[str | None, typer.Option(help="With --flox: the variant's name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
 ) -> None:
     """Add built variants to an index for others.
 
-    The index has a folder per target, such as cu128-sm90, for pip and uv, and one with wheel variants where they were
-    built. With --flox, DIST is the recipes' checkout, and `flox publish` is run after the checks that it needs.
+    The index has a folder per target, such as cu128-sm90, for pip and uv, and one with wheel variants if they were
+    built. With --flox, DIST is the recipes' checkout; `flox publish` runs after checks of that checkout.
     """
     if (to is None) == (flox is None):
         raise UsageError(
@@ -51,17 +53,17 @@ def _index(dist: Path, to: str, *, publish_nvidia: bool, dry_run: bool, json: bo
     from torchtailor.publish.store import open_store
     from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
-    houses = [read_wheelhouse(path) for path in find_wheelhouses(dist)]
+    wheelhouses = [read_wheelhouse(path) for path in find_wheelhouses(dist)]
     if dry_run:
-        size = sum(house.output_bytes for house in houses)
+        size = sum(wheelhouse.output_bytes for wheelhouse in wheelhouses)
+        names = [wheelhouse.variant for wheelhouse in wheelhouses]
         if json:
-            ui.print_json({"to": to, "variants": [house.variant for house in houses], "bytes": size})
+            ui.print_json({"to": to, "variants": names, "bytes": size})
         else:
-            names = ", ".join(house.variant for house in houses)
-            ui.out().print(f"Would add {names} ({ui.human_bytes(size)}) to {to}.", markup=False)
+            ui.out().print(f"Would add {', '.join(names)} ({ui.human_bytes(size)}) to {to}.", markup=False)
         return
     say = None if quiet or json else lambda text: ui.err().print(text, markup=False)
-    result = publish(dist, open_store(to), nvidia_too=publish_nvidia, tell=say)
+    result = publish(dist, open_store(to), nvidia_too=publish_nvidia, say=say)
     if json:
         ui.print_json(result)
         return
@@ -69,27 +71,24 @@ def _index(dist: Path, to: str, *, publish_nvidia: bool, dry_run: bool, json: bo
         ui.err().print(note, markup=False)
     if result.left_out:
         ui.err().print(
-            f"{len(result.left_out)} changed NVIDIA wheels stay here (their licence); the index has the stock ones. "
-            "If you may publish them, add --publish-nvidia.",
+            f"{len(result.left_out)} changed NVIDIA wheels were not published (their licence); the index has the stock "
+            "ones. If you may publish them, add --publish-nvidia.",
             markup=False,
         )
     ui.out().print(
         f"{', '.join(result.targets)}: {result.uploaded} files added ({ui.human_bytes(result.uploaded_bytes)}), "
-        f"{result.already_there} were there.",
+        f"{result.already_there} were there before.",
         markup=False,
     )
 
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.catalog import Method, load_catalog
     from torchtailor.publish.flox import FloxCall
-    from torchtailor.variants import Matrix
 
     if package is None:
         raise UsageError("Publish which Nix variant?", "Add --package with its name.")
-    variant = Matrix(load_catalog()).resolve(package, via=Method.NIX).variant
-    call = FloxCall(folder, variant.name, organisation)
+    call = FloxCall.for_variant(package, folder, organisation)
     if dry_run:
         call.check()
     else:

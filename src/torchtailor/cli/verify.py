@@ -1,20 +1,18 @@
-"""`torchtailor verify`: prove an artifact, on paper and on the hardware, line by line."""
+"""`torchtailor verify`: checks of an artifact, static and on the hardware, line by line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.artifact.artifact import Artifact
-    from torchtailor.catalog import Capability, Catalog
-    from torchtailor.verify.result import Check, Level, Report
-    from torchtailor.verify.static.expect import Expectation
+    from torchtailor.verify import Check, VerifyReport
 
 
 class Levels(StrEnum):
@@ -31,33 +29,39 @@ def command(
         Path, typer.Argument(help="A wheel, a wheelhouse, a folder, an environment, a library, a Nix result.")
     ],
     variant: Annotated[
-        str, typer.Option(help="What it should be, such as sm90-avx512; a wheelhouse says it itself.")
+        str, typer.Option(help="What it should be, such as sm90-avx512; read from the manifest of a wheelhouse.")
     ] = "",
     gpu: Annotated[list[str] | None, typer.Option(help="GPUs it must run on: 9.0, sm_90 or a product name.")] = None,
     cpu: Annotated[str, typer.Option(help="The CPU instruction set it must stay within, such as avx2.")] = "",
-    against: Annotated[Path | None, typer.Option(help="The stock it was made from: nothing may be lost.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The stock it was made from: nothing needed may be missing.")
+    ] = None,
     level: Annotated[
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,
     python: Annotated[Path | None, typer.Option(help="The Python to import with, where TARGET has none.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/verify.md has the schema).")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
-    """Prove an artifact: its GPU code, host code, files, import, and results on the GPU."""
-    from torchtailor.artifact.artifact import open_artifact
-    from torchtailor.catalog import load_catalog
+    """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.ui import print_json
+    from torchtailor.verify import Level, verify
     from torchtailor.verify.output import as_json, write_junit
-    from torchtailor.verify.static.expect import expectation
 
-    catalog = load_catalog()
-    artifact = open_artifact(target)
-    stock = open_artifact(against) if against else None
-    expected = expectation(artifact, catalog, variant=variant, gpus=_gpus(catalog, gpu or []), isa=cpu)
-    result = _verify(artifact, stock, expected, catalog, level, python, plain=plain)
+    with _Shown(plain=plain) as shown:
+        result = verify(
+            target,
+            variant=variant,
+            gpus=gpu or (),
+            cpu=cpu,
+            against=against,
+            level="all" if level is Levels.ALL else Level(level.value),
+            python=python,
+            progress=shown,
+        )
     if junit:
         write_junit(result, junit)
     if report:
@@ -67,102 +71,69 @@ def command(
     if json:
         print_json(as_json(result))
     else:
-        _print(result, expected)
+        _print(result)
     if plot:
         _plot(result, on_stderr=json)
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 
-def _gpus(catalog: Catalog, words: list[str]) -> tuple[Capability, ...]:
-    if not words:
-        return ()
-    from torchtailor.gpucode.targets import read_targets
+class _Shown:
+    """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
-    return read_targets(words, catalog, {}).devices
+    def __init__(self, *, plain: bool) -> None:
+        from torchtailor.ui import ProgressBar
 
+        self._plain = plain
+        self._bar = ProgressBar(quiet=plain)
 
-def _verify(
-    artifact: Artifact,
-    stock: Artifact | None,
-    expected: Expectation,
-    catalog: Catalog,
-    level: Levels,
-    python: Path | None,
-    *,
-    plain: bool,
-) -> Report:
-    import time
+    def __enter__(self) -> _Shown:
+        return self
 
-    from torchtailor import __version__
-    from torchtailor.ui import ProgressBar
-    from torchtailor.verify.levels import running_checks
-    from torchtailor.verify.result import Report
-    from torchtailor.verify.static.verify import verify_static
+    def __exit__(self, *exception: object) -> None:
+        self._bar.__exit__(*exception)
 
-    started = time.time()
-    with ProgressBar(quiet=plain) as bar:
+    def begin(self, what: str, total: int) -> None:
+        self._bar.begin(what, total)
 
-        def progress(name: str, size: int) -> None:
-            bar.advance(size)
-            if plain and not size:  # nothing of it is read yet
-                _say(f"Reading {name} ...", plain=True)
+    def advance(self, size: int) -> None:
+        self._bar.advance(size)
 
-        bar.begin("Reading libraries", sum(library.size for library in artifact.libraries))
-        proof = verify_static(artifact, expected, catalog, stock=stock, progress=progress)
-    facts = {
-        **proof.facts,
-        "tool": {"name": "torchtailor", "version": __version__},
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-    }
-    report = Report(str(artifact.path), proof.checks, facts)
-    running = running_checks(
-        artifact,
-        expected,
-        catalog,
-        _levels(level),
-        stock=stock,
-        python=python,
-        asked=level is not Levels.ALL,
-        say=lambda what: _say(f"{what} ...", plain=plain),
-    )
-    report = report.plus(running)
-    return report.plus((), total_seconds=round(time.time() - started, 3))
+    def reading(self, library: str) -> None:
+        if self._plain:
+            self._say(f"Reading {library} ...")
+
+    def stage(self, what: str) -> None:
+        from torchtailor.ui import err
+
+        self._bar.__exit__()
+        if self._plain or err().is_terminal:
+            self._say(f"{what} ...")
+
+    def _say(self, text: str) -> None:
+        from torchtailor.ui import err
+
+        err().print(text, style="dim", markup=False)
 
 
-def _levels(level: Levels) -> frozenset[Level]:
-    from torchtailor.verify.result import Level
-
-    order = list(Level)
-    last = order[-1] if level is Levels.ALL else Level(level.value)
-    return frozenset(order[: order.index(last) + 1])
-
-
-def _say(what: str, *, plain: bool) -> None:
-    """What is being done, on stderr: to whoever watches or asked for lines."""
-    from torchtailor.ui import err
-
-    if plain or err().is_terminal:
-        err().print(what, style="dim", markup=False)
-
-
-def _print(report: Report, expected: Expectation) -> None:
+def _print(report: VerifyReport) -> None:
     from rich.text import Text
 
     from torchtailor.ui import human_seconds, out
 
-    wanted = [expected.name or ""]
-    if expected.gpus and not expected.name:
-        wanted = [f"GPU {', '.join(map(str, expected.gpus))}"]
-    if expected.isa and not expected.name:
-        wanted.append(expected.isa.label)
-    said = f" as {', '.join(filter(None, wanted))} (said by {expected.said_by or '--cpu'})" if any(wanted) else ""
-    out().print(Text(f"{report.target}{said}"))
+    out().print(Text(f"{report.target}{_expected(report.facts['expected'])}"))
     for level in report.levels:
         out().print(Text(f"\nLevel {level.number}: {level.value}", style="bold"))
         for check in report.at(level):
             out().print(_line(check))
     took = human_seconds(report.facts.get("total_seconds", 0))
     out().print(Text(f"\n{report.summary()} in {took}", style="bold green" if report.passed else "bold red"))
+
+
+def _expected(expected: Mapping[str, Any]) -> str:
+    """What it was checked to be, and where that is from."""
+    gpus = f"GPU {', '.join(expected['gpus'])}" if expected["gpus"] else ""
+    wanted = expected["variant"] or ", ".join(filter(None, [gpus, expected["isa"]]))
+    return f" as {wanted} (from {expected['from']})" if wanted else ""
 
 
 def _line(check: Check) -> object:
@@ -176,7 +147,7 @@ def _line(check: Check) -> object:
     return Text.assemble("  ", (word, style), "  ", (check.name, "bold"), f": {check.reason}" if check.reason else "")
 
 
-def _plot(report: Report, *, on_stderr: bool) -> None:
+def _plot(report: VerifyReport, *, on_stderr: bool) -> None:
     from torchtailor.report.terminal import bars
     from torchtailor.ui import err, out
 

@@ -1,6 +1,16 @@
-"""Reads build logs and names the cause of a failure and its mend."""
+"""Known failures of builds, of Nix and of running torch: found in logs and messages, with cause and fix."""
 
-from torchtailor.failures.engine import Diagnosis, Finding, diagnose
-from torchtailor.failures.failures import AutoMend, Failure, load_failures
+from torchtailor.failures.diagnosis import Diagnosis, FoundFailure, diagnose, find_failures
+from torchtailor.failures.known import AutoFix, FailureTable, KnownFailure, load_failures, load_table
 
-__all__ = ["AutoMend", "Diagnosis", "Failure", "Finding", "diagnose", "load_failures"]
+__all__ = [
+    "AutoFix",
+    "Diagnosis",
+    "FailureTable",
+    "FoundFailure",
+    "KnownFailure",
+    "diagnose",
+    "find_failures",
+    "load_failures",
+    "load_table",
+]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Command lines of a link run to megabytes; what matters is at the front.
+MAX_LINE = 4096
+_BLOCK = 1 << 16
+_ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What tools put before a line of the program they run: docker's step and seconds, nix's and flox's package, CI's clock.
 _PREFIX = re.compile(
-    r"^(?:#\d+ (?:\d+\.\d+ )?|\[?[\w.+-]+\]?> |\d{4}-\d\d-\d\d[T ][\d:.]+Z? |\s*│\s?|\s+> )",
+    r"#\d{1,6} (?:\d{1,9}\.\d{1,9} )?|\[?[\w.+-]{1,200}\]?> |\d{4}-\d\d-\d\d[T ][\d:.]{1,30}Z? "
+    r"|\s{0,40}│\s?|\s{1,40}> "
 )
-_NINJA = re.compile(r"^\[(\d+)/(\d+)\]")
-_MAKE = re.compile(r"^\[\s*(\d+)%\]")
-_BLOCK = 1 << 16
-_MAX_LINE = 20_000  # command lines of a link run to megabytes; what matters stands at the front
+_NINJA = re.compile(r"\[(\d{1,9})/(\d{1,9})\]")
+_MAKE = re.compile(r"\[\s{0,3}(\d{1,3})%\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of the log, cleaned."""
 
     number: int
@@ -27,23 +29,30 @@ class Line:
 
 
 def clean(raw: bytes) -> str:
-    """A line without colour codes, redrawn progress and the prefix of the tool around it."""
-    text = raw[:_MAX_LINE].decode("utf-8", "replace").rstrip("\r\n")
-    if "\r" in text:
-        text = text.rsplit("\r", 1)[1]
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    return _PREFIX.sub("", text, count=1)
+    """The considered part of a line, without the prefix of the tool around it."""
+    text = raw[:MAX_LINE].decode("utf-8", "replace")
+    prefix = _PREFIX.match(text)
+    return text[prefix.end() :] if prefix else text
 
 
 def blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """The stream in pieces of whole lines, so that a piece without anything telling is passed over at once."""
+    """The stream in pieces of whole lines without colour codes, of bounded size however long a line is."""
     while piece := stream.read(_BLOCK):
-        yield piece + stream.readline(_MAX_LINE)
+        if not piece.endswith(b"\n"):
+            piece += stream.readline(MAX_LINE)
+        while not piece.endswith(b"\n") and (rest := stream.readline(_BLOCK)):
+            piece += rest[-1:] if rest.endswith(b"\n") else b""
+        yield _ANSI.sub(b"", piece) if b"\x1b" in piece else piece
+
+
+def last_percent(rows: Sequence[bytes]) -> float | None:
+    """How far the build was after these lines, where ninja or make report it."""
+    reported = (percent(clean(row)) for row in reversed(rows) if b"]" in row)
+    return next((value for value in reported if value is not None), None)
 
 
 def percent(line: str) -> float | None:
-    """How far the build was, where ninja or make say so in this line."""
+    """How far the build was, where ninja or make report it in this line."""
     if match := _NINJA.match(line):
         done, total = int(match[1]), int(match[2])
         return 100 * done / total if total else None

@@ -1,8 +1,8 @@
-"""The content-addressed cache: wheels by their hash, half-finished downloads, index pages, facts about wheels.
+"""The content-addressed cache: wheels by their hash, partial downloads, index pages, facts about wheels.
 
     blobs/ab/abcd.../torch-2.8.0-....whl   whole files, verified, read-only
-    partial/KEY.part, KEY.json              downloads under way and the server's tag for them
-    pages/KEY, facts/KEY                    what indexes answered, for the next run and for --offline
+    partial/KEY.part, KEY.json              partial downloads and the server's ETag for them
+    pages/KEY, facts/KEY                    index pages and metadata, for the next run and for --offline
     made/KEY/...                            what was made from blobs, by inputs and options
 
 A file is in `blobs` only after its hash was checked; everything is renamed into place, so a kill leaves no wrong file.
@@ -41,7 +41,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in the cache that can be listed and pruned."""
+    """One entry of the cache that can be listed and pruned."""
 
     kind: EntryKind
     name: str
@@ -74,7 +74,7 @@ class Cache:
     # Whole files
 
     def find(self, sha256: str, filename: str) -> Path | None:
-        """The file with this hash under this name, if it is here."""
+        """The file with this hash under this name, if it is cached."""
         folder = self._blob_folder(sha256)
         path = folder / filename
         if not path.is_file():
@@ -98,7 +98,7 @@ class Cache:
     def _blob_folder(self, sha256: str) -> Path:
         return self.root / "blobs" / sha256[:2] / sha256
 
-    # Downloads under way
+    # Partial downloads
 
     def partial(self, key: str) -> Path:
         folder = self.root / "partial"

@@ -1,4 +1,4 @@
-"""HTTP for indexes and files: certificates, logins, time-outs, retries with back-off, errors as sentences."""
+"""HTTP for indexes and files: certificates, credentials, timeouts, retries with back-off, clear errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import urllib3
 
 import torchtailor
 from torchtailor.errors import NetworkError
-from torchtailor.fetch.settings import Settings, redact
+from torchtailor.fetch.locations import redact
+from torchtailor.fetch.settings import IndexSettings
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
@@ -28,7 +29,7 @@ _PAGE_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer to a small request."""
+    """The whole response to a small request."""
 
     url: str
     status: int
@@ -37,7 +38,7 @@ class Answer:
 
 
 class StatusError(NetworkError):
-    """The server answered, and not with what was asked for."""
+    """The server responded with an error status."""
 
     def __init__(self, message: str, hint: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(message, hint)
@@ -45,13 +46,13 @@ class StatusError(NetworkError):
         self.retry_after = retry_after
 
     @property
-    def passing(self) -> bool:
-        """Whether trying again later can help."""
+    def temporary(self) -> bool:
+        """Whether a retry can help."""
         return self.status in _RETRY_STATUS
 
 
 class UnreachableError(NetworkError):
-    """No answer, or one that broke off; `lasting` where waiting will hardly help."""
+    """No response, or one that broke off; `lasting` where a retry will hardly help."""
 
     def __init__(self, message: str, hint: str = "", *, lasting: bool = False) -> None:
         super().__init__(message, hint)
@@ -59,16 +60,16 @@ class UnreachableError(NetworkError):
 
 
 class Client:
-    """Requests with the user's certificates, proxy and logins; safe for several threads."""
+    """Requests with the user's certificates, proxy and credentials; safe for several threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: IndexSettings) -> None:
         self.settings = settings
         self._pools: dict[tuple[bool, str | None], urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._netrc = _read_netrc()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, retries: int | None = None) -> Answer:
-        """A small answer, whole; retried when that can help. 304 and 404 are answers too."""
+        """A small response, whole; retried when that can help. 304 and 404 are returned, not raised."""
 
         def once() -> Answer:
             with self.open(url, headers, accept=(200, 206, 304, 404, 410)) as response:
@@ -79,13 +80,13 @@ class Client:
         return answer
 
     def get_range(self, url: str, wanted: str, limit: int) -> Answer:
-        """A part of a file; a server that would send the whole file is not listened to."""
+        """A part of a file; refuses a server that would send the whole file."""
 
         def once() -> Answer:
             with self.open(url, {"Range": wanted}, accept=(200, 206, 416)) as response:
                 length = response.headers.get("content-length", "")
                 if response.status != 206 or (length.isdigit() and int(length) > limit):
-                    raise NetworkError(f"The server of {redact(url)} does not answer range requests.")
+                    raise NetworkError(f"The server of {redact(url)} does not support range requests.")
                 body = read_some(response, limit, url)
                 return _answer(url, response, body)
 
@@ -93,7 +94,7 @@ class Client:
         return answer
 
     def size(self, url: str) -> int | None:
-        """How large a file is, by asking for its headers only."""
+        """The size of a file, by a HEAD request."""
 
         def once() -> int | None:
             with self.open(url, method="HEAD", accept=(200,)) as response:
@@ -112,7 +113,7 @@ class Client:
         method: str = "GET",
         accept: tuple[int, ...] = (200,),
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One request, not retried, its body not yet read; other statuses than the accepted ones are errors."""
+        """One request, not retried, its body not yet read; raises for statuses that are not accepted."""
         address, login = self._login(url)
         sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
         sent |= login | dict(headers or {})
@@ -133,7 +134,7 @@ class Client:
             response.close()
 
     def retrying(self, once: Any, *, retries: int | None = None) -> Any:
-        """Call until it succeeds; wait longer each time, as long as the server asks for."""
+        """Call until it succeeds; wait longer each time, or as long as the server asks for."""
         attempts = (self.settings.retries if retries is None else retries) + 1
         for attempt in range(attempts):
             try:
@@ -176,7 +177,7 @@ class Client:
         return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
 
     def _login(self, url: str) -> tuple[str, dict[str, str]]:
-        """The address without its login, and the header that carries it."""
+        """The URL without its credentials, and the header that carries them."""
         parts = urlsplit(url)
         user, password = parts.username, parts.password
         if user is None and self._netrc is not None and parts.hostname:
@@ -190,25 +191,25 @@ class Client:
 
 
 def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
-    # Without a redirection urllib3 names only the path; joined to what was asked for, a login stays.
+    # Without a redirect urllib3 gives only the path; joined to the request's URL, credentials stay.
     final = urljoin(url, response.geturl() or url)
     return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
 
 
 def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str) -> bytes:
-    """The whole body, unless it is absurdly large."""
+    """The whole body, up to a limit."""
     body = response.read(limit + 1, decode_content=True)
     if len(body) > limit:
-        raise NetworkError(f"The answer from {redact(url)} is larger than any index page.")
+        raise NetworkError(f"The response of {redact(url)} is larger than {limit >> 20} MiB.", "Check the index URL.")
     return body
 
 
 def worth_retrying(error: NetworkError) -> bool:
-    return error.passing if isinstance(error, StatusError) else isinstance(error, UnreachableError)
+    return error.temporary if isinstance(error, StatusError) else isinstance(error, UnreachableError)
 
 
 def wait_before(attempt: int, error: NetworkError) -> float:
-    """Seconds until the next try: the server's wish, or doubling with some chance in it."""
+    """Seconds until the next attempt: the server's Retry-After, or exponential back-off with jitter."""
     if isinstance(error, StatusError) and error.retry_after is not None:
         return min(error.retry_after, _LONGEST_WAIT)
     return float(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
@@ -217,11 +218,11 @@ def wait_before(attempt: int, error: NetworkError) -> float:
 def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError:
     status = response.status
     hint = {
-        401: "Put a login into the address or into ~/.netrc.",
-        403: "The server refuses this login or this machine.",
+        401: "Put credentials into the URL or into ~/.netrc.",
+        403: "The server refuses these credentials or this machine.",
         404: "The file is gone from the index; try again without --offline, or choose another release.",
-        429: "The server asks for fewer requests; try again in a minute.",
-    }.get(status, "Try again later." if status in _RETRY_STATUS else "Check the address.")
+        429: "The server limits the request rate; try again in a minute.",
+    }.get(status, "Try again later." if status in _RETRY_STATUS else "Check the URL.")
     return StatusError(
         f"{redact(url)} answered {status} {response.reason or ''}".rstrip() + ".",
         hint,
@@ -244,15 +245,15 @@ def _retry_after(text: str | None) -> float | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, in the fewest words."""
+    """The innermost cause, in a few words."""
     if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
         return _reason(error.reason)
     if isinstance(error, urllib3.exceptions.NameResolutionError):
-        return "its name is not known here"
+        return "DNS lookup failed"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rsplit(": ", 1)[-1]
     if isinstance(error, urllib3.exceptions.TimeoutError):
-        return "no answer in time"
+        return "timed out"
     return " ".join(str(error).split())
 
 

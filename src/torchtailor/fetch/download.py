@@ -1,4 +1,4 @@
-"""Downloads: several at once, resumed where they stopped, checked by hash, and only then in the cache."""
+"""Downloads: several in parallel, resumed where they stopped, checked by hash, and only then put into the cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ import urllib3
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.fetch.cache import Cache, hash_file, write_atomic
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worth_retrying
-from torchtailor.fetch.pages import WheelFile
+from torchtailor.fetch.pages import WheelAddress
 
 _CHUNK = 1 << 20
 PARALLEL = 6
 
 
 class DownloadProgress(Protocol):
-    """Is told how a download goes on; called from several threads."""
+    """Receives the progress of downloads; called from several threads."""
+
+    def expected(self, size: int) -> None:
+        """So many bytes will be downloaded in all."""
 
     def started(self, filename: str, size: int | None, already: int) -> None: ...
 
@@ -39,7 +42,9 @@ class DownloadProgress(Protocol):
 
 
 class NoDownloadProgress:
-    """Progress of downloads that nobody watches."""
+    """Download progress that nobody watches."""
+
+    def expected(self, size: int) -> None: ...
 
     def started(self, filename: str, size: int | None, already: int) -> None: ...
 
@@ -52,24 +57,24 @@ class NoDownloadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A wheel that is here, whole."""
+    """A wheel on disk, whole."""
 
-    file: WheelFile
+    file: WheelAddress
     path: Path
     sha256: str
-    downloaded: int  # bytes that came over the network in this run
+    downloaded: int  # bytes downloaded in this run
 
 
 class WrongBytesError(NetworkError):
-    """A server sent something else than its index names."""
+    """A server sent other bytes than its index lists."""
 
 
 class _Stopped(Exception):  # noqa: N818
-    """Another download failed or the user pressed Ctrl-C; what is here stays for the next run."""
+    """Another download failed or the user pressed Ctrl-C; partial downloads stay for the next run."""
 
 
 class _State(msgspec.Struct):
-    """What is kept beside a half-finished download."""
+    """What is kept beside a partial download."""
 
     etag: str = ""
 
@@ -81,9 +86,10 @@ class Downloader:
         self._client, self._cache, self._parallel = client, cache, parallel
         self._stop = threading.Event()
 
-    def fetch(self, files: Sequence[WheelFile], progress: DownloadProgress | None = None) -> dict[str, Fetched]:
-        """All files, largest first, by address; stops all at the first failure or at Ctrl-C."""
+    def fetch(self, files: Sequence[WheelAddress], progress: DownloadProgress | None = None) -> dict[str, Fetched]:
+        """All files, largest first, by URL; stops all at the first failure or at Ctrl-C."""
         progress = progress or NoDownloadProgress()
+        progress.expected(sum((file.size or 0) - self.resumable(file) for file in self.missing(files)))
         ordered = sorted(files, key=lambda file: -(file.size or 0))
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
             futures = {pool.submit(self._one, file, progress): file for file in ordered}
@@ -97,16 +103,16 @@ class Downloader:
                 raise
         return {futures[future].url: future.result() for future in _failures_first(futures)}
 
-    def missing(self, files: Sequence[WheelFile]) -> tuple[WheelFile, ...]:
-        """The files that would have to come over the network."""
+    def missing(self, files: Sequence[WheelAddress]) -> tuple[WheelAddress, ...]:
+        """The files that would have to be downloaded."""
         return tuple(file for file in files if file.local_path is None and self._cached(file) is None)
 
-    def resumable(self, file: WheelFile) -> int:
-        """Bytes of a file that an earlier run has left."""
+    def resumable(self, file: WheelAddress) -> int:
+        """Bytes of a file that an earlier run has downloaded."""
         part = self._cache.partial(file.key)
         return part.stat().st_size if part.exists() else 0
 
-    def _one(self, file: WheelFile, progress: DownloadProgress) -> Fetched:
+    def _one(self, file: WheelAddress, progress: DownloadProgress) -> Fetched:
         if self._stop.is_set():
             raise _Stopped
         if (path := file.local_path) is not None:
@@ -115,26 +121,26 @@ class Downloader:
             return Fetched(file, path, path.parent.name, 0)
         if self._client.settings.offline:
             raise NetworkError(
-                f"{file.filename} is not in the cache, and --offline forbids to fetch it.",
+                f"{file.filename} is not in the cache, and --offline does not allow a download.",
                 "Run the same command once without --offline.",
             )
         with _locked(self._cache.partial(file.key)) as part:
-            if (path := self._cached(file)) is not None:  # another process was quicker
+            if (path := self._cached(file)) is not None:  # another process was faster
                 return Fetched(file, path, path.parent.name, 0)
             return self._download(file, part, progress)
 
-    def _local(self, file: WheelFile, path: Path) -> Fetched:
+    def _local(self, file: WheelAddress, path: Path) -> Fetched:
         digest = self._local_hash(path)
         if (expected := file.best_hash) is not None:
             actual = digest if expected[0] == "sha256" else hash_file(path, expected[0])
             if actual != expected[1]:
                 raise BadInputError(
-                    f"{path} is not the file that its index page names: its {expected[0]} differs.", "Copy it again."
+                    f"{path} is not the file that its index page lists: its {expected[0]} differs.", "Copy it again."
                 )
         return Fetched(file, path, digest, 0)
 
     def _local_hash(self, path: Path) -> str:
-        """The hash of a local file, remembered for as long as the file looks the same."""
+        """The hash of a local file, cached for as long as its size, time and inode stay the same."""
         status = path.stat()
         key = f"{path}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}"
         if (known := self._cache.read_note("facts", key)) is not None:
@@ -143,14 +149,14 @@ class Downloader:
         self._cache.write_note("facts", key, digest.encode("ascii"))
         return digest
 
-    def _cached(self, file: WheelFile) -> Path | None:
+    def _cached(self, file: WheelAddress) -> Path | None:
         sha256 = file.sha256
         if sha256 is None and (known := self._cache.read_note("facts", f"sha256 of {file.key}")) is not None:
             sha256 = known.decode("ascii")
         return self._cache.find(sha256, file.filename) if sha256 else None
 
-    def _download(self, file: WheelFile, part: Path, progress: DownloadProgress) -> Fetched:
-        """Go on until the file is whole; tries that bring nothing are counted, progress resets the count."""
+    def _download(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> Fetched:
+        """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""
         progress.started(file.filename, file.size, part.stat().st_size)
         received = fruitless = 0
         wrong = False
@@ -161,7 +167,7 @@ class Downloader:
                 digest = _check(file, part)
                 break
             except WrongBytesError:
-                # Wrong bytes: perhaps of an older file that the rest was joined to. Once more, from the start.
+                # Perhaps the rest was appended to a part of an older file. Once more, from the start.
                 _discard(part)
                 progress.restarted(file.filename)
                 if wrong:
@@ -183,8 +189,8 @@ class Downloader:
         if self._stop.wait(seconds):
             raise _Stopped
 
-    def _receive(self, file: WheelFile, part: Path, progress: DownloadProgress) -> int:
-        """One request for what is missing; returns the bytes it brought."""
+    def _receive(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> int:
+        """One request for the missing bytes; returns how many came."""
         have = part.stat().st_size
         state = _read_state(part)
         headers = {}
@@ -195,13 +201,13 @@ class Downloader:
         with self._client.open(file.url, headers, accept=(200, 206, 416)) as response, part.open("r+b") as out:
             if response.status == 416:
                 if have and _total(response) == have:
-                    return 0  # it was whole already
+                    return 0  # the part is whole already
                 _restart(out, part, file, progress)
-                raise UnreachableError(f"{file.shown} has no such range.")
+                raise UnreachableError(f"{file.shown} refused the range that was requested.")
             start = have if response.status == 206 else 0
             if response.status == 206 and not _starts_at(response, have):
                 _restart(out, part, file, progress)
-                raise UnreachableError(f"{file.shown} answered another range than was asked for.")
+                raise UnreachableError(f"{file.shown} sent another range than was requested.")
             if start != have:
                 progress.restarted(file.filename)
             out.truncate(start)
@@ -210,7 +216,7 @@ class Downloader:
             return self._copy(file, response, out, progress)
 
     def _copy(
-        self, file: WheelFile, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: DownloadProgress
+        self, file: WheelAddress, response: urllib3.BaseHTTPResponse, out: IO[bytes], progress: DownloadProgress
     ) -> int:
         received = 0
         try:
@@ -222,21 +228,21 @@ class Downloader:
                 progress.advanced(file.filename, len(chunk))
                 if file.size is not None and out.tell() > file.size:
                     raise WrongBytesError(
-                        f"{file.shown} sends more than the {file.size} bytes that its index names.", _AGAIN
+                        f"{file.shown} sends more than the {file.size} bytes that its index lists.", _AGAIN
                     )
         except OSError as error:
             raise EnvironmentProblem(
                 f"{file.filename} cannot be written to the cache: {error.strerror}.",
-                "Make room, or set TORCHTAILOR_CACHE to another disk.",
+                "Free some space, or set TORCHTAILOR_CACHE to a folder on another disk.",
             ) from error
         return received
 
 
-_AGAIN = "Try again later, or another index; nothing wrong was kept."
+_AGAIN = "Try again later, or use another index; the wrong bytes were discarded."
 
 
-def _check(file: WheelFile, part: Path) -> str:
-    """The sha256 of a whole download, after comparing size and hash with what the index names."""
+def _check(file: WheelAddress, part: Path) -> str:
+    """The sha256 of a whole download, after comparing size and hash with those of the index."""
     size = part.stat().st_size
     if file.size is not None and size < file.size:
         raise UnreachableError(f"{file.shown} ended after {size} of {file.size} bytes.", _AGAIN)
@@ -246,7 +252,7 @@ def _check(file: WheelFile, part: Path) -> str:
         actual = digest if expected[0] == "sha256" else hash_file(part, expected[0])
         if actual != expected[1]:
             raise WrongBytesError(
-                f"{file.shown} is not the file that its index names: its {expected[0]} differs.", _AGAIN
+                f"{file.shown} is not the file that its index lists: its {expected[0]} differs.", _AGAIN
             )
     elif not zipfile.is_zipfile(part):
         raise WrongBytesError(f"{file.shown} is not a wheel.", _AGAIN)
@@ -257,7 +263,7 @@ def _check(file: WheelFile, part: Path) -> str:
 
 @contextmanager
 def _locked(part: Path) -> Iterator[Path]:
-    """A download of its own: a second process waits here until the first is through."""
+    """Lock one download: a second process waits until the first has finished."""
     lock = part.with_suffix(".lock")
     with lock.open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -265,13 +271,13 @@ def _locked(part: Path) -> Iterator[Path]:
             part.touch()
             yield part
         finally:
-            # The lock file stays: whoever waits for it must find the same one.
+            # The lock file stays: processes that wait for it must lock the same file.
             with suppress(OSError):
                 if part.exists() and part.stat().st_size == 0:
                     part.unlink()
 
 
-def _restart(out: IO[bytes], part: Path, file: WheelFile, progress: DownloadProgress) -> None:
+def _restart(out: IO[bytes], part: Path, file: WheelAddress, progress: DownloadProgress) -> None:
     out.truncate(0)
     part.with_suffix(".json").unlink(missing_ok=True)
     progress.restarted(file.filename)
@@ -305,7 +311,7 @@ def _read_state(part: Path) -> _State:
         return _State()
 
 
-def _failures_first(futures: Mapping[Future[Fetched], WheelFile]) -> list[Future[Fetched]]:
+def _failures_first(futures: Mapping[Future[Fetched], WheelAddress]) -> list[Future[Fetched]]:
     """Real failures before downloads that were only stopped by them."""
 
     def order(future: Future[Fetched]) -> int:

@@ -1,4 +1,4 @@
-"""Which wheels the sources offer for a target: pages read once, files ranked as pip ranks them."""
+"""Which wheels the indexes have for a target: pages read once, files ranked as pip ranks them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from packaging.utils import canonicalize_name
 from torchtailor.errors import NetworkError, TorchtailorError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 
 _PARALLEL = 8
@@ -31,43 +32,43 @@ class _Page(msgspec.Struct):
 
 
 class Finder:
-    """Lists and describes the wheels of all sources; nothing large is downloaded."""
+    """Lists and describes the wheels of all locations; downloads only pages and metadata."""
 
-    def __init__(self, settings: Settings, cache: Cache, client: Client | None = None) -> None:
+    def __init__(self, settings: IndexSettings, cache: Cache, client: Client | None = None) -> None:
         self.settings = settings
         self.cache = cache
         self.client = client or Client(settings)
         self._facts = FactsReader(self.client, cache, offline=settings.offline)
-        self._pages: dict[tuple[Source, str], tuple[WheelFile, ...]] = {}
+        self._pages: dict[tuple[IndexLocation, str], tuple[WheelFile, ...]] = {}
         self._known_facts: dict[str, Facts] = {}
-        self._dead: dict[str, NetworkError] = {}  # hosts that did not answer: not asked again
+        self._unreachable: dict[str, NetworkError] = {}  # hosts that are not asked again
         self._lock = threading.Lock()
 
-    def with_index(self, source: Source) -> Finder:
-        """A finder that also looks at one more index; what was read already is kept."""
+    def with_index(self, source: IndexLocation) -> Finder:
+        """A finder with one more index; pages and metadata that were read are kept."""
         more = Finder(self.settings.with_index(source), self.cache, self.client)
-        more._pages, more._known_facts, more._dead = self._pages, self._known_facts, self._dead
+        more._pages, more._known_facts, more._unreachable = self._pages, self._known_facts, self._unreachable
         return more
 
     def all_files(self, project: str) -> tuple[WheelFile, ...]:
-        """Every wheel of a project, for all platforms, source by source."""
+        """Every wheel of a project, for all platforms, location by location."""
         name = canonicalize_name(project)
         return tuple(file for source in self.settings.sources for file in self.list(source, name))
 
-    def list(self, source: Source, project: str) -> tuple[WheelFile, ...]:
-        """The wheels of a project in one source."""
+    def list(self, source: IndexLocation, project: str) -> tuple[WheelFile, ...]:
+        """The wheels of a project in one location."""
         name = canonicalize_name(project)
         with self._lock:
             known = self._pages.get((source, name))
         if known is None:
-            listed = self._index_page(source, name) if source.kind is SourceKind.INDEX else self._links(source)
+            listed = self._index_page(source, name) if source.kind is LocationKind.INDEX else self._links(source)
             known = tuple(file for file in listed if file.name == name)
             with self._lock:
                 self._pages[source, name] = known
         return known
 
     def fitting(self, project: str, target: Target) -> tuple[WheelFile, ...]:
-        """The wheels that the target can install, best first: version, then fit, then build, then source."""
+        """The wheels that the target can install, best first: version, then tags, then build, then location."""
         ranked = []
         for order, file in enumerate(self.all_files(project)):
             _, version, build, tags = file.parsed
@@ -87,7 +88,7 @@ class Finder:
         return known
 
     def warm(self, projects: Sequence[str], target: Target) -> None:
-        """Read the pages of several projects at once; a page that fails is reported when it is needed."""
+        """Read the pages of several projects in parallel; a failure is raised when the page is needed."""
 
         def one(name: str) -> None:
             with suppress(TorchtailorError):
@@ -98,7 +99,7 @@ class Finder:
                 list(pool.map(one, projects))
 
     def warm_facts(self, files: Iterable[WheelFile]) -> None:
-        """Read the metadata of several wheels at once."""
+        """Read the metadata of several wheels in parallel."""
 
         def one(file: WheelFile) -> None:
             with suppress(TorchtailorError):
@@ -107,7 +108,7 @@ class Finder:
         with ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(one, files))
 
-    def _index_page(self, source: Source, name: str) -> tuple[WheelFile, ...]:
+    def _index_page(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
         folder = source.local_path
         if folder is not None:
             return _local_page(folder / name, source)
@@ -115,7 +116,7 @@ class Finder:
         page = self._fetch_page(url)
         return parse_page(page.body, page.content_type, page.url, source) if page else ()
 
-    def _links(self, source: Source) -> tuple[WheelFile, ...]:
+    def _links(self, source: IndexLocation) -> tuple[WheelFile, ...]:
         path = source.local_path
         if path is not None:
             if path.is_file():
@@ -129,13 +130,13 @@ class Finder:
         if self.settings.offline:
             return kept
         host = urlsplit(url).netloc
-        if (dead := self._dead.get(host)) is not None:
-            raise dead
+        if (known := self._unreachable.get(host)) is not None:
+            raise known
         headers = {"Accept": ACCEPT} | ({"If-None-Match": kept.etag} if kept and kept.etag else {})
         try:
             answer = self.client.get(url, headers)
         except UnreachableError as error:
-            self._dead[host] = error
+            self._unreachable[host] = error
             raise
         if answer.status == 304 and kept:
             return kept
@@ -154,8 +155,8 @@ class Finder:
             return None
 
 
-def _local_page(folder: Path, source: Source) -> tuple[WheelFile, ...]:
-    """A project of an index that lies in a folder."""
+def _local_page(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...]:
+    """A project of an index in a local folder."""
     for filename, content_type in (("index.json", JSON_TYPE), ("index.html", "text/html")):
         path = folder / filename
         if path.is_file():

@@ -1,11 +1,11 @@
-"""The metadata of a wheel without the wheel: its metadata file, or a few kilobytes out of the zip by range requests."""
+"""The metadata of a wheel without a download: its metadata file, or a few kilobytes of the zip by range requests."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import re
-import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,13 @@ from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
+from torchtailor.fetch.locations import redact
 from torchtailor.fetch.pages import WheelFile
-from torchtailor.fetch.settings import redact
+from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
 _BLOCK = 32 << 10
@@ -28,7 +30,7 @@ _METADATA_LIMIT = 16 << 20
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a wheel before it is here: its METADATA text and its size."""
+    """What is known about a wheel before its download: its METADATA text and its size."""
 
     text: bytes
     size: int
@@ -42,7 +44,7 @@ class Facts:
                 requirements.append(Requirement(line))
             except InvalidRequirement as error:
                 raise BadInputError(
-                    f"The metadata of {raw.get('name', 'a wheel')} has a line that cannot be read: {line!r}."
+                    f"The metadata of {raw.get('name', 'a wheel')} has an invalid requirement: {line!r}."
                 ) from error
         return tuple(requirements)
 
@@ -57,7 +59,7 @@ class _Stored(msgspec.Struct):
 
 
 class FactsReader:
-    """Reads and remembers the facts about wheels."""
+    """Reads the facts about wheels, and caches them."""
 
     def __init__(self, client: Client, cache: Cache, *, offline: bool = False) -> None:
         self._client, self._cache, self._offline = client, cache, offline
@@ -70,12 +72,12 @@ class FactsReader:
                 kept = msgspec.msgpack.decode(stored, type=_Stored)
                 return Facts(kept.text, kept.size)
             except msgspec.DecodeError:
-                pass  # a damaged note is read again
+                pass  # a damaged cache entry is replaced
         if (path := self._blob(file)) is not None:
             return Facts(read_local(path), path.stat().st_size)
         if self._offline:
             raise NetworkError(
-                f"{file.filename} is not in the cache, and --offline forbids to look for it.",
+                f"{file.filename} is not in the cache, and --offline does not allow a request.",
                 "Run the same command once without --offline.",
             )
         facts = self._ask(file)
@@ -91,17 +93,17 @@ class FactsReader:
             if answer.status == 200 and _is(answer.body, file):
                 return Facts(answer.body, file.size or self._size(file))
         remote = RangeFile(self._client, file.url)
-        return Facts(_from_zip(remote, file.filename), remote.size)
+        return Facts(_from_remote(remote, file.filename), remote.size)
 
     def _size(self, file: WheelFile) -> int:
         size = self._client.size(file.url)
         if size is None:
-            raise NetworkError(f"The server does not say how large {file.filename} is.")
+            raise NetworkError(f"The server does not report the size of {file.filename}.")
         return size
 
 
 def _is(text: bytes, file: WheelFile) -> bool:
-    """Whether a metadata file is the one the index hashed; without a hash it is taken as it is."""
+    """Whether a metadata file has the hash that the index lists; without one it is accepted."""
     for name, expected in (file.metadata or {}).items():
         if name in hashlib.algorithms_available and hashlib.new(name, text).hexdigest() != expected:
             return False
@@ -111,30 +113,32 @@ def _is(text: bytes, file: WheelFile) -> bool:
 def read_local(path: Path) -> bytes:
     """The METADATA of a wheel on disk."""
     try:
-        with path.open("rb") as file:
-            return _from_zip(file, path.name)
+        with WheelArchive(path) as archive:
+            return archive.read(_metadata(archive.members.values(), path.name).name)
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _from_zip(file: io.BufferedReader | RangeFile, filename: str) -> bytes:
+def _from_remote(remote: RangeFile, filename: str) -> bytes:
+    """The METADATA of a wheel elsewhere: its whole table is checked as that of a wheel on disk, and this one member."""
+    member = _metadata(read_table(remote, filename, remote.size), filename)
+    placed = locate(remote.read_at, filename, remote.size, member)
+    with blamed_on(f"{filename}: {member.name}"):
+        return b"".join(member_source(remote.read_at, placed).chunks())
+
+
+def _metadata(members: Iterable[Member], filename: str) -> Member:
     name = canonicalize_name(filename.split("-", maxsplit=1)[0])
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for info in archive.infolist():
-                folder, _, rest = info.filename.partition("/")
-                match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
-                if rest == "METADATA" and match and canonicalize_name(match[1]) == name:
-                    if info.file_size > _METADATA_LIMIT:
-                        break
-                    return archive.read(info)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OverflowError) as error:
-        raise BadInputError(f"{filename} is not a readable wheel: {error}.", "Fetch it again.") from error
+    for member in members:
+        folder, _, rest = member.name.partition("/")
+        match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
+        if rest == "METADATA" and match and canonicalize_name(match[1]) == name and member.size <= _METADATA_LIMIT:
+            return member
     raise BadInputError(f"{filename} has no readable METADATA.", "It is not a wheel of that name.")
 
 
 class RangeFile(io.RawIOBase):
-    """A remote file that fetches only what is read of it; made for reading a zip's table and one small member."""
+    """A remote file that downloads only what is read: a zip's directory and one small member."""
 
     def __init__(self, client: Client, url: str) -> None:
         self._client, self._url = client, url
@@ -172,11 +176,12 @@ class RangeFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         end = self.size if size is None or size < 0 else min(self._position + size, self.size)
-        data = self._range(self._position, end)
+        data = self.read_at(self._position, end - self._position)
         self._position += len(data)
         return data
 
-    def _range(self, start: int, end: int) -> bytes:
+    def read_at(self, start: int, size: int) -> bytes:
+        end = min(start + size, self.size)
         if start >= end:
             return b""
         for at, data in self._blocks:
@@ -188,13 +193,13 @@ class RangeFile(io.RawIOBase):
             len(answer.body) != last - start
             or answer.headers.get("content-range") != f"bytes {start}-{last - 1}/{self.size}"
         ):
-            raise NetworkError(f"The server of {redact(self._url)} answered another range than was asked for.")
+            raise NetworkError(f"The server of {redact(self._url)} sent another range than was requested.")
         self._blocks.append((start, answer.body))
         return answer.body[: end - start]
 
 
 def _no_ranges(url: str) -> NetworkError:
     return NetworkError(
-        f"The server of {redact(url)} neither has a metadata file nor answers range requests.",
+        f"The server of {redact(url)} has no metadata file and does not support range requests.",
         "Download the wheel yourself and give its folder with --find-links.",
     )

@@ -17,7 +17,7 @@ from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, pars
 from packaging.version import Version
 
 from torchtailor.errors import NetworkError
-from torchtailor.fetch.settings import Source, local_path, redact
+from torchtailor.fetch.locations import IndexLocation, local_path, redact
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -30,17 +30,13 @@ _parse = lru_cache(maxsize=1 << 16)(parse_wheel_filename)
 
 
 @dataclass(frozen=True, slots=True)
-class WheelFile:
-    """A wheel that a source offers."""
+class WheelAddress:
+    """A wheel to fetch: its name, its URL, and the hashes and the size that are known beforehand."""
 
     filename: str
     url: str
-    source: Source
     hashes: Mapping[str, str]
     size: int | None = None
-    requires_python: str = ""
-    yanked: bool = False
-    metadata: Mapping[str, str] | None = None  # hashes of its metadata file, empty if none are given
 
     @property
     def parsed(self) -> tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]:
@@ -64,7 +60,7 @@ class WheelFile:
 
     @property
     def best_hash(self) -> tuple[str, str] | None:
-        """The strongest hash that the source gives and Python knows."""
+        """The strongest hash that the index gives and Python knows."""
         for name in _HASHES:
             if name in self.hashes and name in hashlib.algorithms_available:
                 return name, self.hashes[name]
@@ -72,14 +68,29 @@ class WheelFile:
 
     @property
     def key(self) -> str:
-        """A name for its content, as far as it is known before it is here."""
+        """A name for its content, as far as that is known before the download."""
         known = self.best_hash
         text = f"{known[0]}:{known[1]}" if known else f"url:{self.url}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def shown(self) -> str:
+        """The URL without its password."""
         return redact(self.url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile(WheelAddress):
+    """A wheel as an index or a folder lists it."""
+
+    source: IndexLocation
+    requires_python: str = ""
+    yanked: bool = False
+    metadata: Mapping[str, str] | None = None  # hashes of its metadata file, empty if none are given
+
+    @property
+    def address(self) -> WheelAddress:
+        return WheelAddress(self.filename, self.url, self.hashes, self.size)
 
 
 class _JsonFile(msgspec.Struct):
@@ -106,7 +117,7 @@ class Anchor:
 
 
 class _Anchors(HTMLParser):
-    """Collects the links and the base address of a page."""
+    """Collects the links and the base URL of a page."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -140,21 +151,21 @@ class _Anchors(HTMLParser):
         self._flush()
 
 
-def parse_page(body: bytes, content_type: str, url: str, source: Source) -> tuple[WheelFile, ...]:
-    """The wheels on a page; other files and names that are no wheel's are passed over."""
+def parse_page(body: bytes, content_type: str, url: str, source: IndexLocation) -> tuple[WheelFile, ...]:
+    """The wheels on a page; other files and invalid wheel names are skipped."""
     kind = content_type.split(";", maxsplit=1)[0].strip().lower()
     if kind in (JSON_TYPE, "application/json"):
         return tuple(_from_json(body, url, source))
     return tuple(_from_html(body, url, source))
 
 
-def _from_json(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
+def _from_json(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFile]:
     try:
         page = msgspec.json.decode(body, type=_JsonPage)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise NetworkError(
-            f"The page {redact(url)} is not the index answer it claims to be: {error}.",
-            "Check that the address is an index's.",
+            f"The page {redact(url)} is not valid JSON of a package index: {error}.",
+            "Check that the URL is that of an index (the simple API).",
         ) from error
     for item in page.files:
         metadata = item.core_metadata or item.dist_info_metadata
@@ -170,7 +181,7 @@ def _from_json(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
         )
 
 
-def _from_html(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
+def _from_html(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFile]:
     parser = _Anchors()
     parser.feed(body.decode("utf-8", "replace"))
     parser.close()
@@ -190,7 +201,7 @@ def _from_html(body: bytes, url: str, source: Source) -> Iterator[WheelFile]:
 
 
 def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | None:
-    """PEP 714's attribute, or PEP 658's older name for it: a hash, or only that the file is there."""
+    """PEP 714's attribute, or PEP 658's older name for it: a hash, or only that the file exists."""
     for name in ("data-core-metadata", "data-dist-info-metadata"):
         if (value := attributes.get(name)) is not None and value.lower() != "false":
             algorithm, found, digest = value.partition("=")
@@ -198,7 +209,7 @@ def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | No
     return None
 
 
-def list_folder(folder: Path, source: Source) -> tuple[WheelFile, ...]:
+def list_folder(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...]:
     """The wheels in a local folder."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".whl")
@@ -214,7 +225,7 @@ def list_folder(folder: Path, source: Source) -> tuple[WheelFile, ...]:
 def _wheel(
     filename: str,
     url: str,
-    source: Source,
+    source: IndexLocation,
     *,
     hashes: Mapping[str, str],
     size: int | None = None,
@@ -227,5 +238,7 @@ def _wheel(
     try:
         _parse(filename)
     except InvalidWheelFilename:
-        return  # a wheel variant, or a name from before the rules
-    yield WheelFile(filename, url, source, hashes, size, requires_python, yanked, metadata)
+        return  # a wheel variant, or a name older than the specification
+    yield WheelFile(
+        filename, url, hashes, size, source=source, requires_python=requires_python, yanked=yanked, metadata=metadata
+    )

@@ -1,4 +1,4 @@
-"""What pip is told: PIP_* variables, and pip.conf in all its places."""
+"""pip's configuration: PIP_* variables and every pip.conf."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import platformdirs
 
 from torchtailor.errors import UsageError
-from torchtailor.fetch.settings import Found, Source, SourceKind, make_source
+from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
 
 _SECTIONS = ("global", "install", "download")  # later ones win, as in pip
 
 
-def read(environment: Mapping[str, str]) -> Found:
-    """pip's settings: files from the most general to the most special, then the environment over them."""
+def read(environment: Mapping[str, str]) -> ConfiguredIndexes:
+    """pip's settings: files from the most general to the most specific, then the environment."""
     values: dict[str, tuple[str, str, Path]] = {}
     for path in config_files(environment):
         for key, value in _read_file(path):
@@ -26,18 +26,18 @@ def read(environment: Mapping[str, str]) -> Found:
         if name.startswith("PIP_") and value:
             key = name.removeprefix("PIP_").lower().replace("_", "-")
             values[key] = (value, name, Path.cwd())
-    found = Found(values={key: value for key, (value, _, _) in values.items()})
+    found = ConfiguredIndexes(values={key: value for key, (value, _, _) in values.items()})
     found.no_index = found.values.get("no-index", "").lower() in ("1", "true", "yes", "on")
     if "index-url" in values and not found.no_index:
         text, origin, folder = values["index-url"]
-        found.index = make_source(text, SourceKind.INDEX, origin, folder)
+        found.index = make_location(text, LocationKind.INDEX, origin, folder)
     for key, kind, into in (
-        ("extra-index-url", SourceKind.INDEX, found.extra),
-        ("find-links", SourceKind.LINKS, found.links),
+        ("extra-index-url", LocationKind.INDEX, found.extra),
+        ("find-links", LocationKind.LINKS, found.links),
     ):
-        if key in values and not (kind is SourceKind.INDEX and found.no_index):
+        if key in values and not (kind is LocationKind.INDEX and found.no_index):
             text, origin, folder = values[key]
-            into += [make_source(word, kind, origin, folder) for word in text.split()]
+            into += [make_location(word, kind, origin, folder) for word in text.split()]
     return found
 
 
@@ -69,22 +69,24 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
         parser.read_string(path.read_text("utf-8"), source=str(path))
     except (OSError, UnicodeDecodeError, configparser.Error) as error:
         message = " ".join(str(error).split())
-        raise UsageError(f"pip's configuration file {path} cannot be read: {message}.", "Mend or move it.") from error
+        raise UsageError(
+            f"pip's configuration file {path} cannot be read: {message}.", "Correct or move it."
+        ) from error
     for section in _SECTIONS:
         if parser.has_section(section):
             for key, value in parser.items(section):
                 yield key.lower().replace("_", "-"), value
 
 
-def default_index() -> Source:
-    """The index that pip uses when nothing is configured, as pip itself knows it."""
+def default_index() -> IndexLocation:
+    """The index that pip uses when none is configured, from pip itself."""
     url = _from_pip() or _from_bundled_pip()
     if not url:
         raise UsageError(
-            "No package index is configured, and there is no pip here to ask for its default.",
+            "No package index is configured, and no pip is installed whose default could be used.",
             "Set PIP_INDEX_URL or UV_DEFAULT_INDEX, or give --index-url.",
         )
-    return Source(url, SourceKind.INDEX, "pip's default")
+    return IndexLocation(url, LocationKind.INDEX, "pip's default")
 
 
 def _from_pip() -> str | None:
@@ -96,7 +98,7 @@ def _from_pip() -> str | None:
 
 
 def _from_bundled_pip() -> str | None:
-    """Environments made by uv have no pip, but Python carries one for ensurepip."""
+    """Environments made by uv have no pip, but Python bundles one for ensurepip."""
     import subprocess
 
     try:

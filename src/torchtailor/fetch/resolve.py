@@ -49,7 +49,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A wheel with the extras it is asked for with."""
+    """A wheel with the extras that are requested."""
 
     file: WheelFile
     extras: frozenset[str]
@@ -64,7 +64,7 @@ class _Candidate:
 
 
 class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
-    """Tells resolvelib about wheels: what matches, what a wheel needs on the target."""
+    """resolvelib's view of wheels: what matches, what a wheel requires on the target."""
 
     def __init__(self, finder: Finder, target: Target, pinned: Mapping[NormalizedName, WheelFile]) -> None:
         self._finder, self._target, self._pinned = finder, target, pinned
@@ -83,7 +83,7 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         information: Mapping[Identifier, Iterator[Any]],
         backtrack_causes: Sequence[Any],
     ) -> Any:
-        """What is pinned exactly comes first: it cannot be chosen otherwise."""
+        """What is pinned exactly comes first: there is only one choice."""
         specifiers = [item for info in information[identifier] for item in info.requirement.specifier]
         exact = any(item.operator in ("==", "===") and not item.version.endswith(".*") for item in specifiers)
         blamed = any(identifier == self.identify(cause.requirement) for cause in backtrack_causes)
@@ -96,7 +96,7 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         incompatibilities: Mapping[Identifier, Iterator[_Candidate]],
     ) -> Callable[[], Iterator[_Candidate]]:
         name, extras = identifier
-        # A package asked for with extras is the same package without them: both must agree.
+        # A package with extras is the same package as without: both must agree.
         wanted = [req for key, found in requirements.items() if key[0] == name for req in found]
         bad = {
             candidate.file.url for key, found in incompatibilities.items() if key == identifier for candidate in found
@@ -106,9 +106,9 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         return lambda: (_Candidate(file, extras) for file in files if self._runs(file))
 
     def _runs(self, file: WheelFile) -> bool:
-        """Whether a wheel is for the target's Python; folders and plain pages do not say, so the wheel is asked."""
+        """Whether a wheel is for the target's Python; where a page lacks it, its metadata has it."""
         if file.requires_python:
-            return True  # the finder has compared it
+            return True  # checked by the finder
         return self._target.accepts_python(self._finder.facts(file).requires_python)
 
     def _matching(self, name: NormalizedName, specifier: SpecifierSet) -> list[WheelFile]:
@@ -139,7 +139,7 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         return needed
 
     def _look_ahead(self, needed: Sequence[Requirement]) -> None:
-        """Read the pages and the most likely metadata of all dependencies at once instead of one by one."""
+        """Read the pages and the most likely metadata of all dependencies in parallel."""
         names = sorted({canonicalize_name(item.name) for item in needed})
         if len(names) < 2:
             return
@@ -148,13 +148,13 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         for item in needed:
             try:
                 likely += self._matching(canonicalize_name(item.name), item.specifier)[:1]
-            except Exception:  # the same call reports it when its turn comes
+            except Exception:  # raised again when this dependency is resolved
                 continue
         self._finder.warm_facts(likely)
 
 
 def needs(facts: Facts, target: Target, extras: Iterable[str] = ()) -> Iterator[Requirement]:
-    """What a wheel with these extras needs on the target; markers are gone from the result."""
+    """What a wheel with these extras requires on the target; without markers."""
     asked = ["", *extras]
     for requirement in facts.requires:
         marker = requirement.marker
@@ -204,12 +204,12 @@ def _explain(error: ResolutionImpossible[Any, Any], target: Target) -> str:
 
 
 def _advice(error: ResolutionImpossible[Any, Any], finder: Finder, target: Target) -> str:
-    """What the sources have instead, for the first package in question."""
+    """What the indexes have instead, for the first package in conflict."""
     name = canonicalize_name(next(iter(error.causes)).requirement.name)
     fitting = finder.fitting(name, target)
     if fitting:
         versions = ", ".join(dict.fromkeys(str(file.version) for file in fitting[:40]))
         return f"The configured indexes have {name} {versions[:200]}."
     if finder.all_files(name):
-        return f"{name} is there, but not for this Python and platform; try another --python or --glibc."
+        return f"The indexes have {name}, but not for this Python and platform; try another --python or --glibc."
     return f"No configured index has {name}; add one with --extra-index-url or --find-links."

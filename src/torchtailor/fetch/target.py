@@ -1,4 +1,4 @@
-"""The machine wheels are fetched for, which need not be this one: its wheel tags and its markers."""
+"""The machine that wheels are fetched for, not necessarily this one: its wheel tags and its markers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from torchtailor.errors import UsageError
 
-# What PyTorch's own wheels ask for; a wheelhouse made for it installs wherever torch does.
+# What PyTorch's own wheels require; a wheelhouse made for it installs wherever torch does.
 DEFAULT_GLIBC = (2, 28)
 
 _LEGACY = {(2, 17): "manylinux2014", (2, 12): "manylinux2010", (2, 5): "manylinux1"}
@@ -48,7 +48,7 @@ class Target:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Platform tags it accepts, the most demanding first."""
+        """Platform tags it accepts, the newest glibc first."""
         return tuple(self._platforms())
 
     def _platforms(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ class Target:
         return min((self._ranks[tag] for tag in tags if tag in self._ranks), default=None)
 
     def accepts_python(self, requires: str) -> bool:
-        """Whether its Python satisfies a Requires-Python; one that cannot be read is taken as satisfied."""
+        """Whether its Python satisfies a Requires-Python; an invalid one counts as satisfied."""
         try:
             return SpecifierSet(requires).contains(self.environment["python_full_version"], prereleases=True)
         except InvalidSpecifier:

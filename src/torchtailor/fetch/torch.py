@@ -1,4 +1,4 @@
-"""Which file is the torch that a variant asks for: the right release, CUDA, Python and platform."""
+"""The official torch wheel of a variant: the right release, CUDA, Python and platform."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from packaging.version import Version
 
 from torchtailor.errors import NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import needs
-from torchtailor.fetch.settings import Source, SourceKind
 from torchtailor.fetch.target import Target
 from torchtailor.variants.variant import Variant
 
-# The packages whose version tells the CUDA that torch was built with, best first.
+# The packages whose version is that of the CUDA that torch was built with, best first.
 _CUDA_MARKS = re.compile(r"cuda-toolkit|nvidia-cuda-runtime(?:-cu\d+)?")
 
 
 @dataclass(frozen=True)
 class TorchChoice:
-    """The torch wheel for a variant, the finder that also knows its companions, and what is to be said about it."""
+    """The torch wheel for a variant, the finder for its companions, and notes for the user."""
 
     file: WheelFile
     facts: Facts
@@ -35,7 +35,7 @@ class TorchChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A torch wheel of the right release, and the build it turned out to be."""
+    """A torch wheel of the right release, and its build label."""
 
     file: WheelFile
     label: str
@@ -45,7 +45,7 @@ class _Seen:
 
 
 def build_label(file: WheelFile, facts: Facts, target: Target) -> str:
-    """PyTorch's label of a torch wheel: its own, or read off the CUDA it depends on; `cpu` if it needs none."""
+    """PyTorch's label of a torch wheel: its own, or from the CUDA it depends on; `cpu` if it requires none."""
     if file.version.local:
         first = file.version.local.split(".")[0]
         if re.fullmatch(r"cpu|cu\d{3}", first):
@@ -66,8 +66,8 @@ def label_of(requirements: Iterable[Requirement]) -> str:
 def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: str) -> TorchChoice:
     """The official wheel for a variant.
 
-    The configured sources come first, any of them. Where they have only other builds of the release, the index that
-    PyTorch keeps for this build is asked, unless the user named an index on the command line or wants no network.
+    The configured indexes come first, any of them. Where they have only other builds of the release, PyTorch's own
+    index for this build is searched, unless the user gave --index-url or --offline.
     """
     wanted = variant.build.label
     seen = _look(finder, variant, target)
@@ -75,33 +75,31 @@ def choose_torch(finder: Finder, variant: Variant, target: Target, wheel_index: 
         return _choice(finder, found, target, ())
     others = ", ".join(dict.fromkeys(str(item) for item in seen))
     what = f"PyTorch {variant.release.version} for Python {variant.python} on {variant.arch}"
-    said = (
+    missing = (
         f"The configured indexes have {what} as {others}, not as {wanted}."
         if others
         else (f"The configured indexes do not have {what}.")
     )
     if finder.settings.explicit_index or finder.settings.offline:
-        why = (
-            "--index-url says where to look" if finder.settings.explicit_index else "--offline forbids to look further"
-        )
+        why = "--index-url" if finder.settings.explicit_index else "--offline"
         raise NoMatchError(
-            f"{said} No other index was asked: {why}.",
-            f"Give the index that PyTorch keeps for {wanted} with --extra-index-url.",
+            f"{missing} No other index was searched because of {why}.",
+            f"Add PyTorch's own index for {wanted} with --extra-index-url.",
         )
-    source = Source(wheel_index.format(label=wanted), SourceKind.INDEX, f"PyTorch's index for {wanted}")
+    source = IndexLocation(wheel_index.format(label=wanted), LocationKind.INDEX, f"PyTorch's index for {wanted}")
     extended = finder.with_index(source)
     try:
         seen = _look_in(extended, source, variant, target)
     except NetworkError as error:
         raise NetworkError(
-            f"{said} PyTorch's own index for {wanted} cannot be used: {error.message}",
-            "Fetch the wheel elsewhere and give its folder with --find-links, or a mirror with --index-url.",
+            f"{missing} PyTorch's own index for {wanted} cannot be used: {error.message}",
+            "Download the wheel elsewhere and give its folder with --find-links, or a mirror with --index-url.",
         ) from error
     if found := _with_label(seen, wanted):
-        return _choice(extended, found, target, (f"{said} It comes from PyTorch's index {source.shown}.",))
+        return _choice(extended, found, target, (f"{missing} It comes from PyTorch's index {source.shown}.",))
     raise NoMatchError(
-        f"{said} PyTorch's own index for {wanted} does not have it either.",
-        f"`torchtailor matrix --why {variant.unique_name}` tells what else can be had.",
+        f"{missing} PyTorch's own index for {wanted} does not have it either.",
+        f"`torchtailor matrix --why {variant.unique_name}` lists what is available.",
     )
 
 
@@ -110,7 +108,7 @@ def _choice(finder: Finder, found: _Seen, target: Target, notes: tuple[str, ...]
 
 
 def _look(finder: Finder, variant: Variant, target: Target) -> list[_Seen]:
-    """In all configured sources; one that cannot be read is passed over as long as another has the wheel."""
+    """In all configured indexes; one that fails is skipped as long as another has the wheel."""
     seen: list[_Seen] = []
     problem: TorchtailorError | None = None
     for source in finder.settings.sources:
@@ -123,7 +121,7 @@ def _look(finder: Finder, variant: Variant, target: Target) -> list[_Seen]:
     return seen
 
 
-def _look_in(finder: Finder, source: Source, variant: Variant, target: Target) -> list[_Seen]:
+def _look_in(finder: Finder, source: IndexLocation, variant: Variant, target: Target) -> list[_Seen]:
     release = Version(str(variant.release.version))
     ranked = []
     for file in finder.list(source, "torch"):
@@ -140,7 +138,7 @@ def _with_label(seen: Iterable[_Seen], label: str) -> _Seen | None:
 
 
 def closure_requirements(choice: TorchChoice, companions: Iterable[str]) -> list[Requirement]:
-    """torch itself and the companions asked for, whose own pins match them to it."""
+    """torch itself and the requested companions, which pin the torch they belong to."""
     from packaging.requirements import InvalidRequirement
 
     requirements = [Requirement(f"torch==={choice.file.version}")]
@@ -149,6 +147,6 @@ def closure_requirements(choice: TorchChoice, companions: Iterable[str]) -> list
             requirements.append(Requirement(word))
         except InvalidRequirement as error:
             raise NoMatchError(
-                f"--with {word!r} is not a package's name.", "Write --with torchvision,torchaudio."
+                f"--with {word!r} is not a package name.", "Write --with torchvision,torchaudio."
             ) from error
     return requirements

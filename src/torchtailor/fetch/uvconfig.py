@@ -1,4 +1,4 @@
-"""What uv is told: UV_* variables, uv.toml and [tool.uv] in all their places."""
+"""uv's configuration: UV_* variables, uv.toml and [tool.uv]."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import platformdirs
 
 from torchtailor.errors import UsageError
-from torchtailor.fetch.settings import Found, Source, SourceKind, make_source
+from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
 
 _TRUE = ("1", "true", "yes", "on")
 
 
-def read(environment: Mapping[str, str], directory: Path) -> Found:
+def read(environment: Mapping[str, str], directory: Path) -> ConfiguredIndexes:
     """uv's settings: the environment first, then the project's, the user's and the machine's files."""
-    found = Found()
+    found = ConfiguredIndexes()
     found.offline = environment.get("UV_OFFLINE", "").lower() in _TRUE
     found.no_index = environment.get("UV_NO_INDEX", "").lower() in _TRUE
     _read_environment(environment, directory, found)
@@ -32,18 +32,18 @@ def read(environment: Mapping[str, str], directory: Path) -> Found:
     return found
 
 
-def _read_environment(environment: Mapping[str, str], directory: Path, found: Found) -> None:
+def _read_environment(environment: Mapping[str, str], directory: Path, found: ConfiguredIndexes) -> None:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if not found.index and environment.get(name):
             found.index = _named(environment[name], name, directory, environment)
     for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL"):
         found.extra += [_named(word, name, directory, environment) for word in environment.get(name, "").split()]
     words = re.split(r"[,\s]+", environment.get("UV_FIND_LINKS", ""))
-    found.links += [make_source(word, SourceKind.LINKS, "UV_FIND_LINKS", directory) for word in words if word]
+    found.links += [make_location(word, LocationKind.LINKS, "UV_FIND_LINKS", directory) for word in words if word]
 
 
 def config_files(environment: Mapping[str, str], directory: Path) -> Iterator[Path]:
-    """The files that uv would read here, the nearest first."""
+    """The files that uv would read in this directory, the nearest first."""
     if special := environment.get("UV_CONFIG_FILE"):
         yield Path(special)
         return
@@ -63,7 +63,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"uv's configuration file {path} cannot be read: {error}.", "Mend or move it.") from error
+        raise UsageError(f"uv's configuration file {path} cannot be read: {error}.", "Correct or move it.") from error
 
 
 def _uv_table(path: Path) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def _uv_table(path: Path) -> dict[str, Any] | None:
     return tables
 
 
-def _read_tables(path: Path, environment: Mapping[str, str], found: Found) -> None:
+def _read_tables(path: Path, environment: Mapping[str, str], found: ConfiguredIndexes) -> None:
     table = _uv_table(path) or {}
     folder, origin = path.parent, str(path)
     for part in (table, table.get("pip", {})):
@@ -85,28 +85,32 @@ def _read_tables(path: Path, environment: Mapping[str, str], found: Found) -> No
         if not found.index and isinstance(part.get("index-url"), str):
             found.index = _named(part["index-url"], origin, folder, environment)
         found.extra += [_named(url, origin, folder, environment) for url in _strings(part.get("extra-index-url"))]
-        found.links += [make_source(url, SourceKind.LINKS, origin, folder) for url in _strings(part.get("find-links"))]
+        found.links += [
+            make_location(url, LocationKind.LINKS, origin, folder) for url in _strings(part.get("find-links"))
+        ]
         for row in part.get("index", []):
             _read_index_row(row, origin, folder, environment, found)
 
 
-def _read_index_row(row: Any, origin: str, folder: Path, environment: Mapping[str, str], found: Found) -> None:
+def _read_index_row(
+    row: Any, origin: str, folder: Path, environment: Mapping[str, str], found: ConfiguredIndexes
+) -> None:
     if not isinstance(row, dict) or not isinstance(row.get("url"), str) or row.get("explicit") is True:
-        return  # an explicit index serves only the packages that a project pins to it
+        return  # an explicit index is only for the packages that a project pins to it
     name = row.get("name")
     source = _named(f"{name}={row['url']}" if isinstance(name, str) else row["url"], origin, folder, environment)
     if row.get("format") == "flat":
-        found.links.append(Source(source.url, SourceKind.LINKS, origin))
+        found.links.append(IndexLocation(source.url, LocationKind.LINKS, origin))
     elif row.get("default") is True and not found.index:
         found.index = source
     else:
         found.extra.append(source)
 
 
-def _named(text: str, origin: str, folder: Path, environment: Mapping[str, str]) -> Source:
-    """An index that may be written `name=address`; its name finds its credentials in the environment."""
+def _named(text: str, origin: str, folder: Path, environment: Mapping[str, str]) -> IndexLocation:
+    """An index that may be written `name=URL`; its credentials are in the environment under its name."""
     match = re.fullmatch(r"([\w.-]+)=(.*)", text)
-    source = make_source(match[2] if match else text, SourceKind.INDEX, origin, folder)
+    source = make_location(match[2] if match else text, LocationKind.INDEX, origin, folder)
     if not match:
         return source
     key = re.sub(r"[^A-Z0-9]", "_", match[1].upper())
@@ -115,7 +119,7 @@ def _named(text: str, origin: str, folder: Path, environment: Mapping[str, str])
     parts = urlsplit(source.url)
     if (user or password) and "@" not in parts.netloc:
         login = f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@"
-        return Source(urlunsplit(parts._replace(netloc=login + parts.netloc)), source.kind, origin)
+        return IndexLocation(urlunsplit(parts._replace(netloc=login + parts.netloc)), source.kind, origin)
     return source
 
 

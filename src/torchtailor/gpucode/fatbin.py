@@ -14,7 +14,7 @@ from enum import Enum, IntEnum, IntFlag
 from functools import lru_cache
 from typing import NamedTuple
 
-from torchtailor.binary.source import Bytes, Source
+from torchtailor.binary.source import Bytes, ByteSource
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.errors import BadInputError
 
@@ -220,7 +220,7 @@ def _target(kind_number: int, sm: int, suffix_bits: int) -> tuple[ImageKind, Cod
 _KINDS = {int(kind): kind for kind in ImageKind if kind is not ImageKind.UNKNOWN}
 
 
-def read_container(source: Source, offset: int, limit: int) -> Container:
+def read_container(source: ByteSource, offset: int, limit: int) -> Container:
     """Read the container at `offset`, which must end at or before `limit`."""
     if offset % ALIGNMENT:
         raise _damaged(offset, "it does not start at a multiple of 8")
@@ -237,7 +237,7 @@ def read_container(source: Source, offset: int, limit: int) -> Container:
     return Container(offset, header_size, size, tuple(_read_entries(source, offset, offset + header_size, end)))
 
 
-def _read_entries(source: Source, container: int, position: int, end: int) -> Iterator[Image]:
+def _read_entries(source: ByteSource, container: int, position: int, end: int) -> Iterator[Image]:
     read, unpack, fixed = source.read, ENTRY_HEADER.unpack, ENTRY_HEADER.size
     while position < end:
         if position + fixed > end:
@@ -330,7 +330,7 @@ def _read_parts(header: Bytes, record: int, raw: int, container: int) -> tuple[P
     return tuple(parts)
 
 
-def read_wrapper(source: Source, offset: int) -> Wrapper:
+def read_wrapper(source: ByteSource, offset: int) -> Wrapper:
     """Read the wrapper at `offset`."""
     magic, version, container, last = WRAPPER.unpack(source.read(offset, WRAPPER.size))
     if magic != WRAPPER_MAGIC:
@@ -340,7 +340,7 @@ def read_wrapper(source: Source, offset: int) -> Wrapper:
     return Wrapper(offset, WrapperVersion(version), container, last)
 
 
-def decompress(source: Source, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
+def decompress(source: ByteSource, image: Image, *, max_size: int = MAX_RAW_SIZE) -> bytes:
     """The payload of an image as the GPU would get it."""
     if image.scrambled:
         raise BadInputError(

@@ -6,82 +6,91 @@ import gc
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
-from torchtailor.artifact.inputs import Input, InputKind, Item, open_input
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import NotElfError, UnsupportedElfError
+from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.report import InputReport, LibraryReport, Skipped, summarise
-from torchtailor.gpucode.scan import scan_file, scan_member
+from torchtailor.gpucode.inspection import ArtifactReport, Inspection, Skipped
+from torchtailor.gpucode.report import LibraryReport, summarise
+from torchtailor.gpucode.scan import scan_source
+from torchtailor.gpucode.targets import read_gpus
+from torchtailor.progress import NoProgress, Progress
 
-Done = Callable[[Item], None]
 _WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer than the work
 
 
 def inspect(
-    paths: Sequence[Path], *, processes: int | None = None, done: Done | None = None
-) -> tuple[InputReport, ...]:
-    """Read the GPU code of all that the paths hold; `done` is told of each library that was read.
+    paths: Path | str | Sequence[Path | str],
+    *,
+    gpus: Iterable[str | Capability] = (),
+    catalog: Catalog | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Read the GPU code of all that the paths hold, and see it for some GPUs.
 
     What cannot be read is an error where the user named that very file, and is reported as skipped where it was
     found in a wheel, a folder or an environment.
     """
-    return inspect_inputs([open_input(path) for path in paths], processes=processes, done=done)
-
-
-def inspect_inputs(
-    inputs: Sequence[Input], *, processes: int | None = None, done: Done | None = None
-) -> tuple[InputReport, ...]:
-    """The same for inputs that were opened before."""
-    items = {id(item): item for one in inputs for item in one.items}
+    catalog = catalog or load_catalog()
+    seen_for = tuple(catalog.gpus[device] for device in read_gpus(gpus, catalog))
+    named = [paths] if isinstance(paths, Path | str) else paths
+    artifacts = [open_artifact(Path(path)) for path in named]
+    libraries = [library for artifact in artifacts for library in artifact.libraries]
+    progress = progress or NoProgress()
+    progress.begin("Reading libraries", sum(library.size for library in libraries))
     results: dict[int, LibraryReport | BadInputError] = {}
-    for item, result in _read_all(list(items.values()), processes):
-        results[id(item)] = result
-        if done:
-            done(item)
-    return tuple(_collect(one, results) for one in inputs)
+    for library, result in _read_all(libraries, processes):
+        results[id(library)] = result
+        progress.advance(library.size)
+    return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
 
 
-def _collect(one: Input, results: dict[int, LibraryReport | BadInputError]) -> InputReport:
+def _collect(artifact: Artifact, results: dict[int, LibraryReport | BadInputError]) -> ArtifactReport:
     libraries, skipped = [], []
-    for item in one.items:
-        result = results[id(item)]
+    alone = artifact.kind is ArtifactKind.LIBRARY
+    for library in artifact.libraries:
+        result = results[id(library)]
         if isinstance(result, LibraryReport):
-            libraries.append(result)
-        elif one.kind is InputKind.LIBRARY:
+            libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
+        elif alone:
             raise result
         else:
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
-            skipped.append(Skipped(item.name, result.message, damaged=not foreign))
-    return InputReport(str(one.path), one.kind, tuple(libraries), tuple(skipped))
+            skipped.append(Skipped(library.name, result.message, damaged=not foreign))
+    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped))
 
 
-def _read_all(items: Sequence[Item], processes: int | None) -> Iterator[tuple[Item, LibraryReport | BadInputError]]:
-    largest_first = sorted(items, key=lambda item: item.size, reverse=True)
-    workers = min(processes or len(os.sched_getaffinity(0)), len(items))
-    if workers < 2 or sum(item.size for item in items) < _WORTH_PROCESSES:
-        for item in largest_first:
-            yield item, _read(item)
+def _read_all(
+    libraries: Sequence[LibraryFile], processes: int | None
+) -> Iterator[tuple[LibraryFile, LibraryReport | BadInputError]]:
+    largest_first = sorted(libraries, key=lambda library: library.size, reverse=True)
+    workers = min(processes or len(os.sched_getaffinity(0)), len(libraries))
+    if workers < 2 or sum(library.size for library in libraries) < _WORTH_PROCESSES:
+        for library in largest_first:
+            yield library, _read(library)
         return
-    yield from _read_in_processes(largest_first, workers)
-
-
-def _read_in_processes(items: Iterable[Item], workers: int) -> Iterator[tuple[Item, LibraryReport | BadInputError]]:
     # forking is quicker by the import of everything, and safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=gc.disable) as pool:
-        futures: dict[Future[LibraryReport | BadInputError], Item] = {pool.submit(_read, item): item for item in items}
+        futures: dict[Future[LibraryReport | BadInputError], LibraryFile] = {
+            pool.submit(_read, library): library for library in largest_first
+        }
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def _read(item: Item) -> LibraryReport | BadInputError:
+def _read(library: LibraryFile) -> LibraryReport | BadInputError:
     try:
-        code = scan_file(item.where) if isinstance(item.where, Path) else scan_member(item.where)
+        with library.open() as source:
+            return summarise(library.name, scan_source(source))
     except BadInputError as error:
         return type(error)(error.message, error.hint)  # without the frames that hold the file
     except OSError as error:
-        return BadInputError(f"{item.name} cannot be read: {error.strerror}.")
-    return summarise(item.name, code)
+        return BadInputError(f"{library.name} cannot be read: {error.strerror}.")

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.catalog.gpus import Capability, CodeKind, Fit, GpuRules, TorchArch
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.report import ImageGroup, InputReport, LibraryReport, merge_groups
+from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.gpucode.targets import Targets
 from torchtailor.licences import needs_nvidia_option
 
@@ -19,16 +20,48 @@ _KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """An ELF file that was not read, and why."""
+
+    name: str
+    reason: str
+    damaged: bool  # False where it is whole but none of ours: another processor, 32-bit
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReport:
+    """All libraries of one path."""
+
+    path: str
+    kind: ArtifactKind
+    libraries: tuple[LibraryReport, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """Everything that was found, and the GPUs it is seen for."""
 
-    inputs: tuple[InputReport, ...]
-    devices: tuple[Capability, ...]
+    artifacts: tuple[ArtifactReport, ...]
+    gpus: tuple[Gpu, ...]
     rules: GpuRules
 
     @property
     def libraries(self) -> tuple[LibraryReport, ...]:
-        return tuple(library for report in self.inputs for library in report.libraries)
+        return tuple(library for report in self.artifacts for library in report.libraries)
+
+    @property
+    def damaged(self) -> tuple[Skipped, ...]:
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if skipped.damaged)
+
+    @property
+    def foreign(self) -> tuple[Skipped, ...]:
+        """What is whole, but for other processors."""
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if not skipped.damaged)
+
+    @property
+    def devices(self) -> tuple[Capability, ...]:
+        return tuple(gpu.capability for gpu in self.gpus)
 
     @property
     def architectures(self) -> tuple[ImageGroup, ...]:
@@ -53,7 +86,7 @@ class Inspection:
         return {
             "schema": SCHEMA,
             "gpus": [str(device) for device in self.devices],
-            "inputs": [self._input(report) for report in self.inputs],
+            "inputs": [self._artifact(report) for report in self.artifacts],
             "totals": self._totals(),
         }
 
@@ -75,7 +108,7 @@ class Inspection:
             ],
         }
 
-    def _input(self, report: InputReport) -> dict[str, Any]:
+    def _artifact(self, report: ArtifactReport) -> dict[str, Any]:
         return {
             "path": report.path,
             "kind": report.kind.value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtailor.binary.elf_headers import MAGIC, SECTION_HEADER
-from torchtailor.binary.source import Source
+from torchtailor.binary.source import ByteSource
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
@@ -11,7 +11,7 @@ from torchtailor.gpucode.fatbin import Image, decompress
 _CODE = b".text."
 
 
-def kernel_names(source: Source, image: Image) -> frozenset[str] | None:
+def kernel_names(source: ByteSource, image: Image) -> frozenset[str] | None:
     """The names of all functions in a cubin; None where it is not a cubin or cannot be read."""
     if image.target is None or image.target.kind is not CodeKind.CUBIN:
         return None

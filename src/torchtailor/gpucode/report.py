@@ -1,4 +1,4 @@
-"""What inspection finds, as plain values: small enough to cross processes, whole enough to answer for any GPU."""
+"""The GPU code of a library in numbers: small enough to cross processes, whole enough to answer for any GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torchtailor.artifact.inputs import InputKind
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, Part
 from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
@@ -78,25 +77,6 @@ class LibraryReport:
     @property
     def has_code(self) -> bool:
         return bool(self.container_groups)
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """An ELF file that was not read, and why."""
-
-    name: str
-    reason: str
-    damaged: bool  # False where it is whole but none of ours: another processor, 32-bit
-
-
-@dataclass(frozen=True, slots=True)
-class InputReport:
-    """All libraries of one path."""
-
-    path: str
-    kind: InputKind
-    libraries: tuple[LibraryReport, ...]
-    skipped: tuple[Skipped, ...]
 
 
 class _Images:

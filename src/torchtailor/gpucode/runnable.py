@@ -108,7 +108,8 @@ class DriverReading:
         return own is not None and code.capability in own.same_silicon
 
     def _same_family(self, code: CodeTarget) -> bool:
-        return code.suffix is Suffix.FAMILY and self.device in self.facts.families.get(code.capability, frozenset())
+        made_for = self.facts.gpus.get(code.capability)
+        return code.suffix is Suffix.FAMILY and made_for is not None and self.device in made_for.family_members
 
 
 def lost_code(

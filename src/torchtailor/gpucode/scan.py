@@ -13,10 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from torchtailor.artifact.wheel import Member, open_member
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag, Machine, Relocation, Section, SectionFlag, SectionType
-from torchtailor.binary.source import Source, open_source
+from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.binary.source import ByteSource, blamed_on, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
     ALIGNMENT,
@@ -103,7 +102,7 @@ class FoundWrapper:
 class LibraryCode:
     """All GPU code of one library."""
 
-    machine: Machine
+    machine: ElfMachine
     size: int
     containers: tuple[FoundContainer, ...]  # in the order of the file
     wrappers: tuple[FoundWrapper, ...]
@@ -127,27 +126,15 @@ class LibraryCode:
 
 def scan_file(path: Path) -> LibraryCode:
     """Read all GPU code of a shared library."""
-    with open_source(path) as source:
-        try:
-            return scan_source(source)
-        except BadInputError as error:
-            raise type(error)(f"{path}: {error.message}", error.hint) from error
+    with open_source(path) as source, blamed_on(str(path)):
+        return scan_source(source)
 
 
-def scan_member(member: Member) -> LibraryCode:
-    """Read all GPU code of a library inside a wheel."""
-    try:
-        with open_member(member) as source:
-            elf = ElfFile(source)
-            source.verify()
-            return scan_elf(elf)
-    except BadInputError as error:
-        raise type(error)(f"{member.wheel}: {member.name}: {error.message}", error.hint) from error
-
-
-def scan_source(source: Source) -> LibraryCode:
+def scan_source(source: ByteSource) -> LibraryCode:
     """Read all GPU code of the ELF file in `source`."""
-    return scan_elf(ElfFile(source))
+    elf = ElfFile(source)
+    source.verify()  # now: a packed source has come near its end, where the section table is
+    return scan_elf(elf)
 
 
 def scan_elf(elf: ElfFile) -> LibraryCode:
@@ -211,7 +198,7 @@ def _searched(elf: ElfFile) -> Iterator[Section]:
             yield section
 
 
-def _only_containers(source: Source, section: Section) -> Iterator[Container]:
+def _only_containers(source: ByteSource, section: Section) -> Iterator[Container]:
     """The containers of a section that holds nothing else but zeros between them."""
     position, end = section.offset, section.file_end
     while (position := _skip_zeros(source, position, end)) < end:
@@ -226,7 +213,7 @@ def _only_containers(source: Source, section: Section) -> Iterator[Container]:
         position = container.end
 
 
-def _skip_zeros(source: Source, position: int, end: int) -> int:
+def _skip_zeros(source: ByteSource, position: int, end: int) -> int:
     """Where the next byte is that is not zero."""
     step = len(CONTAINER_START)  # most often there are no zeros at all
     while position < end:
@@ -239,7 +226,7 @@ def _skip_zeros(source: Source, position: int, end: int) -> int:
     return end
 
 
-def _containers_among_others(source: Source, section: Section, lookalikes: list[int]) -> Iterator[Container]:
+def _containers_among_others(source: ByteSource, section: Section, lookalikes: list[int]) -> Iterator[Container]:
     position, end = section.offset, section.file_end
     while (start := source.find(CONTAINER_START, position, end)) >= 0:
         try:

@@ -61,6 +61,12 @@ def read_targets(
     return Targets(tuple(archs), keep_ptx or any(arch.ptx for arch in archs), source)
 
 
+def read_gpus(words: Iterable[str | Capability], catalog: Catalog) -> tuple[Capability, ...]:
+    """The GPUs that somebody names, in the words of `read_targets`; none where none is named."""
+    texts = [str(word) for word in words]
+    return read_targets(texts, catalog, {}).devices if texts else ()
+
+
 def _split(word: str) -> list[str]:
     """`8.0,9.0` and `8.0 9.0` are two targets; `RTX 4090` is one."""
     items = [item.strip() for item in re.split(r"[,;]", word) if item.strip()]

@@ -1,1 +1,1 @@
-"""What a machine is: found out here, or told by a file from elsewhere."""
+"""What a machine is: detected, or read from a description made on another machine."""

@@ -10,9 +10,10 @@ from importlib.resources import files
 
 import msgspec
 
+from torchtailor.catalog.cpus import Isa
 from torchtailor.host.cgroups import cpu_limit
 from torchtailor.host.model import Cpu
-from torchtailor.host.probe import Probe
+from torchtailor.host.probe import LiveProbe, Probe
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
 Processor = Mapping[str, str]
@@ -45,9 +46,9 @@ def arm_cores() -> ArmCores:
 
 
 def detect_cpu(probe: Probe) -> Cpu:
-    """The CPU of a machine; what is not told is `unknown`, and a machine without cpuinfo has no flags."""
+    """The CPU of a machine; what cpuinfo lacks is `unknown`, and a machine without cpuinfo has no flags."""
     basics = probe.basics()
-    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(basics.arch.lower(), basics.arch)
+    arch = _arch(probe)
     processors = parse_cpuinfo(probe.read("/proc/cpuinfo") or "")
     threads = len(processors) or basics.affinity
     quota = cpu_limit(probe)
@@ -63,6 +64,18 @@ def detect_cpu(probe: Probe) -> Cpu:
         sockets=_sockets(probe, processors),
         usable=max(1, usable),
     )
+
+
+def runs_on_this_cpu(isa: Isa, probe: Probe | None = None) -> bool:
+    """Whether every core of this machine (or of the one behind a probe) runs code compiled for an instruction set."""
+    source = probe or LiveProbe()
+    return isa.arch == _arch(source) and isa.runs_on(common_flags(parse_cpuinfo(source.read("/proc/cpuinfo") or "")))
+
+
+def _arch(probe: Probe) -> str:
+    """The platform in Linux's spelling."""
+    arch = probe.basics().arch
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch.lower(), arch)
 
 
 def parse_cpuinfo(text: str) -> tuple[Processor, ...]:
@@ -155,7 +168,7 @@ def _by_archspec(arch: str, processor: Processor, flags: frozenset[str], *, exac
     same_part = [target for target in runnable if part and target.cpu_part == part]
     if exact and not same_part:
         return None
-    # ARM's generic levels cannot be told from flags alone, so only the vendors' targets count there.
+    # ARM's generic levels do not follow from flags alone, so only the vendors' targets count there.
     named = [target for target in runnable if arch != "aarch64" or target.vendor != "generic" or target == root]
     best_generic = max(
         (target for target in runnable if target.vendor == "generic" and target in named),

@@ -1,18 +1,22 @@
-"""Puts the description of a machine together. It never raises: what cannot be found out becomes a note."""
+"""Describes a machine. Detection never raises: what fails becomes a note."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.cpu import detect_cpu
-from torchtailor.host.gpus import Found, detect_gpus
+from torchtailor.host.gpus import DetectedGpus, detect_gpus
 from torchtailor.host.model import Cpu, Host, InstalledTorch, Note, Room, System, Tool
-from torchtailor.host.probe import LiveProbe, Probe
+from torchtailor.host.probe import LiveProbe, Probe, RecordingProbe
+from torchtailor.host.store import write
 from torchtailor.host.system import detect_room, detect_system, system_notes
 from torchtailor.host.tegra import detect_tegra
 from torchtailor.host.tools import tool_questions
@@ -39,8 +43,8 @@ class _Guard:
         try:
             return question()
         except Exception as error:  # a strange machine must not stop the rest from being described
-            said = error.message if isinstance(error, TorchtailorError) else f"{type(error).__name__}: {error}"
-            self.notes.append(Note(topic="failed", text=f"{what} could not be found out ({said})."))
+            reason = error.message if isinstance(error, TorchtailorError) else f"{type(error).__name__}: {error}"
+            self.notes.append(Note(topic="failed", text=f"{what} could not be detected ({reason})."))
             return otherwise
 
 
@@ -54,11 +58,11 @@ def detect(probe: Probe | None = None, catalog: Catalog | None = None) -> Host:
         known = catalog or load_catalog()
         system = guard.ask("The system", lambda: detect_system(source), _NO_SYSTEM)
         tegra = guard.ask("The Tegra release", lambda: detect_tegra(source), None)
-        gpus = pool.submit(guard.ask, "The GPUs", lambda: detect_gpus(source, known, system, tegra), Found())
+        gpus = pool.submit(guard.ask, "The GPUs", lambda: detect_gpus(source, known, system, tegra), DetectedGpus())
         cpu = guard.ask("The CPU", lambda: detect_cpu(source), _NO_CPU)
         room = guard.ask("Memory and disk", lambda: detect_room(source), _NO_ROOM)
         installed = distinct([torch for asked in torches if (torch := asked.result()) is not None])
-        installed = tuple(_held(guard, source, torch) for torch in installed)
+        installed = tuple(_with_code(guard, source, torch) for torch in installed)
         found = gpus.result()
         present = tuple(tool for asked in tools if (tool := asked.result()) is not None)
     visible = source.env("CUDA_VISIBLE_DEVICES")
@@ -78,7 +82,16 @@ def detect(probe: Probe | None = None, catalog: Catalog | None = None) -> Host:
     )
 
 
-def _held(guard: _Guard, probe: Probe, torch: InstalledTorch) -> InstalledTorch:
+def detect_recorded(path: Path, catalog: Catalog | None = None) -> Host:
+    """Describe this machine and write all that was read to a file, from which `ReplayProbe` repeats the detection."""
+    probe = RecordingProbe(LiveProbe())
+    host = detect(probe, catalog)
+    recording = probe.recording(f"recorded {host.taken}")
+    write(msgspec.json.format(msgspec.json.encode(recording), indent=1) + b"\n", path)
+    return host
+
+
+def _with_code(guard: _Guard, probe: Probe, torch: InstalledTorch) -> InstalledTorch:
     if torch.cuda is None:
         return torch
     return guard.ask(f"The GPU code of {torch.path}", lambda: with_architectures(probe, torch), torch)
@@ -90,6 +103,6 @@ def _sorted_tools(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 def _cpu_notes(cpu: Cpu) -> tuple[Note, ...]:
     if cpu.usable < cpu.threads:
-        text = f"Of {cpu.threads} CPUs, {cpu.usable} may be used here (affinity or a container's limit)."
+        text = f"Only {cpu.usable} of {cpu.threads} CPUs are usable (CPU affinity or a container limit)."
         return (Note(topic="cpu-limit", text=text),)
     return ()

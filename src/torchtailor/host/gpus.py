@@ -1,4 +1,4 @@
-"""GPUs and their driver: NVML, else nvidia-smi, else /proc, else (on Tegra) the device tree; and what went wrong."""
+"""GPUs and their driver: from NVML, nvidia-smi, /proc or (on Tegra) the device tree; and what went wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
-from torchtailor.host.probe import Outcome, Probe
+from torchtailor.host.probe import CommandOutcome, Probe
 from torchtailor.host.tegra import tegra_table
 
 NVML_TIMEOUT = 8.0
@@ -24,8 +24,8 @@ _NVIDIA = "0x10de"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one source says, or why it says nothing."""
+class DetectedGpus:
+    """The GPUs and the driver that one source reported, or why it reported none."""
 
     gpus: tuple[GpuDevice, ...] = ()
     driver: Driver | None = None
@@ -39,11 +39,11 @@ class _NvmlReport(msgspec.Struct, frozen=True):
     gpus: tuple[GpuDevice, ...] = ()
 
 
-def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> Found:
+def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> DetectedGpus:
     """The GPUs of a machine by the best source that answers, with notes on those that did not."""
     notes: tuple[Note, ...] = ()
-    sources: tuple[Callable[[Probe], Found], ...] = (_by_nvml, _by_smi, _by_proc)
-    found = Found()
+    sources: tuple[Callable[[Probe], DetectedGpus], ...] = (_by_nvml, _by_smi, _by_proc)
+    found = DetectedGpus()
     for source in sources:
         if source is _by_smi and any(note.topic == "nvml-hangs" for note in notes):
             continue  # nvidia-smi asks NVML too, and would hang as well
@@ -57,55 +57,56 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
     if not gpus:
         notes += _why_none(probe, catalog, found.driver, system)
     driver = found.driver and _with_cuda(found.driver, catalog, system)
-    return Found(gpus, driver, notes + _gpu_notes(gpus), answered=True)
+    return DetectedGpus(gpus, driver, notes + _gpu_notes(gpus), answered=True)
 
 
-def _by_nvml(probe: Probe) -> Found:
+def _by_nvml(probe: Probe) -> DetectedGpus:
     ran = probe.nvml(NVML_TIMEOUT)
-    if ran.outcome is Outcome.MISSING:
-        return Found()
-    if ran.outcome is Outcome.TIMED_OUT:
-        return _trouble("nvml-hangs", f"NVML did not answer within {NVML_TIMEOUT:.0f} s: the driver or a GPU hangs.")
+    if ran.outcome is CommandOutcome.MISSING:
+        return DetectedGpus()
+    if ran.outcome is CommandOutcome.TIMED_OUT:
+        return _failed("nvml-hangs", f"NVML did not answer within {NVML_TIMEOUT:.0f} s: the driver or a GPU hangs.")
     try:
         if not ran.done:
             problem = msgspec.json.decode(ran.output, type=dict[str, str])["problem"]
-            return _trouble("nvml-failed", f"NVML failed: {problem}.{_advice(problem)}")
+            return _failed("nvml-failed", f"NVML failed: {problem}.{_advice(problem)}")
         report = msgspec.json.decode(ran.output, type=_NvmlReport)
         driver = Driver(version=_driver_number(report.driver), cuda=report.cuda, source="NVML")
     except (msgspec.MsgspecError, KeyError, ValueError):
-        return _trouble("nvml-failed", "NVML crashed or gave an answer that makes no sense.")
-    return Found(report.gpus, driver, answered=bool(report.gpus))
+        return _failed("nvml-failed", "NVML crashed or returned malformed output.")
+    return DetectedGpus(report.gpus, driver, answered=bool(report.gpus))
 
 
-def _by_smi(probe: Probe) -> Found:
+def _by_smi(probe: Probe) -> DetectedGpus:
     path = probe.which("nvidia-smi")
     if path is None:
-        return Found()
+        return DetectedGpus()
     ran = probe.run((path, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"), SMI_TIMEOUT)
     fields: tuple[str, ...] = _FIELDS
-    if ran.outcome is Outcome.FAILED and "is not a valid field" in ran.output:
+    if ran.outcome is CommandOutcome.FAILED and "is not a valid field" in ran.output:
         fields = _OLD_FIELDS
         ran = probe.run((path, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"), SMI_TIMEOUT)
-    if ran.outcome is Outcome.TIMED_OUT:
+    if ran.outcome is CommandOutcome.TIMED_OUT:
         text = f"nvidia-smi did not answer within {SMI_TIMEOUT:.0f} s: the driver or a GPU hangs."
-        return _trouble("nvidia-smi-hangs", text)
-    said = ran.output.strip()
+        return _failed("nvidia-smi-hangs", text)
+    output = ran.output.strip()
     if not ran.done:
-        first = said.splitlines()[0].rstrip(".") if said else "no message"
-        return _trouble("nvidia-smi-failed", f"nvidia-smi failed: {first}.{_advice(said)}")
-    if said == "No devices were found":
-        return _trouble("nvidia-smi-failed", "nvidia-smi runs, but the driver finds no GPU.")
+        first = output.splitlines()[0].rstrip(".") if output else "no message"
+        return _failed("nvidia-smi-failed", f"nvidia-smi failed: {first}.{_advice(output)}")
+    if output == "No devices were found":
+        return _failed("nvidia-smi-failed", "nvidia-smi runs, but the driver finds no GPU.")
     try:
-        rows = [dict(zip(fields, (cell.strip() for cell in row), strict=True)) for row in csv.reader(said.splitlines())]
+        cells = [[cell.strip() for cell in row] for row in csv.reader(output.splitlines())]
+        rows = [dict(zip(fields, row, strict=True)) for row in cells]
         gpus = tuple(_smi_gpu(row) for row in rows)
         driver = Driver(version=_driver_number(rows[0]["driver_version"]), source="nvidia-smi")
     except (ValueError, IndexError, msgspec.MsgspecError):
-        return _trouble("nvidia-smi-failed", "nvidia-smi gave an answer that makes no sense; it is not used.")
+        return _failed("nvidia-smi-failed", "nvidia-smi returned malformed output, which is ignored.")
     if any(row.get("mig.mode.current") == "Enabled" for row in rows):
         gpus = _with_mig(probe, path, gpus)
     header = probe.run((path, "--version"), SMI_TIMEOUT)
-    told = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", header.output) if header.done else None
-    return Found(gpus, msgspec.structs.replace(driver, cuda=told[1] if told else None), answered=bool(gpus))
+    cuda = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", header.output) if header.done else None
+    return DetectedGpus(gpus, msgspec.structs.replace(driver, cuda=cuda[1] if cuda else None), answered=bool(gpus))
 
 
 def _smi_gpu(row: dict[str, str]) -> GpuDevice:
@@ -113,14 +114,14 @@ def _smi_gpu(row: dict[str, str]) -> GpuDevice:
     memory = row["memory.total"]
     if not row["name"]:
         raise ValueError("a GPU without a name")
-    told = {
+    values = {
         "index": int(row["index"]),
         "name": row["name"],
         "uuid": row["uuid"] if row["uuid"].startswith("GPU-") else None,
         "capability": capability if re.fullmatch(r"\d{1,2}\.\d", capability) else None,
         "memory": int(memory) << 20 if memory.isdecimal() else None,
     }
-    return msgspec.convert(told, GpuDevice)  # checked, so that the description can be loaded again
+    return msgspec.convert(values, GpuDevice)  # checked, so that the description can be loaded again
 
 
 def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:
@@ -135,10 +136,10 @@ def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[Gpu
     return tuple(msgspec.structs.replace(gpu, mig=tuple(instances.get(gpu.index, ()))) for gpu in gpus)
 
 
-def _by_proc(probe: Probe) -> Found:
+def _by_proc(probe: Probe) -> DetectedGpus:
     version = probe.read("/proc/driver/nvidia/version")
     if version is None:
-        return Found()
+        return DetectedGpus()
     number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+\.\d+(?:\.\d+)?)\s", version)
     driver = Driver(version=number[1], source="/proc/driver/nvidia") if number else None
     gpus = []
@@ -150,13 +151,13 @@ def _by_proc(probe: Probe) -> Found:
         gpus.append(GpuDevice(index=index, name=values.get("Model") or "unknown NVIDIA GPU", uuid=known))
     notes: tuple[Note, ...] = ()
     if gpus:
-        text = "Neither NVML nor nvidia-smi answered; the GPUs are those that the kernel module lists."
+        text = "Neither NVML nor nvidia-smi answered; the GPUs are those in /proc/driver/nvidia."
         notes = (Note(topic="by-proc", text=text),)
-    return Found(tuple(gpus), driver, notes, answered=bool(gpus))
+    return DetectedGpus(tuple(gpus), driver, notes, answered=bool(gpus))
 
 
-def _trouble(topic: str, text: str) -> Found:
-    return Found(notes=(Note(topic=topic, text=text),))
+def _failed(topic: str, text: str) -> DetectedGpus:
+    return DetectedGpus(notes=(Note(topic=topic, text=text),))
 
 
 def _advice(problem: str) -> str:
@@ -201,36 +202,34 @@ def _with_tegra(gpus: tuple[GpuDevice, ...], tegra: Tegra) -> tuple[GpuDevice, .
 
 
 def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
-    """The newest CUDA that the driver runs in full: as it says itself, else by the catalog's floors."""
+    """The newest CUDA that the driver runs in full: as it reports itself, else by the catalog."""
     known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= Dotted(driver.version)]
     cuda = driver.cuda or (str(max(known)) if known and not system.wsl else None)
     return msgspec.structs.replace(driver, cuda=cuda, windows=system.wsl)
 
 
 def _why_none(probe: Probe, catalog: Catalog, driver: Driver | None, system: System) -> tuple[Note, ...]:
-    """What there is to say where no GPU can be used."""
+    """Why no GPU can be used."""
     on_bus = _pci_gpus(probe, _NVIDIA)
     if driver is not None and system.container:
         text = (
-            f"The host has NVIDIA driver {driver.version}, but this {system.container} container was given no GPU: "
-            "start it with the NVIDIA container toolkit (`docker run --gpus all`)."
+            f"The host has NVIDIA driver {driver.version}, but this {system.container} container has no GPU: start the "
+            "container with --gpus all (NVIDIA Container Toolkit)."
         )
         return (Note(topic="container-without-gpu", text=text),)
     ids = ", ".join(on_bus)
     if on_bus and driver is not None:
-        text = (
-            f"Driver {driver.version} does not drive the NVIDIA GPU on the PCI bus ({ids}). {_dropped(catalog, driver)}"
-        )
-        return (Note(topic="undriven-gpu", text=text.strip()),)
+        text = f"Driver {driver.version} does not support the NVIDIA GPU on the PCI bus ({ids})."
+        return (Note(topic="unsupported-gpu", text=f"{text} {_dropped(catalog, driver)}".strip()),)
     if on_bus:
         nouveau = "nouveau" in (probe.read("/proc/modules") or "")
-        reason = "the nouveau driver holds it" if nouveau else "no NVIDIA driver answers"
-        text = f"An NVIDIA GPU is on the PCI bus ({ids}), but {reason}: install NVIDIA's driver."
+        reason = "it is bound to the nouveau driver" if nouveau else "no NVIDIA driver is loaded"
+        text = f"An NVIDIA GPU is on the PCI bus ({ids}), but {reason}: install the NVIDIA driver."
         return (Note(topic="no-driver", text=text),)
     if driver is not None:
-        return (Note(topic="no-gpu", text=f"NVIDIA driver {driver.version} is loaded, but it drives no GPU."),)
+        return (Note(topic="no-gpu", text=f"NVIDIA driver {driver.version} is loaded, but it finds no GPU."),)
     others = _pci_gpus(probe, "0x1002")
-    amd = " The AMD GPU on the bus needs ROCm builds, which are not offered here." if others else ""
+    amd = " The AMD GPU on the PCI bus needs ROCm builds, which torchtailor does not provide." if others else ""
     return (Note(topic="no-gpu", text=f"No NVIDIA GPU was found.{amd}"),)
 
 
@@ -265,7 +264,7 @@ def _gpu_notes(gpus: tuple[GpuDevice, ...]) -> tuple[Note, ...]:
         notes.append(Note(topic="mixed-gpus", text=text))
     for gpu in gpus:
         if gpu.capability is None:
-            text = f"The compute capability of {gpu.label} is not known, so it is left out of recommendations."
+            text = f"The compute capability of {gpu.label} is unknown, so recommendations ignore it."
             notes.append(Note(topic="unknown-gpu", text=text))
         if gpu.mig:
             text = f"{gpu.label} is split into {len(gpu.mig)} MIG instances; a CUDA program sees one of them at a time."

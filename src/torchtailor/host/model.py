@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from torchtailor.catalog.gpus import Capability
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 
 SCHEMA = "torchtailor-host/1"
 
@@ -52,7 +52,7 @@ class GpuDevice(Described, frozen=True, kw_only=True):
     index: Count
     name: str
     capability: CapabilityText | None = None
-    memory: Count | None = None  # bytes; None where it is shared with the system or not told
+    memory: Count | None = None  # bytes; None where it is shared with the system or unknown
     uuid: str | None = None
     visible: bool = True  # to CUDA programs, by CUDA_VISIBLE_DEVICES
     integrated: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def report() -> dict[str, Any]:
-    """What NVML tells; a question that a GPU does not answer is None."""
+    """What NVML reports; a question that a GPU does not answer is None."""
     import pynvml
 
     pynvml.nvmlInit()

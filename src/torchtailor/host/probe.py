@@ -28,24 +28,24 @@ _READ_LIMIT = 4 << 20
 T = TypeVar("T")
 
 
-class Outcome(Enum):
+class CommandOutcome(Enum):
     """How a command ended."""
 
     DONE = "done"
-    FAILED = "failed"  # it ran and said no
+    FAILED = "failed"  # it exited with an error
     MISSING = "missing"
     TIMED_OUT = "timed out"
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command said."""
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended, and its output."""
 
-    outcome: Outcome
+    outcome: CommandOutcome
     output: str = ""
 
     @property
     def done(self) -> bool:
-        return self.outcome is Outcome.DONE
+        return self.outcome is CommandOutcome.DONE
 
 
 class Basics(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +75,9 @@ class Probe(Protocol):
     def which(self, name: str) -> str | None:
         """Where a program is on the search path."""
 
-    def run(self, args: Sequence[str], timeout: float) -> Ran: ...
+    def run(self, args: Sequence[str], timeout: float) -> CommandResult: ...
 
-    def nvml(self, timeout: float) -> Ran:
+    def nvml(self, timeout: float) -> CommandResult:
         """The report of `torchtailor.host.nvml`, made by a process of its own, since NVML can hang or crash."""
 
     def gpu_code(self, path: str) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class LiveProbe:
     def which(self, name: str) -> str | None:
         return shutil.which(name)
 
-    def run(self, args: Sequence[str], timeout: float) -> Ran:
+    def run(self, args: Sequence[str], timeout: float) -> CommandResult:
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
         try:
             process = subprocess.Popen(
@@ -129,20 +129,20 @@ class LiveProbe:
                 start_new_session=True,
             )
         except OSError:
-            return Ran(outcome=Outcome.MISSING)
+            return CommandResult(outcome=CommandOutcome.MISSING)
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             _abandon(process)
-            return Ran(outcome=Outcome.TIMED_OUT)
+            return CommandResult(outcome=CommandOutcome.TIMED_OUT)
         text = output.decode("utf-8", "replace")
-        return Ran(outcome=Outcome.FAILED if process.returncode else Outcome.DONE, output=text)
+        return CommandResult(outcome=CommandOutcome.FAILED if process.returncode else CommandOutcome.DONE, output=text)
 
-    def nvml(self, timeout: float) -> Ran:
+    def nvml(self, timeout: float) -> CommandResult:
         try:
             ctypes.CDLL(_NVML)
         except OSError:
-            return Ran(outcome=Outcome.MISSING)
+            return CommandResult(outcome=CommandOutcome.MISSING)
         return self.run((sys.executable, "-m", "torchtailor.host.nvml"), timeout)
 
     def gpu_code(self, path: str) -> tuple[str, ...]:
@@ -185,8 +185,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     files: dict[str, str | tuple[str, ...]] = {}
     folders: dict[str, tuple[str, ...]] = {}
     programs: dict[str, str] = {}
-    commands: dict[str, Ran] = {}
-    nvml: Ran = Ran(outcome=Outcome.MISSING)
+    commands: dict[str, CommandResult] = {}
+    nvml: CommandResult = CommandResult(outcome=CommandOutcome.MISSING)
     gpu_code: dict[str, tuple[str, ...]] = {}
 
 
@@ -222,10 +222,10 @@ class ReplayProbe:
     def which(self, name: str) -> str | None:
         return self._recording.programs.get(name)
 
-    def run(self, args: Sequence[str], timeout: float) -> Ran:
-        return self._recording.commands.get(" ".join(args), Ran(outcome=Outcome.MISSING))
+    def run(self, args: Sequence[str], timeout: float) -> CommandResult:
+        return self._recording.commands.get(" ".join(args), CommandResult(outcome=CommandOutcome.MISSING))
 
-    def nvml(self, timeout: float) -> Ran:
+    def nvml(self, timeout: float) -> CommandResult:
         return self._recording.nvml
 
     def gpu_code(self, path: str) -> tuple[str, ...]:
@@ -242,8 +242,8 @@ class RecordingProbe:
         self._files: dict[str, str | tuple[str, ...]] = {}
         self._folders: dict[str, tuple[str, ...]] = {}
         self._programs: dict[str, str] = {}
-        self._commands: dict[str, Ran] = {}
-        self._nvml = Ran(outcome=Outcome.MISSING)
+        self._commands: dict[str, CommandResult] = {}
+        self._nvml = CommandResult(outcome=CommandOutcome.MISSING)
         self._gpu_code: dict[str, tuple[str, ...]] = {}
 
     def recording(self, about: str) -> Recording:
@@ -290,13 +290,13 @@ class RecordingProbe:
                 self._programs[name] = path
         return path
 
-    def run(self, args: Sequence[str], timeout: float) -> Ran:
+    def run(self, args: Sequence[str], timeout: float) -> CommandResult:
         ran = self._probe.run(args, timeout)
         with self._lock:
             self._commands[" ".join(args)] = ran
         return ran
 
-    def nvml(self, timeout: float) -> Ran:
+    def nvml(self, timeout: float) -> CommandResult:
         ran = self._probe.nvml(timeout)
         self._nvml = ran
         return ran

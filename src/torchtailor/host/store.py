@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 
+from torchtailor.disk import write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.host.model import SCHEMA, Host
 
 _LIMIT = 4 << 20  # a real description is some tens of kilobytes
-_AGAIN = "Make it again with `torchtailor detect --json` on that machine."
+_AGAIN = "Create it again with `torchtailor detect --json` on that machine."
 
 
 def dumps(host: Host) -> bytes:
@@ -20,13 +20,9 @@ def dumps(host: Host) -> bytes:
 
 
 def write(data: bytes, path: Path) -> None:
-    """Write beside the place and move into it, so that no half of a file is ever seen."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        write_atomically(path, data)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
 
 
@@ -43,14 +39,14 @@ def load(path: Path) -> Host:
 def loads(data: bytes, name: str) -> Host:
     """The description in a document; `name` is what an error calls it."""
     if len(data) > _LIMIT:
-        raise BadInputError(f"{name} is too large to be a machine's description.", _AGAIN)
+        raise BadInputError(f"{name} is too large for the description of a machine.", _AGAIN)
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInputError(f"{name} is not JSON: {error}.", _AGAIN) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith("torchtailor-host/"):
-        raise BadInputError(f"{name} is JSON, but not a machine's description.", _AGAIN)
+        raise BadInputError(f"{name} is JSON, but not the description of a machine.", _AGAIN)
     if schema != SCHEMA:
         raise BadInputError(
             f"{name} is a description of version {schema.partition('/')[2]!r}; this torchtailor reads version "

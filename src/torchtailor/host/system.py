@@ -41,7 +41,7 @@ def detect_room(probe: Probe) -> Room:
 
 def system_notes(system: System) -> tuple[Note, ...]:
     if system.libc == "musl":
-        text = "The C library is musl: PyTorch's wheels and CUDA are made for glibc and do not run here."
+        text = "The C library is musl: PyTorch's wheels and CUDA are built for glibc and do not run on it."
         return (Note(topic="musl", text=text),)
     return ()
 
@@ -69,13 +69,13 @@ def _libc(probe: Probe) -> tuple[str | None, str | None]:
 def _container(probe: Probe) -> str | None:
     """The kind of container around us; Kubernetes is named before the runtime it uses."""
     cgroup = probe.read("/proc/1/cgroup") or probe.read("/proc/self/cgroup") or ""
-    told = (probe.read("/run/systemd/container") or probe.env("container") or "").strip()
+    named = (probe.read("/run/systemd/container") or probe.env("container") or "").strip()
     signs = (
         ("kubernetes", probe.env("KUBERNETES_SERVICE_HOST") is not None or "kubepods" in cgroup),
         ("apptainer", probe.env("APPTAINER_NAME") is not None or probe.env("SINGULARITY_NAME") is not None),
-        ("podman", probe.read("/run/.containerenv") is not None or told == "podman"),
-        ("docker", probe.read("/.dockerenv") is not None or "docker" in cgroup or told == "docker"),
-        ("lxc", told == "lxc" or "/lxc/" in cgroup),
-        (told, bool(told)),
+        ("podman", probe.read("/run/.containerenv") is not None or named == "podman"),
+        ("docker", probe.read("/.dockerenv") is not None or "docker" in cgroup or named == "docker"),
+        ("lxc", named == "lxc" or "/lxc/" in cgroup),
+        (named, bool(named)),
     )
     return next((name for name, seen in signs if seen), None)

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import msgspec
 
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import CapabilityText, Tegra, VersionText
 from torchtailor.host.probe import Probe
 
@@ -24,7 +24,7 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unified_from: VersionText | None = None
 
     def unified(self, l4t: str | None) -> bool:
-        """Whether its driver stack is the servers' under this L4T, or under any if none is told."""
+        """Whether its driver stack is the servers' under this L4T, or under any if it is unknown."""
         return self.unified_from is not None and Dotted(l4t or self.first_l4t) >= Dotted(self.unified_from)
 
 
@@ -67,7 +67,7 @@ def tegra_table() -> TegraTable:
 def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:
     """A Tegra system, with what its chip and L4T release mean."""
     known = tegra_table().find_chip(chip)
-    newest = l4t or (known.last_l4t if known else None)  # not told: the last that the chip can have, if there is one
+    newest = l4t or (known.last_l4t if known else None)  # unknown: the last that the chip can have, if there is one
     row = tegra_table().jetpack_of(newest) if newest else None
     return Tegra(
         model=model,

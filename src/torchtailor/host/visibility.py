@@ -25,7 +25,7 @@ def apply_visibility(
         found = _find(gpus, entry)
         if found is None:
             if value.strip() not in ("", "-1", "NoDevFiles"):
-                text = f"{_VARIABLE}={value}: {entry!r} names no device here; CUDA ignores it and all after it."
+                text = f"{_VARIABLE}={value}: {entry!r} matches no device; CUDA ignores it and every entry after it."
                 notes.append(Note(topic="visible-devices", text=text))
             break
         chosen.add(found.index)
@@ -39,7 +39,7 @@ def apply_visibility(
     if by_index and chosen and _mixed(gpus) and order != "PCI_BUS_ID":
         text = (
             f"{_VARIABLE} uses numbers, and CUDA counts from the fastest GPU unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on "
-            "a machine with different GPUs its numbers may differ from those here."
+            "a machine with different GPUs its numbers may differ from those of nvidia-smi."
         )
         notes.append(Note(topic="device-order", text=text))
     return tuple(replace(gpu, visible=gpu.index in chosen) for gpu in gpus), tuple(notes)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.hostcode.dispatch import dispatch_table
 from torchtailor.hostcode.features import UNKNOWN, FeatureTable, feature_table
 from torchtailor.hostcode.image import CodeImage
@@ -55,8 +55,8 @@ class HostCode:
     groups: tuple[UseGroup, ...]
 
     @property
-    def machine(self) -> Machine:
-        return Machine[self.arch.upper()]
+    def machine(self) -> ElfMachine:
+        return ElfMachine[self.arch.upper()]
 
     def needs(self, *reaches: Reach) -> frozenset[str]:
         """The words that functions reached in these ways need."""
@@ -127,7 +127,7 @@ def _use(image: CodeImage, function: int, place: Placement, words: tuple[str, ..
 
 def _example(image: CodeImage, start: int, end: int, words: frozenset[str]) -> str:
     code = image.bytes_at(start, end)
-    if image.machine is Machine.X86_64:
+    if image.machine is ElfMachine.X86_64:
         from torchtailor.hostcode import x86
 
         return x86.example(code, start, words)

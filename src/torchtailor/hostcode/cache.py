@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 from platformdirs import user_cache_path
 
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.disk import write_atomically
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.hostcode.image import CodeImage
 from torchtailor.hostcode.needs import Needs, read_needs
-from torchtailor.verify.output import write_whole
 
 _ENGINE = 7  # raise when code changes what is found
 
@@ -53,8 +52,9 @@ def sha256_of(path: Path) -> str:
 
 def _keep(kept: Path, content: bytes) -> None:
     """A cache that cannot be written costs time the next time, and nothing else."""
-    with suppress(EnvironmentProblem):
-        write_whole(kept, content)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, content)
 
 
 def _load(kept: Path) -> HostCode | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 
 ASKS_CPU = "@asks-cpu"  # an instruction that asks what the CPU can do
 UNKNOWN = "@unknown"  # bytes that are no instruction the decoder knows: data, or newer than the decoder
@@ -49,7 +49,7 @@ class FeatureTable:
 
 
 @cache
-def feature_table(machine: Machine) -> FeatureTable:
+def feature_table(machine: ElfMachine) -> FeatureTable:
     """The table of an architecture, from data/features.toml."""
     text = files("torchtailor.hostcode").joinpath("data/features.toml").read_text("utf-8")
     row = tomllib.loads(text)[machine.arch]

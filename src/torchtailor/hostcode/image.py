@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import FileType, Machine, Section, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, FileType, Section, SectionType
 from torchtailor.errors import BadInputError
 from torchtailor.hostcode.frames import frame_ranges
 
@@ -29,7 +29,7 @@ _STEP = 16 << 20
 _UNDEFINED = 0
 
 
-class Origin:
+class FunctionOrigin:
     """How the bounds of a function are known (stored as one byte per function)."""
 
     SYMBOL = 0
@@ -79,7 +79,7 @@ class CodeImage:
             raise BadInputError(f"{path} is an object file that was not linked.", "Give a shared library or a program.")
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> ElfMachine:
         return self.elf.machine
 
     @cached_property
@@ -229,7 +229,7 @@ class CodeImage:
             np.concatenate([*(row.records["address"] for row in rows), frame_starts]).astype(np.int64),
             np.concatenate([*(row.records["size"] for row in rows), frame_sizes]).astype(np.int64),
             (
-                np.repeat(np.array([Origin.SYMBOL, Origin.FRAME], np.uint8), [sum(counts), frames]),
+                np.repeat(np.array([FunctionOrigin.SYMBOL, FunctionOrigin.FRAME], np.uint8), [sum(counts), frames]),
                 np.repeat(np.array([1, 2, 0], np.uint8), [*counts, frames]),
                 np.concatenate([*(row.records["name"] for row in rows), blank]).astype(np.uint32),
                 np.concatenate([*(row.files for row in rows), blank]).astype(np.uint32),
@@ -322,7 +322,7 @@ def _table(
         gap_ends = np.concatenate((first, [section.memory_end])).astype(np.int64)
         gaps = gap_starts < gap_ends
         blanks = [np.zeros(int(gaps.sum()), column.dtype) for column in rest]
-        blanks[0] += Origin.GAP
+        blanks[0] += FunctionOrigin.GAP
         parts.append(
             [
                 np.concatenate((first, gap_starts[gaps])),

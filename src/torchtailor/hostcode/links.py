@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.binary.elf_headers import Machine, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, SectionType
 from torchtailor.hostcode.image import RELA, SYMBOL, Addresses, CodeImage
 
 _CHUNK = 16 << 20
@@ -21,8 +21,8 @@ _REL32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pointers:
-    """Pointers in data that lead to functions of the library: where they stand, and where they lead."""
+class CodePointers:
+    """Pointers in data to functions of the library: their places, and their targets."""
 
     places: Addresses
     targets: Addresses
@@ -51,12 +51,12 @@ class Links:
 
     def __init__(self, image: CodeImage) -> None:
         self.image = image
-        self._arm = image.machine is Machine.AARCH64
+        self._arm = image.machine is ElfMachine.AARCH64
 
     # -- data --------
 
     @cached_property
-    def pointers(self) -> Pointers:
+    def pointers(self) -> CodePointers:
         """All relocated pointers that lead into the library itself, by address or by an exported name."""
         image = self.image
         symbols = image.records(image.dynsym, SYMBOL)
@@ -75,15 +75,15 @@ class Links:
             where = np.where(relative, records["addend"], defined)
             places.append(records["place"][where > 0])
             targets.append(where[where > 0])
-        return Pointers(np.concatenate(places), np.concatenate(targets))
+        return CodePointers(np.concatenate(places), np.concatenate(targets))
 
-    def pointers_to(self, addresses: Addresses) -> Pointers:
+    def pointers_to(self, addresses: Addresses) -> CodePointers:
         """The pointers that lead to exactly these addresses (sorted)."""
         hit = _among(self.pointers.targets, addresses)
-        return Pointers(self.pointers.places[hit], self.pointers.targets[hit])
+        return CodePointers(self.pointers.places[hit], self.pointers.targets[hit])
 
     @cached_property
-    def stubs(self) -> Pointers:
+    def stubs(self) -> CodePointers:
         """The stubs of the PLT: where each stands, and the slot whose pointer it jumps to."""
         places, slots = [], []
         for section in self.image.elf.sections:
@@ -94,7 +94,7 @@ class Links:
             for place, slot in found:
                 places.append(place)
                 slots.append(slot)
-        return Pointers(np.array(places, np.int64), np.array(slots, np.int64))
+        return CodePointers(np.array(places, np.int64), np.array(slots, np.int64))
 
     # -- code --------
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.hostcode.image import CodeImage, Functions
 
 Words = frozenset[str]
@@ -71,7 +71,7 @@ def _part_of_opened(start: int, end: int) -> Needs:
 
 
 def _part(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
-    if image.machine is Machine.X86_64:
+    if image.machine is ElfMachine.X86_64:
         return _x86(image, functions, start, end)
     return _arm(image, functions, start, end)
 

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.binary.elf_headers import Machine, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, SectionType
 from torchtailor.hostcode.dispatch import DispatchTable
 from torchtailor.hostcode.features import ASKS_CPU
-from torchtailor.hostcode.image import RELA, SYMBOL, CodeImage, Origin
+from torchtailor.hostcode.image import RELA, SYMBOL, CodeImage, FunctionOrigin
 from torchtailor.hostcode.links import Links
 from torchtailor.hostcode.needs import Needs
 from torchtailor.hostcode.referrers import Referrers
@@ -125,7 +125,7 @@ class Placer:
 
     def _looks_first(self, function: int) -> bool:
         """Whether it is one of libgcc's helpers that test before they use, in a library without names."""
-        if self.image.machine is not Machine.AARCH64 or not self.needs.of(function):
+        if self.image.machine is not ElfMachine.AARCH64 or not self.needs.of(function):
             return False
         from torchtailor.hostcode import arm
 
@@ -277,7 +277,7 @@ class Placer:
 
     def _without_referrers(self, function: int, exposed: dict[int, str], unknown: dict[int, str]) -> None:
         functions = self.image.functions
-        if functions.origins[function] == Origin.GAP:
+        if functions.origins[function] == FunctionOrigin.GAP:
             unknown[function] = "between functions: code without a name, or data"
         elif self.image.is_exported(function):
             exposed[function] = "exported: other libraries may call it"

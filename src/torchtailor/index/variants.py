@@ -1,8 +1,8 @@
-"""Wheel variants (PEP 817, 825 and 850, drafts): wheels of one version that an installer chooses among by the GPU.
+"""Wheel variants (PEP 817, 825 and 850, drafts): wheels of one version, of which an installer picks one by the GPU.
 
 A variant wheel has a label at the end of its name and `variant.json` inside; an index has `NAME-VERSION-variants.json`
-beside them. uv from 0.13 on reads them with `--preview-features wheel-variants`; pip passes over them. The stock wheel
-stays on the index without a label: it is taken where no variant fits, and never where one does.
+beside them. uv from 0.13 on reads them with `--preview-features wheel-variants`; pip ignores them. The stock wheel
+stays on the index without a label: it is installed where no variant fits, and never where one does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog import Capability
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
@@ -24,7 +24,7 @@ from torchtailor.wheels.write import DEFAULT_MODE, new_wheel
 SCHEMA = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
 INSIDE = "variant.json"
 NAMESPACE = "nvidia"
-# uv takes this provider for its own, built-in one, and only when it is written exactly so.
+# uv maps this provider to its built-in one, but only when it is spelt exactly like this.
 _PROVIDER = {
     "requires": ["nvidia-variant-provider"],
     "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin",
@@ -46,7 +46,7 @@ class VariantLabel:
 
     @property
     def properties(self) -> Properties:
-        """A driver that runs this CUDA, and a GPU that takes this code."""
+        """A driver that runs this CUDA, and a GPU that runs this code."""
         return {
             NAMESPACE: {
                 "cuda_version_lower_bound": [".".join(map(str, self.cuda.parts[:2]))],
@@ -75,7 +75,7 @@ def read_document(content: bytes) -> dict[str, Properties]:
     try:
         variants = json.loads(content)["variants"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError("A variants.json on the index is not one of ours.", "Move it away.") from error
+        raise BadInputError("A variants.json on the index was not written by torchtailor.", "Move it away.") from error
     return dict(variants)
 
 
@@ -88,7 +88,7 @@ def join_documents(contents: Iterable[bytes]) -> bytes:
 
 
 def make_variant(wheel: Path, folder: Path, label: VariantLabel, version: str) -> Path:
-    """A cut wheel as a variant: its label in the name, the stock version in it, all else as it was."""
+    """A cut wheel as a variant: with a label in its name and the stock version; all else unchanged."""
     with WheelArchive(wheel) as archive:
         distribution = WheelDistribution.of(archive)
         target = folder / f"{str(distribution.name.with_version(version)).removesuffix('.whl')}-{label}.whl"

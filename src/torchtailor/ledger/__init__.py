@@ -1,1 +1,1 @@
-"""Every attempt to build: what, when, how long, how it ended."""
+"""Every build attempt: what, when, how long, with which result."""

@@ -1,4 +1,4 @@
-"""Which switches are worth a column in the history of attempts."""
+"""Which switches have a column of their own in the history of attempts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from torchtailor.catalog import Method
 from torchtailor.ledger.ledger import Attempt
 
-# What people look for first: the columns of every report on builds for a new GPU.
+# The switches that matter most when PyTorch is built for a new GPU.
 _ALWAYS = ("USE_CUDA", "USE_CUDNN", "USE_FLASH_ATTENTION", "USE_XNNPACK", "USE_NCCL")
 
 
 def switch_columns(attempts: Sequence[Attempt]) -> tuple[str, ...]:
-    """The switches that attempts from source set by hand or differ in, after those everybody asks for."""
-    built = [attempt for attempt in attempts if attempt.way is Method.SOURCE]
+    """The switches that differ between builds from source or were given with --set, after the most important ones."""
+    built = [attempt for attempt in attempts if attempt.method is Method.SOURCE]
     if not built:
         return ()
     present = {name for attempt in built for name in attempt.configuration if name.isupper()}

@@ -1,7 +1,6 @@
-"""The ledger: every attempt to build something, kept in the user's state directory.
+"""The ledger: every build attempt, kept in the user's state directory.
 
-One SQLite file, safe for several processes. An attempt is written when it starts, so that one that was killed is seen
-as such later.
+One SQLite file, safe for several processes. An attempt is written when it starts, so that a killed one is known later.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torchtailor.catalog.releases import Method
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
 STATE_VARIABLE = "TORCHTAILOR_STATE"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _WAIT_FOR_LOCK = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -55,6 +54,7 @@ _MIGRATIONS = {
         "ALTER TABLE attempt ADD COLUMN percent REAL",
         "ALTER TABLE attempt ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
     ),
+    3: ("ALTER TABLE attempt RENAME COLUMN way TO method",),
 }
 
 
@@ -70,11 +70,11 @@ class Result(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One line of the ledger."""
+    """One row of the ledger: a build that was started."""
 
     number: int
     variant: str
-    way: Method
+    method: Method
     options: Mapping[str, object]
     configuration: Mapping[str, object]
     host: str
@@ -88,13 +88,13 @@ class Attempt:
     input_bytes: int | None
     output_bytes: int | None
     log: str = ""
-    percent: float | None = None  # how far it was when it stopped
-    failure: str = ""  # the name `torchtailor diagnose` has for what went wrong
+    percent: float | None = None  # progress when it stopped
+    failure: str = ""  # the id that `torchtailor diagnose` has for the failure
 
 
 @dataclass(slots=True)
 class Running:
-    """An attempt under way: what it learns about itself goes here."""
+    """An attempt in progress: what becomes known of it is set here."""
 
     number: int
     configuration: dict[str, object] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Running:
 
 
 def state_dir() -> Path:
-    """Where the ledger lives: $TORCHTAILOR_STATE or the platform's state directory."""
+    """The ledger's folder: $TORCHTAILOR_STATE or the platform's state directory."""
     chosen = os.environ.get(STATE_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("torchtailor", appauthor=False))
 
@@ -123,14 +123,14 @@ class Ledger:
     def attempt(
         self,
         variant: str,
-        way: Method,
+        method: Method,
         *,
         options: Mapping[str, object] | None = None,
         configuration: Mapping[str, object] | None = None,
         host: str | None = None,
     ) -> Iterator[Running]:
-        """Record what happens in the block: done, or failed with the error's class, sentence and hint."""
-        running = self._start(variant, way, options or {}, configuration or {}, host or platform.node())
+        """Record the result of the block: done, or failed with the error's class, message and hint."""
+        running = self._start(variant, method, options or {}, configuration or {}, host or platform.node())
         began = time.monotonic()
         try:
             yield running
@@ -162,18 +162,18 @@ class Ledger:
     def _start(
         self,
         variant: str,
-        way: Method,
+        method: Method,
         options: Mapping[str, object],
         configuration: Mapping[str, object],
         host: str,
     ) -> Running:
         with self._connect() as connection:
             cursor = connection.execute(
-                "INSERT INTO attempt (variant, way, options, configuration, host, pid, boot, started, result)"
+                "INSERT INTO attempt (variant, method, options, configuration, host, pid, boot, started, result)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     variant,
-                    way.value,
+                    method.value,
                     json.dumps(options, default=str, sort_keys=True),
                     json.dumps(configuration, default=str, sort_keys=True),
                     host,
@@ -187,7 +187,7 @@ class Ledger:
         return Running(cursor.lastrowid, dict(configuration))
 
     def note(self, running: Running) -> None:
-        """Write down what an attempt under way knows by now, for the case that it is killed."""
+        """Save the state of an attempt in progress, in case it is killed."""
         with self._connect() as connection:
             connection.execute(
                 "UPDATE attempt SET stage = ?, configuration = ?, log = ?, percent = ? WHERE id = ?",
@@ -247,7 +247,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"The ledger {path} was written by a newer torchtailor.", f"Upgrade, or set {STATE_VARIABLE}."
         )
     if version < _SCHEMA_VERSION:
-        connection.execute("BEGIN IMMEDIATE")  # two processes may meet here; the second finds it done
+        connection.execute("BEGIN IMMEDIATE")  # of two processes, the second finds it done
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         for step in range(version + 1, _SCHEMA_VERSION + 1):
             for statement in _MIGRATIONS[step]:
@@ -262,7 +262,7 @@ def _attempt(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["id"],
         variant=row["variant"],
-        way=Method(row["way"]),
+        method=Method(row["method"]),
         options=json.loads(row["options"]),
         configuration=json.loads(row["configuration"]),
         host=row["host"],
@@ -282,7 +282,7 @@ def _attempt(row: sqlite3.Row) -> Attempt:
 
 
 def _alive(host: str, pid: int, boot: str) -> bool:
-    """Whether a process still runs; on another host nobody here can know, so it counts as running."""
+    """Whether a process still runs; on another host that is not known, and it counts as running."""
     if boot != _boot_id():
         return host != platform.node()
     try:
@@ -304,7 +304,7 @@ def _boot_id() -> str:
 def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> str:
     """The attempts as a Markdown table: attempt, configuration, result, error, duration, fix.
 
-    Each of `switches` has a column of its own; what else was set stands in the column of the configuration.
+    Each of `switches` has a column of its own; all other settings are in the column Configuration.
     """
     from torchtailor.ui.format import human_seconds
 
@@ -315,7 +315,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
         cells = (
             str(attempt.number),
             attempt.variant,
-            attempt.way.value,
+            attempt.method.value,
             *(str(attempt.configuration.get(name, "")) for name in switches),
             describe(attempt.configuration),
             attempt.result.value + stopped_at(attempt),
@@ -328,7 +328,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
 
 
 def stopped_at(attempt: Attempt) -> str:
-    """` at 92 % (compile)`: where an attempt that did not end well was."""
+    """` at 92 % (compile)`: where an attempt that did not succeed stopped."""
     if attempt.result in (Result.DONE, Result.RUNNING):
         return ""
     percent = f" at {attempt.percent:.0f} %" if attempt.percent is not None else ""
@@ -336,13 +336,13 @@ def stopped_at(attempt: Attempt) -> str:
 
 
 def describe(configuration: Mapping[str, object]) -> str:
-    """`nvidia=on, torch=2.8.0`: what was set, in a line; a compiler's many switches (USE_X) are not for a line."""
+    """`nvidia=on, torch=2.8.0`: the settings in one line, without the many switches of a build from source (USE_X)."""
     words = []
     for key, value in configuration.items():
         if value in (None, "", [], {}) or key.isupper():
             continue
-        said = {True: "on", False: "off"}[value] if isinstance(value, bool) else _plain(value)
-        words.append(f"{key}={said}")
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else _plain(value)
+        words.append(f"{key}={text}")
     return ", ".join(words)
 
 

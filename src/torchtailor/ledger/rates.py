@@ -1,4 +1,4 @@
-"""How fast this machine fetches and cuts: learned from earlier builds in the ledger."""
+"""How fast this machine downloads and cuts: measured by earlier builds in the ledger."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ FETCH_KEY, CUT_KEY = "fetched_per_second", "cut_per_second"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes of wheels per second; the defaults are a home line and two old cores."""
+    """Bytes of wheels per second; the defaults are those of a home connection and two old cores."""
 
     fetch: float = 20e6
     cut: float = 40e6
 
 
 def learned(attempts: Iterable[Attempt]) -> Rates:
-    """The rates of the latest build that measured them."""
+    """The rates of the last build that measured them."""
     fetch, cut = Rates().fetch, Rates().cut
     for attempt in attempts:
-        if attempt.way is Method.WHEEL and attempt.result is Result.DONE:
+        if attempt.method is Method.WHEEL and attempt.result is Result.DONE:
             fetch = _positive(attempt.configuration.get(FETCH_KEY)) or fetch
             cut = _positive(attempt.configuration.get(CUT_KEY)) or cut
     return Rates(fetch, cut)

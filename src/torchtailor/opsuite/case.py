@@ -15,7 +15,7 @@ from .tolerance import Tolerance
 Run = Callable[[Site], Any]
 CPU_AND_GPU = ("cpu", "cuda")
 GPU_ONLY = ("cuda",)
-# Said by torch's dispatcher from what it was compiled with, before any GPU code is looked for.
+# From torch's dispatcher, which knows what it was compiled with, before any GPU code is looked for.
 NO_SUCH_KERNEL = (
     "not implemented for '",
     "Could not run 'aten::",
@@ -29,7 +29,7 @@ class NotApplicable(Exception):  # noqa: N818  (not an error)
 
 
 @dataclass(frozen=True)
-class Machine:
+class SuiteMachine:
     """What cases may need: the device under test and torch's version."""
 
     device: str
@@ -37,20 +37,20 @@ class Machine:
     capability: tuple[int, int] | None = None
 
     @classmethod
-    def current(cls, device: str) -> Machine:
+    def current(cls, device: str) -> SuiteMachine:
         major, minor = torch.__version__.split(".")[:2]
         capability = torch.cuda.get_device_capability() if device == "cuda" else None
         return cls(device, (int(major), int(minor)), capability)
 
 
-# Says why a machine does not have what a case needs; None where it has.
-Need = Callable[[Machine], "str | None"]
+# The reason why a machine does not have what a case needs; None where it has.
+Need = Callable[[SuiteMachine], "str | None"]
 
 
 def capability(major: int, minor: int) -> Need:
     """The GPU is of this compute capability or a later one."""
 
-    def unmet(machine: Machine) -> str | None:
+    def unmet(machine: SuiteMachine) -> str | None:
         if machine.capability is None or machine.capability >= (major, minor):
             return None
         return "needs a GPU of compute capability {}.{}, this one is {}.{}".format(major, minor, *machine.capability)
@@ -59,7 +59,7 @@ def capability(major: int, minor: int) -> Need:
 
 
 def torch_from(major: int, minor: int) -> Need:
-    def unmet(machine: Machine) -> str | None:
+    def unmet(machine: SuiteMachine) -> str | None:
         if machine.torch_version >= (major, minor):
             return None
         return f"needs torch {major}.{minor} or later"
@@ -70,7 +70,7 @@ def torch_from(major: int, minor: int) -> Need:
 def attribute(path: str) -> Need:
     """Something inside torch exists, such as `_scaled_mm` or `cuda.jiterator`."""
 
-    def unmet(machine: Machine) -> str | None:
+    def unmet(machine: SuiteMachine) -> str | None:
         found: Any = torch
         for part in path.split("."):
             found = getattr(found, part, None)
@@ -82,7 +82,7 @@ def attribute(path: str) -> Need:
 
 
 def package(name: str) -> Need:
-    def unmet(machine: Machine) -> str | None:
+    def unmet(machine: SuiteMachine) -> str | None:
         return None if find_spec(name) else f"the package {name} is not installed"
 
     return unmet
@@ -91,7 +91,7 @@ def package(name: str) -> Need:
 def holds(condition: Callable[[], Any], otherwise: str) -> Need:
     """Any other condition, with the words for when it does not hold."""
 
-    def unmet(machine: Machine) -> str | None:
+    def unmet(machine: SuiteMachine) -> str | None:
         return None if condition() else otherwise
 
     return unmet
@@ -112,12 +112,12 @@ class Case:
     derive: Callable[[Any], Any] | None = None
     # A run that gives the expected numbers directly; without one the case itself is run in higher precision.
     reference: Run | None = None
-    # Parts of messages with which torch says that it does not have this at all (never that it failed).
+    # Parts of torch's messages that it does not have this at all (never that it failed).
     refusals: tuple[str, ...] = ()
     # Whether kernels are chosen by timing them: the next process may choose others, and other bits are no fault then.
     timed_choice: bool = False
 
-    def why_not(self, machine: Machine) -> str | None:
+    def why_not(self, machine: SuiteMachine) -> str | None:
         """Why this case does not apply to a machine; None where it does."""
         if machine.device not in self.devices:
             return f"not run on {machine.device}: it exercises {self.library}"

@@ -1,4 +1,4 @@
-"""Imports torch and prints, as JSON, what it says of itself, how long it took and how much memory it has.
+"""Imports torch and prints, as JSON, what it reports of itself, how long it took and how much memory it has.
 
 Standard library and torch only; run by its path in a fresh process.
 """

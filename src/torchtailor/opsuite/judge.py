@@ -15,7 +15,7 @@ _SPARSE_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
-class Output:
+class HashedOutput:
     """One output tensor: what it is, and the SHA-256 of its bytes."""
 
     dtype: str
@@ -53,12 +53,14 @@ def _dense_parts(tensor: Any) -> Iterator[Any]:
         yield part.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def describe(tensor: Any) -> Output:
+def describe(tensor: Any) -> HashedOutput:
     """Type, shape and hash of a dense, contiguous CPU tensor."""
     size = tensor.numel() * tensor.element_size()
     # Without NumPy, which torch does not need and an environment may lack.
     content = (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
-    return Output(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashlib.sha256(content).hexdigest())
+    return HashedOutput(
+        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashlib.sha256(content).hexdigest()
+    )
 
 
 def relative_error(outputs: Sequence[Any], references: Sequence[Any]) -> float:

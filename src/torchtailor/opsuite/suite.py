@@ -27,7 +27,7 @@ STARTUP_SECONDS = 300.0
 
 @dataclass
 class State:
-    """What the workers' journal says so far."""
+    """What is in the workers' journal so far."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     unusable: str | None = None
@@ -84,7 +84,7 @@ def work(options: argparse.Namespace) -> int:
 def supervise(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     state = State()
-    trouble: list[str] = []
+    crashes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="opsuite-") as folder:
         journal, done, errors = (Path(folder, name) for name in ("journal", "done", "stderr"))
         journal.touch()
@@ -96,7 +96,7 @@ def supervise(options: argparse.Namespace) -> int:
             if state.running is not None:
                 _fail(state, state.running, ended or "the process ended in the middle of this case")
                 _append(journal, state.results[state.running])
-                trouble.append(f"{state.running}: {ended}")
+                crashes.append(f"{state.running}: {ended}")
             if state.unusable is not None:
                 for name in state.missing:
                     _fail(state, name, f"the device cannot be used: {state.unusable}")
@@ -108,14 +108,14 @@ def supervise(options: argparse.Namespace) -> int:
                 for name in state.missing:
                     _fail(state, name, state.unusable)
                 break
-    _write(options.out, state, trouble, time.perf_counter() - started)
+    _write(options.out, state, crashes, time.perf_counter() - started)
     counts = _counts(state)
     sys.stderr.write("op suite: " + ", ".join(f"{number} {word}" for word, number in counts.items()) + "\n")
     return 1 if counts["fail"] or not state.cases else 0
 
 
 def _run_worker(options: argparse.Namespace, journal: Path, done: Path, errors: Path, state: State) -> str | None:
-    """Start a worker and wait for it; says how it ended where that was not by itself."""
+    """Start a worker and wait for it; returns how it ended where that was not by itself."""
     command = [sys.executable, str(HERE / "suite.py"), "--device", options.device, "--only", options.only]
     command += ["--journal", str(journal), "--done", str(done)]
     # Code compiled by an earlier run must not stand in for code that this one cannot compile.
@@ -163,7 +163,7 @@ def _append(journal: Path, result: dict[str, Any]) -> None:
 
 
 def _tail(text: str) -> str:
-    return " ".join(text.splitlines()[-3:])[-600:] or "it said nothing"
+    return " ".join(text.splitlines()[-3:])[-600:] or "it printed nothing"
 
 
 def _counts(state: State) -> dict[str, int]:
@@ -171,14 +171,14 @@ def _counts(state: State) -> dict[str, int]:
     return {word: outcomes.count(word) for word in ("pass", "fail", "not-applicable")}
 
 
-def _write(out: str, state: State, trouble: list[str], seconds: float) -> None:
+def _write(out: str, state: State, crashes: list[str], seconds: float) -> None:
     document = {
         "format": FORMAT,
         "environment": state.environment,
         "unusable": state.unusable,
         "counts": _counts(state),
         "workers": state.workers,
-        "crashes": trouble,
+        "crashes": crashes,
         "seconds": round(seconds, 3),
         "cases": [state.results[name] for name in state.cases],
     }

@@ -16,15 +16,15 @@ from typing import Any, TextIO
 
 import torch
 
-from .case import REGISTRY, Case, Machine, NotApplicable
-from .judge import Output, describe, flatten, relative_error
+from .case import REGISTRY, Case, NotApplicable, SuiteMachine
+from .judge import HashedOutput, describe, flatten, relative_error
 from .sites import Site
 
 BROKEN_DEVICE = 75  # exit code: the device no longer answers in this process, go on in a fresh one
 SEED = 20_260
 
 
-class Journal:
+class CaseJournal:
     """The lines written so far; flushed at once, since any case may end the process."""
 
     def __init__(self, file: TextIO) -> None:
@@ -40,7 +40,7 @@ def main(device: str, journal_path: str, containing: str, done: Iterable[str]) -
     warnings.simplefilter("ignore")
     finished = set(done)
     with Path(journal_path).open("a", encoding="utf-8") as file:
-        journal = Journal(file)
+        journal = CaseJournal(file)
         journal.write("environment", environment(device))
         if (reason := _unusable(device)) is not None:
             journal.write("unusable", reason)
@@ -50,7 +50,7 @@ def main(device: str, journal_path: str, containing: str, done: Iterable[str]) -
         journal.write("cases", [{"name": case.name, "library": case.library} for case in selected])
         if reason is not None:
             return 0
-        machine = Machine.current(device)
+        machine = SuiteMachine.current(device)
         for case in selected:
             if case.name in finished:
                 continue
@@ -62,7 +62,7 @@ def main(device: str, journal_path: str, containing: str, done: Iterable[str]) -
     return 0
 
 
-def evaluate(case: Case, machine: Machine) -> dict[str, Any]:
+def evaluate(case: Case, machine: SuiteMachine) -> dict[str, Any]:
     """Run a case twice, compare the two runs and the reference; never raises."""
     result: dict[str, Any] = {"name": case.name, "library": case.library}
     if (reason := case.why_not(machine)) is not None:
@@ -113,7 +113,7 @@ def _error(case: Case, device: str, outputs: Any) -> float:
     return relative_error(list(flatten(outputs)), list(flatten(expected)))
 
 
-def _as_rows(outputs: Iterable[Output]) -> list[dict[str, Any]]:
+def _as_rows(outputs: Iterable[HashedOutput]) -> list[dict[str, Any]]:
     return [{**asdict(output), "shape": list(output.shape)} for output in outputs]
 
 

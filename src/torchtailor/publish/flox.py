@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
+from torchtailor.variants import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +21,20 @@ class FloxCall:
     package: str
     organisation: str
 
+    @classmethod
+    def for_variant(cls, name: str, folder: Path, organisation: str, *, catalog: Catalog | None = None) -> FloxCall:
+        variant = Matrix(catalog or load_catalog()).resolve(name, via=Method.NIX).variant
+        return cls(folder, variant.name, organisation)
+
     @property
     def line(self) -> tuple[str, ...]:
         return ("flox", "publish", "-o", self.organisation, self.package)
 
     def check(self) -> None:
-        """flox publishes what a remote has: the tree must be clean, and its commit pushed."""
-        for tool, why in (("git", "flox publishes from a git checkout"), ("flox", "it is what publishes")):
+        """flox publishes a pushed commit: the tree must be clean, and its commit on a remote."""
+        for tool, why in (("git", "flox publishes from a git checkout"), ("flox", "`flox publish` is run")):
             if shutil.which(tool) is None:
-                raise EnvironmentProblem(f"There is no {tool} here; {why}.", f"Install {tool}.")
+                raise EnvironmentProblem(f"{tool} is not installed; {why}.", f"Install {tool}.")
         if self._git("rev-parse", "--is-inside-work-tree") is None:
             raise EnvironmentProblem(f"{self.folder} is not a git checkout.", "Run it in the recipes' repository.")
         if self._git("status", "--porcelain"):
@@ -44,11 +51,13 @@ class FloxCall:
             )
 
     def run(self) -> None:
-        """Check, then publish; flox talks to the terminal itself."""
+        """Check, then publish; flox writes to the terminal itself."""
         self.check()
         code = subprocess.run(self.line, cwd=self.folder, check=False).returncode
         if code != 0:
-            raise BuildFailedError(f"`{' '.join(self.line)}` ended with {code}.", "Its own words are above.")
+            raise BuildFailedError(
+                f"`{' '.join(self.line)}` failed with exit code {code}.", "Its own message is above."
+            )
 
     def _git(self, *words: str) -> str | None:
         line: Sequence[str] = ("git", "-C", str(self.folder), *words)

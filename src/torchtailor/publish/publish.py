@@ -1,11 +1,11 @@
-"""Adds wheelhouses to an index that many read: a folder per target for pip, one of wheel variants for uv.
+"""Adds wheelhouses to a shared index: a folder per target for pip, one of wheel variants for uv.
 
     cu128-sm90/index.html, cu128-sm90/torch/index.html      the index for one target
     variants/...                                            the index of wheel variants
     files/ab/abcd.../torch-....whl                          every file once, by its hash
 
-Files go first, pages after them; nothing is ever removed or changed under a name that a page may still hold. So a
-reader always finds what a page names.
+Files are uploaded before the pages that list them, and a listed file is never removed or changed. So a reader always
+finds what a page lists.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from torchtailor.index.pages import (
 )
 from torchtailor.index.variants import join_documents
 from torchtailor.publish.store import Store
+from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
 
 _VARIANTS_JSON = "-variants.json"
 _TRIES = 5
 
-Teller = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A file for a page: a local one to be stored, or an address elsewhere."""
+    """A file for a page: a local one to be uploaded, or a URL elsewhere."""
 
     file: IndexedFile
     path: Path | None
@@ -63,7 +64,7 @@ class Published:
 
 
 def find_wheelhouses(dist: Path) -> tuple[Path, ...]:
-    """The wheelhouses that a path means: itself, or those in it."""
+    """The wheelhouses of a path: itself, or those in it."""
     if (dist / MANIFEST_NAME).is_file():
         return (dist,)
     found = sorted(path.parent for path in dist.glob(f"*/{MANIFEST_NAME}")) if dist.is_dir() else []
@@ -73,13 +74,13 @@ def find_wheelhouses(dist: Path) -> tuple[Path, ...]:
 
 
 def publish(
-    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, tell: Teller | None = None
+    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
 ) -> Published:
-    """Add the wheelhouses of a folder to a store; changed NVIDIA libraries leave this machine only when told so."""
-    work = _Publishing(store, nvidia_too or store.local, cache or Cache(), tell or (lambda _: None))
+    """Add the wheelhouses of a folder to a store; changed NVIDIA libraries are uploaded only with `nvidia_too`."""
+    work = _Publishing(store, nvidia_too or store.local, cache or Cache(), say or (lambda _: None))
     with store.lock():
-        for house in find_wheelhouses(dist):
-            work.add_wheelhouse(house)
+        for wheelhouse in find_wheelhouses(dist):
+            work.add_wheelhouse(wheelhouse)
         variants = dist / VARIANTS
         if (variants / SIMPLE).is_dir():
             work.add_variants(variants)
@@ -88,34 +89,34 @@ def publish(
 
 
 class _Publishing:
-    def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, tell: Teller) -> None:
-        self._store, self._changed_nvidia, self._cache, self._tell = store, changed_nvidia, cache, tell
+    def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, say: Say) -> None:
+        self._store, self._changed_nvidia, self._cache, self._say = store, changed_nvidia, cache, say
         self.result = Published()
 
-    def add_wheelhouse(self, house: Path) -> None:
+    def add_wheelhouse(self, wheelhouse: Path) -> None:
         try:
-            manifest = json.loads((house / MANIFEST_NAME).read_bytes())
+            manifest = json.loads((wheelhouse / MANIFEST_NAME).read_bytes())
             gpu, label = manifest["target"]["gpu"], manifest["pytorch"]["build"]
             items = manifest["wheels"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInputError(f"{house} is not a whole wheelhouse: {error}.", "Build it again.") from error
+            raise BadInputError(f"{wheelhouse} is not a complete wheelhouse: {error}.", "Build it again.") from error
         target = f"{label}-sm{gpu.replace('.', '')}" if gpu else label
-        self._tell(f"{house.name} -> {target}/")
-        listed = {file.filename: file for file in _listed(house)}
+        self._say(f"{wheelhouse.name} -> {target}/")
+        listed = {file.filename: file for file in _listed(wheelhouse)}
         offers: list[Offer] = []
         for item in items:
             filename = item["output"]["filename"]
-            path = house / WHEELS / filename
+            path = wheelhouse / WHEELS / filename
             if filename not in listed or not path.is_file():
-                raise BadInputError(f"{house} lacks {filename}, which its manifest names.", "Build it again.")
-            if item["step"] == "cut" and not self._changed_nvidia and _holds_changed_nvidia(path):
+                raise BadInputError(f"{wheelhouse} lacks {filename}, which its manifest lists.", "Build it again.")
+            if item["step"] == WheelStep.CUT.value and not self._changed_nvidia and _holds_changed_nvidia(path):
                 offers += self._stock_instead(item)
             else:
                 offers.append(_offer(listed[filename], path))
         self._add(target, offers)
 
     def _stock_instead(self, item: dict[str, dict[str, object]]) -> Iterable[Offer]:
-        """The unchanged wheel of NVIDIA's in place of a changed one: by its address, or from the cache."""
+        """NVIDIA's unchanged wheel instead of a changed one: by its URL, or from the cache."""
         stock = item["input"]
         name, sha256, size = str(stock["filename"]), str(stock["sha256"]), int(str(stock["size"]))
         self.result.left_out.append(str(item["output"]["filename"]))
@@ -125,10 +126,10 @@ class _Publishing:
         elif (path := self._cache.find(sha256, name)) is not None:
             yield Offer(shown, path)
         else:
-            self.result.notes.append(f"{name} is not in the cache: readers need another index for it.")
+            self.result.notes.append(f"{name} is not in the cache: clients need another index for it.")
 
     def add_variants(self, folder: Path) -> None:
-        self._tell(f"{folder.name} -> {VARIANTS}/")
+        self._say(f"{folder.name} -> {VARIANTS}/")
         offers = []
         for file in _listed(folder):
             path = folder / WHEELS / file.filename
@@ -157,7 +158,7 @@ class _Publishing:
             self.result.targets.append(target)
 
     def _add_project(self, folder: str, project: str, offers: Sequence[Offer]) -> None:
-        """Read, join, write, and read again: another publisher may have written in between."""
+        """Read, merge, write, and read again: another publisher may have written in between."""
         for _ in range(_TRIES):
             known = self._known(folder)
             files = [self._store_offer(offer, known) for offer in offers]
@@ -169,7 +170,7 @@ class _Publishing:
             now = self._known(folder)
             if all(now.get(file.filename) == file for file in files):
                 return
-        raise NetworkError(f"The page {folder} keeps being overwritten by somebody else.", "Publish again.")
+        raise NetworkError(f"The page {folder} keeps being overwritten by another publisher.", "Publish again.")
 
     def _known(self, folder: str) -> dict[str, IndexedFile]:
         content = self._store.read(f"{folder}/{JSON_NAME}")
@@ -184,7 +185,7 @@ class _Publishing:
             self._store.put_bytes(pages[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
 
     def _store_offer(self, offer: Offer, known: dict[str, IndexedFile]) -> IndexedFile:
-        """Store the file, unless it is there, and say how a page names it."""
+        """Upload the file, unless the store has it; returns how a page lists it."""
         file = offer.file
         if offer.path is None:
             return file
@@ -206,16 +207,16 @@ class _Publishing:
             self._store.put_file(offer.path, place)
         else:
             self._store.put_bytes(content, place, "application/json")
-        self._tell(f"  {file.filename}")
+        self._say(f"  {file.filename}")
         self.result.uploaded += 1
         self.result.uploaded_bytes += file.size
         return file
 
 
-def _listed(house: Path) -> list[IndexedFile]:
+def _listed(wheelhouse: Path) -> list[IndexedFile]:
     return [
         file
-        for page in sorted((house / SIMPLE).glob(f"*/{JSON_NAME}"))
+        for page in sorted((wheelhouse / SIMPLE).glob(f"*/{JSON_NAME}"))
         for file in read_project_json(page.read_bytes())
     ]
 
@@ -237,12 +238,12 @@ def _is_variant(filename: str) -> bool:
 
 
 def _keeps(offer: Offer, labelled: set[str]) -> bool:
-    """A list of variants is of use only where there are some."""
+    """A list of variants is published only where there are any."""
     return not offer.file.filename.endswith(_VARIANTS_JSON) or offer.file.project in labelled
 
 
 def _holds_changed_nvidia(path: Path) -> bool:
-    """Whether a cut wheel holds a proprietary library of NVIDIA's that was changed; its own manifest tells."""
+    """Whether a cut wheel holds a changed proprietary library of NVIDIA's, by its own manifest."""
     from torchtailor.licences import needs_nvidia_option
     from torchtailor.surgery.result import LibraryStatus
     from torchtailor.wheels.archive import WheelArchive

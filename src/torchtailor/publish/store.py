@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.cache import link_or_copy, write_atomic
-from torchtailor.fetch.settings import local_path, redact
+from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"
@@ -34,7 +34,7 @@ class Store(Protocol):
 
 
 def open_store(to: str) -> Store:
-    """The store behind `--to`: a path, file:, or an address that fsspec knows."""
+    """The store of `--to`: a path, a file: URL, or a URL that fsspec supports."""
     scheme = urlsplit(to).scheme
     if scheme in ("", "file"):
         return FolderStore(local_path(to) or Path(to))
@@ -51,7 +51,9 @@ class FolderStore:
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EnvironmentProblem(f"{root} cannot be made: {error.strerror}.") from error
+            raise EnvironmentProblem(
+                f"{root} cannot be created: {error.strerror}.", "Give another folder with --to."
+            ) from error
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -75,14 +77,14 @@ class FolderStore:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One publisher at a time; readers are never kept waiting."""
+        """One publisher at a time; readers never wait."""
         with (self._root / ".torchtailor.lock").open("ab") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
 
 class RemoteStore:
-    """A bucket or server, through fsspec; its own rules make each file appear whole."""
+    """A bucket or server, through fsspec; its uploads are atomic."""
 
     local = False
 
@@ -132,13 +134,13 @@ class RemoteStore:
                 self._put_folder_page(content, path.removesuffix(HTML_NAME), content_type)
 
     def _put_folder_page(self, content: bytes, folder: str, content_type: str) -> None:
-        """The same page under the folder's own name: S3 has no index documents unless a web server is before it."""
+        """The same page under the folder's own name: S3 itself serves no index documents."""
         bucket, _, key = self._at(folder).partition("/")
         self._system.call_s3("put_object", Bucket=bucket, Key=key, Body=content, ContentType=content_type)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Object stores have no locks; whoever publishes reads pages again afterwards and mends what was lost."""
+        """Object stores have no locks; a publisher reads its pages again and repeats a lost update."""
         yield
 
     def _at(self, path: str) -> str:
@@ -154,5 +156,5 @@ class RemoteStore:
             yield
         except (OSError, ValueError) as error:
             raise NetworkError(
-                f"{self._shown} cannot be {what}: {error}.", "Check the address and the credentials of its provider."
+                f"{self._shown} cannot be {what}: {error}.", "Check the URL and the credentials of its provider."
             ) from error

@@ -1,50 +1,49 @@
-"""The audit of a tree: every rule on every recipe, with real Nix where there is one."""
+"""The audit of a tree: every rule on every recipe, evaluated with Nix if it is installed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import UsageError
 from torchtailor.recipes.evaluate import evaluate
-from torchtailor.recipes.matrix import matrix_of
 from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.recipe import Recipe, RecipeName
-from torchtailor.recipes.rules import RULES, Context, Severity
-from torchtailor.recipes.tree import Tree, find_trees, read_recipe
-from torchtailor.recipes.write import recipe_releases, written_release
+from torchtailor.recipes.rules import RULES, AuditContext, Severity
+from torchtailor.recipes.tree import RecipeTree, find_trees, read_recipe
+from torchtailor.recipes.write import matrix_of, recipe_releases, written_release
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault: which rule, where, what, how to mend it."""
+class AuditFinding:
+    """One problem: which rule, where, what, and how to fix it."""
 
     rule: str
     severity: Severity
     file: str
     line: int
     message: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """The audit of one tree."""
 
     root: Path
     release: str
     recipes: int
-    by_nix: bool
-    findings: tuple[Finding, ...]
+    with_nix: bool
+    findings: tuple[AuditFinding, ...]
 
     @property
     def errors(self) -> int:
@@ -57,6 +56,17 @@ class Report:
     def passed(self, *, strict: bool = False) -> bool:
         return not (self.findings if strict else self.errors)
 
+    def to_json(self) -> dict[str, object]:
+        return {
+            "root": str(self.root),
+            "release": self.release,
+            "recipes": self.recipes,
+            "evaluated": self.with_nix,
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in self.findings],
+        }
+
 
 def audit(
     catalog: Catalog,
@@ -65,26 +75,26 @@ def audit(
     release: str | None = None,
     use_nix: bool | None = None,
     ignore: Sequence[str] = (),
-) -> tuple[Report, ...]:
-    """Audit every tree at a folder. Nix is used where it is installed, unless `use_nix` says otherwise."""
+) -> tuple[AuditReport, ...]:
+    """Audit every tree at a folder; `use_nix` defaults to whether Nix is installed."""
     unknown = [rule for rule in ignore if rule not in RULES]
     if unknown:
-        raise UsageError(f"There is no rule {unknown[0]!r}.", "`torchtailor recipes rules` lists them.")
-    by_nix = has_nix() if use_nix is None else use_nix
-    reports = [audit_tree(catalog, tree, release=release, by_nix=by_nix) for tree in find_trees(root)]
+        raise UsageError(f"There is no rule {unknown[0]!r}.", "`torchtailor recipes rules` lists the rules.")
+    with_nix = has_nix() if use_nix is None else use_nix
+    reports = [audit_tree(catalog, tree, release=release, with_nix=with_nix) for tree in find_trees(root)]
     return tuple(
         replace(report, findings=tuple(finding for finding in report.findings if finding.rule not in ignore))
         for report in reports
     )
 
 
-def audit_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Report:
-    context = open_tree(catalog, tree, release=release, by_nix=by_nix)
-    return Report(tree.root, context.release.name, len(context.recipes), by_nix, audit_context(context))
+def audit_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditReport:
+    context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    return AuditReport(tree.root, context.release.name, len(context.recipes), with_nix, audit_context(context))
 
 
-def audit_context(context: Context) -> tuple[Finding, ...]:
-    """Every rule on a tree that is open, in the order of its files."""
+def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
+    """The findings of every rule, in the order of files and lines."""
     findings = []
     for rule in RULES.values():
         found: list[tuple[Path, int, str]] = []
@@ -94,25 +104,25 @@ def audit_context(context: Context) -> tuple[Finding, ...]:
             for recipe in context.recipes:
                 found += [(recipe.path, line, message) for line, message in rule.on_recipe(recipe, context)]
         for path, line, message in found:
-            findings.append(Finding(rule.id, rule.severity, context.tree.shown(path), line, message, rule.mend))
+            findings.append(AuditFinding(rule.id, rule.severity, context.tree.shown(path), line, message, rule.fix))
     return tuple(sorted(set(findings), key=lambda item: (item.file, item.line, item.rule, item.message)))
 
 
-def open_tree(catalog: Catalog, tree: Tree, *, release: str | None = None, by_nix: bool) -> Context:
-    """A tree with its recipes read, matched with the matrix and, with Nix, evaluated."""
+def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditContext:
+    """Read a tree's recipes, match them with the matrix and, with Nix, evaluate them."""
     pins = load_pins(tree.flox)
     recipes = [Recipe(name, path, read_recipe(path)) for name, path in tree.recipes.items()]
     chosen = catalog.release(release) if release else release_of(catalog, tree, recipes)
-    recipes = [replace(recipe, variant=_promised(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
-    if by_nix:
+    recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
+    if with_nix:
         readable = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable}
-        outcomes = evaluate(readable, pins)
-        recipes = [replace(recipe, outcome=outcomes.get(recipe.path)) for recipe in recipes]
-    return Context(catalog, matrix_of(catalog), pins, tree, chosen, tuple(recipes))
+        evaluations = evaluate(readable, pins)
+        recipes = [replace(recipe, evaluation=evaluations.get(recipe.path)) for recipe in recipes]
+    return AuditContext(catalog, matrix_of(catalog), pins, tree, chosen, tuple(recipes))
 
 
-def release_of(catalog: Catalog, tree: Tree, recipes: list[Recipe]) -> Release:
-    """The release that a tree is of: as it was written, else by the CUDA versions and pins of its recipes."""
+def release_of(catalog: Catalog, tree: RecipeTree, recipes: list[Recipe]) -> Release:
+    """A tree's release: the one it was written for, else the best match by CUDA versions and pins."""
     for written in written_release(tree):
         if written in catalog.releases:
             return catalog.releases[written]
@@ -131,8 +141,8 @@ def release_of(catalog: Catalog, tree: Tree, recipes: list[Recipe]) -> Release:
     return next((found for found in reversed(releases) if score[found.name] == best), releases[-1])
 
 
-def _promised(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:
-    """The variant a file's name promises, whether or not the matrix has it or it can exist."""
+def _named_variant(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:
+    """The variant that a file name stands for, even if the matrix lacks it or it is impossible."""
     if name is None or name.parsed.isa not in catalog.isas:
         return None
     gpu = catalog.gpus.get(name.parsed.gpu) if name.parsed.gpu else None
@@ -143,7 +153,7 @@ def _promised(catalog: Catalog, release: Release, name: RecipeName | None) -> Va
 
 
 def _build(catalog: Catalog, release: Release, parsed: ParsedName, gpu: Gpu | None) -> Build | None:
-    """The release's build; for a CUDA version that it has not, one that says that much and no more."""
+    """The release's build; for a CUDA version that the release lacks, an otherwise empty one."""
     if parsed.gpu is None:
         return release.cpu_build
     if gpu is None or parsed.cuda is None:
@@ -152,7 +162,7 @@ def _build(catalog: Catalog, release: Release, parsed: ParsedName, gpu: Gpu | No
     listed = next((build for build in release.cuda_builds if build.cuda == cuda), None)
     if listed or cuda not in catalog.toolkits:
         return listed
-    return Build(cuda, None, wheels=False, architectures={}, rows=())
+    return Build(cuda=cuda, wheels=False, rows=())
 
 
 def _system(recipe: Recipe) -> str:

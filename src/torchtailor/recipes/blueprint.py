@@ -1,4 +1,4 @@
-"""What one recipe says: everything the template needs, worked out from a variant and the pins."""
+"""The content of one recipe: everything the template needs, derived from a variant and the pins."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import cached_property
 
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.toolkits import Dotted
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import ImpossibleError
 from torchtailor.recipes.pins import ComponentRow, KeptRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 from torchtailor.variants.variant import Variant
 
-# The release whose package names carry PyTorch's version; the others' are the file's own name.
+# The release whose package names include PyTorch's version; in the others, pname is the file name.
 VERSIONED_PNAMES = frozenset({"cuda-13_0"})
 GIGABYTES_PER_JOB = 4
 
 
-class Blas(Enum):
-    """Where the host's linear algebra comes from."""
+class BlasChoice(Enum):
+    """The BLAS library that PyTorch uses on the CPU."""
 
     OPENBLAS = "openblas"
     MKL = "mkl"
@@ -33,15 +33,15 @@ class Blueprint:
     catalog: Catalog
     pins: Pins
     variant: Variant
-    blas: Blas = Blas.OPENBLAS
+    blas: BlasChoice = BlasChoice.OPENBLAS
     nightly: SourceRow | None = None
     components: tuple[ComponentRow, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.blas is Blas.MKL and not can_use_mkl(self.variant):
+        if self.blas is BlasChoice.MKL and not can_use_mkl(self.variant):
             raise ImpossibleError(
-                f"{self.variant.name} cannot use MKL: it is an alternative for CPU-only x86_64 variants.",
-                "Use OpenBLAS for it.",
+                f"{self.variant.name} cannot use MKL, which is only for CPU-only x86_64 variants.",
+                "Use OpenBLAS.",
             )
 
     @property
@@ -61,7 +61,7 @@ class Blueprint:
 
     @cached_property
     def upgrade(self) -> SourceRow | None:
-        """PyTorch's source, where the pin's own PyTorch is another version."""
+        """PyTorch's source, if the pin has another version of PyTorch."""
         if self.nightly:
             return self.nightly
         version = str(self.variant.release.version)
@@ -92,17 +92,17 @@ class Blueprint:
     def config(self) -> tuple[str, ...]:
         """The nixpkgs configuration, line by line."""
         lines = []
-        if self.variant.gpu or self.blas is Blas.MKL:
+        if self.variant.gpu or self.blas is BlasChoice.MKL:
             lines.append("allowUnfree = true;")
         if self.cuda and self.cuda.major in self.pin.broken_cuda:
-            lines.append(f"allowBroken = true; # nixpkgs marks its torch broken with CUDA {self.cuda.major}")
+            lines.append(f"allowBroken = true; # nixpkgs marks torch as broken with CUDA {self.cuda.major}")
         if self.variant.gpu:
             lines.append("cudaSupport = true;")
         return tuple(lines)
 
     @property
     def without(self) -> tuple[WithoutRow, ...]:
-        """What this target must leave out."""
+        """What must be disabled for this target."""
         gpu = str(self.variant.gpu.capability) if self.variant.gpu else None
         return tuple(
             row
@@ -128,20 +128,20 @@ class Blueprint:
 
     @property
     def driver(self) -> str:
-        """The driver it needs, in words; empty without a GPU."""
+        """The required driver, as text; empty without a GPU."""
         if self.variant.gpu is None or self.cuda is None:
             return ""
         least, full = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
-        said = f"{full} or newer"
+        text = f"{full} or newer"
         if least < full:
-            said += f" ({least} by minor-version compatibility)"
+            text += f" ({least} with minor-version compatibility)"
         if last := self.variant.gpu.last_driver_branch:
-            said += f"; {last} is the last branch that knows this GPU"
-        return said
+            text += f"; {last} is the last branch that supports this GPU"
+        return text
 
     @property
     def kept(self) -> KeptRow:
-        """What the hand-made recipe of this name said, where there was one."""
+        """What was kept of the hand-written recipe of this name."""
         return self.pins.kept.get(self.file_name, KeptRow())
 
     @property
@@ -153,9 +153,9 @@ class Blueprint:
         if self.kept.description:
             return self.kept.description
         gpu = self.variant.gpu
-        target = f"{gpu.sm.upper()} ({gpu.describe()})" if gpu else "CPUs alone"
+        target = f"{gpu.sm.upper()} ({gpu.describe()}) and" if gpu else "CPUs with"
         nightly = " nightly" if self.nightly else ""
-        return f"PyTorch {self.version}{nightly} for {target} and {self.variant.isa.label}"
+        return f"PyTorch {self.version}{nightly} for {target} {self.variant.isa.label}"
 
     @property
     def long_description(self) -> tuple[str, ...]:
@@ -170,10 +170,10 @@ class Blueprint:
         lines.append(f"CPU: {isa.arch} with {isa.label} ({'; '.join(isa.first)})")
         if isa.not_on:
             lines.append(f"Not on: {isa.not_on}")
-        host = "Intel MKL" if self.blas is Blas.MKL else "OpenBLAS"
+        host = "Intel MKL" if self.blas is BlasChoice.MKL else "OpenBLAS"
         lines.append(f"BLAS: cuBLAS on the GPU, {host} on the CPU" if gpu else f"BLAS: {host}")
         lines.append(f"Python: {self.variant.python}")
-        lines += [f"Without {_join(row.parts)}, which {row.why}" for row in self.without]
+        lines += [f"Disabled: {_join(row.parts)}, which {row.why}" for row in self.without]
         return tuple(lines)
 
     def values(self) -> Mapping[str, object]:
@@ -196,7 +196,7 @@ class Blueprint:
             "python_set": self.python_set,
             "magma": magma,
             "magma_hash": self.pins.hash_of(magma) if magma else "",
-            "mkl": self.blas is Blas.MKL,
+            "mkl": self.blas is BlasChoice.MKL,
             "upgrade": upgrade,
             "upgrade_hash": self.pins.hash_of(upgrade) if upgrade else "",
             "stub": bool(upgrade and self.variant.gpu),
@@ -215,12 +215,12 @@ class Blueprint:
 
 
 def can_use_mkl(variant: Variant) -> bool:
-    """MKL is an alternative for CPU-only x86_64 variants."""
+    """Whether MKL can replace OpenBLAS: only in CPU-only x86_64 variants."""
     return variant.gpu is None and variant.arch == "x86_64"
 
 
 def pname_of(variant: Variant) -> str:
-    """The package name, by one rule per release."""
+    """The package name, which depends on the release."""
     return variant.unique_name if variant.release.name in VERSIONED_PNAMES else variant.name
 
 
@@ -235,7 +235,7 @@ def cuda_tag(cuda: Dotted | str | None) -> str:
 
 
 def driver_floors(catalog: Catalog, pin: NixpkgsRow, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:
-    """The oldest driver that runs what the pin's CUDA made on a GPU, and the oldest that does so without limits."""
+    """The oldest driver that runs the pin's CUDA on a GPU, and the oldest with full support."""
     return catalog.toolkit(cuda).drivers_for(gpu, pin.cuda.get(str(cuda)))
 
 

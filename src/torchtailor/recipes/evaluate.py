@@ -1,4 +1,4 @@
-"""What real Nix says about recipes: each is evaluated, unchanged, against a strict stand-in for nixpkgs."""
+"""Evaluates recipes with Nix: each one unchanged, against a strict stand-in for nixpkgs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.recipes.nix import EVALUATE, Done, run_nix
+from torchtailor.recipes.nix import EVALUATE, NixRun, run_nix
 from torchtailor.recipes.pins import Pins
 
 _BATCH = 64
@@ -23,7 +23,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """A recipe as Nix sees it."""
+    """A recipe that Nix evaluated."""
 
     path: str
     pname: str
@@ -57,18 +57,18 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A recipe that Nix refuses, and where."""
+    """A recipe that Nix cannot evaluate, and the line of the error."""
 
     path: str
     message: str
     line: int
 
 
-Outcome = Evaluated | Failed
+Evaluation = Evaluated | Failed
 
 
-def evaluate(recipes: Mapping[Path, str], pins: Pins) -> Mapping[Path, Outcome]:
-    """Evaluate recipes, each for its system. Batches that fail are taken apart, so that one cannot hide others."""
+def evaluate(recipes: Mapping[Path, str], pins: Pins) -> Mapping[Path, Evaluation]:
+    """Evaluate recipes, each for its system; a failing batch is split, so that one failure does not hide others."""
     items = [{"path": str(path.resolve()), "system": system} for path, system in recipes.items()]
     batches = [items[at : at + _BATCH] for at in range(0, len(items), _BATCH)]
     with (
@@ -88,7 +88,7 @@ class _Runner:
     def __init__(self, expression: Path, pins: Path, scratch: Path) -> None:
         self.expression, self.pins, self.scratch = expression, pins, scratch
 
-    def batch(self, items: Sequence[Mapping[str, str]]) -> list[Outcome]:
+    def batch(self, items: Sequence[Mapping[str, str]]) -> list[Evaluation]:
         done = self._call(items)
         if done.code == 0:
             return list(msgspec.json.decode(done.out, type=list[Evaluated]))
@@ -102,7 +102,7 @@ class _Runner:
         middle = len(items) // 2
         return self.batch(items[:middle]) + self.batch(items[middle:])
 
-    def _call(self, items: Sequence[Mapping[str, str]]) -> Done:
+    def _call(self, items: Sequence[Mapping[str, str]]) -> NixRun:
         with tempfile.NamedTemporaryFile("wb", dir=self.scratch, suffix=".json", delete=False) as listing:
             listing.write(msgspec.json.encode(items))
         arguments = [str(self.expression)]
@@ -115,7 +115,7 @@ def _pins_json(pins: Pins, scratch: Path) -> Path:
     fields = ("torch", "cuda", "aliases", "pythons", "broken_cuda")
     rows = {row.rev: {name: getattr(row, name) for name in fields} for row in pins.file.nixpkgs}
     path = scratch / "pins.json"
-    # A revision we know nothing of is taken for the newest one that we do know.
+    # An unknown revision is treated as the newest known one.
     path.write_bytes(msgspec.json.encode({**rows, "": list(rows.values())[-1]}))
     return path
 
@@ -130,10 +130,10 @@ def _failed(path: str, error: str) -> Failed:
     text = _COLOURS.sub("", error)
     line = next((int(match[2]) for match in _AT.finditer(text) if match[1] == path), 1)
     first = next((part.strip() for part in text.splitlines() if part.strip().startswith("error:")), text.strip())
-    return Failed(path, first.removeprefix("error:").strip() or "Nix does not say why", line)
+    return Failed(path, first.removeprefix("error:").strip() or "Nix gives no reason", line)
 
 
 def check_syntax(path: Path) -> Failed | None:
-    """What Nix's own parser says about a file; None when it parses."""
+    """The error of Nix's own parser on a file; None if it parses."""
     done = run_nix("nix-instantiate", ["--store", "dummy://", "--parse", str(path.resolve())], timeout=_SECONDS)
     return None if done.code == 0 else _failed(str(path.resolve()), done.err)

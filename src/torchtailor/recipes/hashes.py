@@ -1,4 +1,4 @@
-"""`recipes hash`: runs a fetch that must fail, reads the right hash from Nix's error, and writes it down."""
+"""Finds missing hashes: runs a fetch that must fail, reads the right hash from Nix's error, and writes it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
-from torchtailor.recipes.header import Origin
 from torchtailor.recipes.nix import need_tool, run_nix
-from torchtailor.recipes.nixerrors import Cause, explain
+from torchtailor.recipes.nixerrors import HASH_MISMATCH, explain
 from torchtailor.recipes.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
 from torchtailor.recipes.recipe import PinUse, Recipe
-from torchtailor.recipes.rerender import rerender
-from torchtailor.recipes.rules import Context
-from torchtailor.recipes.syntax import Binding, Source
-from torchtailor.recipes.tree import Tree
-from torchtailor.recipes.write import write_file
+from torchtailor.recipes.render import rerender
+from torchtailor.recipes.rules import AuditContext
+from torchtailor.recipes.syntax import Binding, NixSource
+from torchtailor.recipes.tree import FileOrigin, find_trees, write_file
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
-# Whatever the recipe is: its source where it has one, else itself.
+# The recipe's source if it has one, else the recipe itself.
 _SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundHash:
-    """A hash that was not known, or not right."""
+    """A hash that was missing or wrong."""
 
     key: str
     before: str
@@ -41,51 +39,61 @@ class FoundHash:
 
 @dataclass(frozen=True)
 class HashResult:
-    """What `recipes hash` found and which files carry it now."""
+    """The hashes found for one tree, and the files they were written to."""
 
     found: tuple[FoundHash, ...]
     written: tuple[Path, ...]
 
+    def to_json(self) -> dict[str, object]:
+        return {"found": [asdict(item) for item in self.found], "written": [str(path) for path in self.written]}
+
 
 def find_hashes(
-    catalog: Catalog, tree: Tree, names: Sequence[str] = (), *, release: str | None = None, dry_run: bool = False
-) -> HashResult:
-    """Find the unknown hashes of recipes (of all, without names) and write them into the lock and the recipes."""
+    catalog: Catalog, root: Path, names: Sequence[str] = (), *, dry_run: bool = False
+) -> tuple[HashResult, ...]:
+    """Find the missing hashes of recipes (of all, without names) in every tree at a folder, and write them into the
+    lock and the recipes."""
     need_tool("nix-build")
-    context = open_tree(catalog, tree, release=release, by_nix=False)
-    chosen = _chosen(context, names)
+    contexts = [open_tree(catalog, tree, with_nix=False) for tree in find_trees(root)]
+    for name in names:
+        if not any(name in context.names for context in contexts):
+            raise NoMatchError(f"There is no recipe {name} in {root}.", "`torchtailor recipes write` writes recipes.")
+    return tuple(_hash_tree(catalog, context, names, dry_run=dry_run) for context in contexts)
+
+
+def _hash_tree(catalog: Catalog, context: AuditContext, names: Sequence[str], *, dry_run: bool) -> HashResult:
     known: dict[str, str] = {}
     found: list[FoundHash] = []
     texts: dict[Path, str] = {}
-    for recipe in chosen:
+    for recipe in context.recipes:
+        if not recipe.readable or (names and recipe.name not in names):
+            continue
         for item, text in _of_recipe(recipe, context, known):
             found.append(item)
-            if text is not None:
-                texts[recipe.path] = text
-    if dry_run or not found:
-        return HashResult(tuple(dict.fromkeys(found)), ())
-    return HashResult(tuple(dict.fromkeys(found)), _write(catalog, context, known, texts))
+            texts[recipe.path] = text
+    written = _write(catalog, context, known, texts) if found and not dry_run else ()
+    return HashResult(tuple(dict.fromkeys(found)), written)
 
 
 def prefetch_tarball(url: str) -> str:
-    """The hash of an unpacked tarball, as fetchTarball wants it."""
+    """The hash of an unpacked tarball, as fetchTarball expects it."""
     expression = f'builtins.fetchTarball {{ url = {json.dumps(url)}; sha256 = "{_ZEROS}"; }}'
     done = run_nix("nix-instantiate", ["--eval", "--expr", expression])
     return _got(done.code, done.err, url)
 
 
 def fetch_source(recipe: Path) -> tuple[str, str] | None:
-    """Run a recipe's fetch: the hash it says and the one it should say; None when the fetch works as it is."""
+    """Run a recipe's fetch: the hash it has and the one it should have; None if the fetch succeeds."""
     expression = _SOURCE.format(path=json.dumps(str(recipe.resolve())).strip('"'))
     done = run_nix("nix-build", ["--no-out-link", "--expr", expression])
     if done.code == 0:
         return None
-    said = re.search(r"(?:specified|wanted):\s*(\S+)", done.err)
-    return (to_sri(said[1]) if said else UNKNOWN_HASH), _got(done.code, done.err, recipe.name)
+    specified = re.search(r"(?:specified|wanted):\s*(\S+)", done.err)
+    return (to_sri(specified[1]) if specified else UNKNOWN_HASH), _got(done.code, done.err, recipe.name)
 
 
 def to_sri(text: str) -> str:
-    """Any of Nix's spellings of a sha256 as `sha256-...=`."""
+    """A sha256 in any of Nix's notations as `sha256-...=`."""
     bare = text.removeprefix("sha256:")
     if bare.startswith("sha256-"):
         return bare
@@ -96,30 +104,23 @@ def to_sri(text: str) -> str:
         for letter in bare:
             number = number * 32 + _BASE32.index(letter)
         return "sha256-" + base64.b64encode(number.to_bytes(32, "little")).decode()
-    raise BuildFailedError(f"Nix gave a hash that is not a sha256: {text!r}.", "Is the recipe's hash of another kind?")
+    raise BuildFailedError(f"Nix printed a hash that is not a sha256: {text!r}.", "Recipes need sha256 hashes.")
 
 
 def _got(code: int, errors: str, what: str) -> str:
     failure = explain(errors)
-    if failure.cause is not Cause.HASH_MISMATCH or not failure.got:
+    if failure.cause != HASH_MISMATCH or not failure.got:
         if code == 0:
-            raise BuildFailedError(f"{what} was fetched although its hash was made up.", "Is the Nix store writable?")
+            raise BuildFailedError(
+                f"{what} was fetched although its hash is a placeholder.", "Check that the Nix store is writable."
+            )
         raise failure.error()
     return to_sri(failure.got)
 
 
-def _chosen(context: Context, names: Sequence[str]) -> list[Recipe]:
-    readable = [recipe for recipe in context.recipes if recipe.readable]
-    missing = [name for name in names if name not in context.names]
-    if missing:
-        raise NoMatchError(
-            f"There is no recipe {missing[0]} in {context.tree.pkgs}.", "`torchtailor recipes write` writes them."
-        )
-    return [recipe for recipe in readable if not names or recipe.name in names]
-
-
-def _of_recipe(recipe: Recipe, context: Context, known: dict[str, str]) -> list[tuple[FoundHash, str | None]]:
-    results: list[tuple[FoundHash, str | None]] = []
+def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> list[tuple[FoundHash, str]]:
+    """The hashes that a recipe lacks, each with the recipe's text after it was filled in."""
+    results: list[tuple[FoundHash, str]] = []
     text = recipe.text
     for pin in recipe.pins:
         key = f"nixpkgs/{pin.rev}"
@@ -129,27 +130,24 @@ def _of_recipe(recipe: Recipe, context: Context, known: dict[str, str]) -> list[
             known[key] = prefetch_tarball(_pin_url(recipe, pin))
         text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
-    unknown = _placeholder(recipe.source)
-    if unknown is not None:
-        answer = fetch_source(recipe.path)
-        if answer:
-            before, after = answer
-            key = _source_key(recipe, context)
-            known[key] = after
-            text = replace_placeholder(Source(text), after)
-            results.append((FoundHash(key, before, after, recipe.name), text))
+    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path)):
+        before, after = hashes
+        key = _source_key(recipe)
+        known[key] = after
+        text = replace_placeholder(NixSource(text), after)
+        results.append((FoundHash(key, before, after, recipe.name), text))
     return results
 
 
-def _placeholder(source: Source) -> Binding | None:
-    """The binding of a hash that is empty or made up."""
+def _placeholder(source: NixSource) -> Binding | None:
+    """The binding of a hash that is empty or a placeholder."""
     for binding in source.named("hash", "sha256", "outputHash"):
         if source.value(binding.node) in ("", UNKNOWN_HASH):
             return binding
     return None
 
 
-def _source_key(recipe: Recipe, context: Context) -> str:
+def _source_key(recipe: Recipe) -> str:
     rev = recipe.source.last("rev")
     value = recipe.source.value(rev.node) if rev else None
     return f"pytorch/{value}" if isinstance(value, str) else f"recipe/{recipe.name}"
@@ -163,8 +161,8 @@ def _pin_url(recipe: Recipe, pin: PinUse) -> str:
     return f"https://github.com/NixOS/nixpkgs/archive/{pin.rev}.tar.gz"
 
 
-def replace_placeholder(source: Source, after: str) -> str:
-    """The text with the first placeholder replaced, by its place in the syntax tree."""
+def replace_placeholder(source: NixSource, after: str) -> str:
+    """The text with the first placeholder replaced, found in the syntax tree."""
     binding = _placeholder(source)
     if binding is None:
         return source.text
@@ -173,8 +171,8 @@ def replace_placeholder(source: Source, after: str) -> str:
 
 
 def insert_pin_hash(text: str, pin: PinUse, value: str) -> str:
-    """The text with `sha256` after the pin's url."""
-    source = Source(text)
+    """The text with `sha256` inserted after the pin's url."""
+    source = NixSource(text)
     raw = text.encode()
     for binding in source.named("url"):
         found = source.value(binding.node)
@@ -185,17 +183,17 @@ def insert_pin_hash(text: str, pin: PinUse, value: str) -> str:
     return text
 
 
-def _write(catalog: Catalog, context: Context, known: dict[str, str], texts: dict[Path, str]) -> tuple[Path, ...]:
-    """The lock first, then generated recipes anew, then hand-made ones with the hash put in."""
+def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts: dict[Path, str]) -> tuple[Path, ...]:
+    """Write the lock, rewrite generated recipes from it, and edit the hash into hand-written ones."""
     flox = context.tree.flox
     lock = flox / LOCK_NAME
     write_file(lock, lock_text({**read_lock(flox), **known}))
     written = [lock]
     pins = load_pins(flox)
     for recipe in context.recipes:
-        if recipe.origin is Origin.GENERATED and (text := rerender(catalog, pins, recipe)) is not None:
+        if recipe.origin is FileOrigin.GENERATED and (text := rerender(catalog, pins, recipe)) is not None:
             new = text
-        elif recipe.path in texts and recipe.origin is not Origin.GENERATED:
+        elif recipe.path in texts and recipe.origin is not FileOrigin.GENERATED:
             new = texts[recipe.path]
         else:
             continue

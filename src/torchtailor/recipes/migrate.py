@@ -1,4 +1,4 @@
-"""Takes a hand-made tree to the canonical form, and says what became of every recipe."""
+"""Migrates a hand-written tree to the canonical recipes, with a report on every recipe."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.recipes.audit import Finding, audit_context, open_tree
+from torchtailor.recipes.audit import AuditFinding, audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
-from torchtailor.recipes.header import MARKDOWN, Origin, stamp
+from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import KEPT_NAME, KeptRow, kept_text
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import environment_files, render
-from torchtailor.recipes.rerender import rerender
-from torchtailor.recipes.rules import Context, Severity
+from torchtailor.recipes.render import environment_files, render, rerender
+from torchtailor.recipes.rules import AuditContext, Severity
 from torchtailor.recipes.rules.names import fits_isa
-from torchtailor.recipes.tree import Tree
-from torchtailor.recipes.write import recipe_variants, write_file
+from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_trees, stamp, write_file
+from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
 
 
-class Fate(Enum):
-    """What becomes of a recipe."""
+class MigrationStatus(Enum):
+    """What a migration does with a recipe."""
 
-    KEPT = "kept"  # canonical already, or none of our business
+    KEPT = "kept"  # already canonical, or not a recipe of the matrix
     REWRITTEN = "rewritten"
     CREATED = "created"
     DELETED = "deleted"
-    LEFT = "left"  # would be deleted with --prune
+    PRUNABLE = "prunable"  # deleted with --prune
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """One recipe's fate, why, and its texts."""
+class MigratedRecipe:
+    """One recipe: what happens to it, why, and its text before and after."""
 
     name: str
     path: Path
-    fate: Fate
-    why: str
+    status: MigrationStatus
+    reason: str
     before: str = ""
     after: str = ""
 
@@ -54,63 +53,84 @@ class Move:
 
 @dataclass(frozen=True)
 class Migration:
-    """What migrating a tree does."""
+    """What migrating a tree changes."""
 
-    tree: Tree
+    tree: RecipeTree
     release: str
-    moves: tuple[Move, ...]
+    recipes: tuple[MigratedRecipe, ...]
     kept: Mapping[str, KeptRow]
     beside: Mapping[Path, str]
 
-    def of(self, fate: Fate) -> tuple[Move, ...]:
-        return tuple(move for move in self.moves if move.fate is fate)
+    def of(self, *statuses: MigrationStatus) -> tuple[MigratedRecipe, ...]:
+        return tuple(recipe for recipe in self.recipes if recipe.status in statuses)
 
     @property
     def total(self) -> int:
         """Recipes in the tree afterwards."""
-        return sum(move.fate is not Fate.DELETED for move in self.moves)
+        return len(self.recipes) - len(self.of(MigrationStatus.DELETED))
 
     @property
     def needed(self) -> bool:
-        return any(move.fate in (Fate.REWRITTEN, Fate.CREATED, Fate.DELETED) for move in self.moves)
+        return bool(self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED, MigrationStatus.DELETED))
 
     def apply(self) -> None:
         """Write first, delete last; a second run finds nothing to do."""
         flox = self.tree.flox
         if self.kept:
             write_file(flox / KEPT_NAME, kept_text(self.kept))
-        for move in (*self.of(Fate.REWRITTEN), *self.of(Fate.CREATED)):
-            write_file(move.path, move.after)
+        for recipe in self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED):
+            write_file(recipe.path, recipe.after)
         for path, text in self.beside.items():
             write_file(path, text)
-        for move in self.of(Fate.DELETED):
-            move.path.unlink()
-            if move.path.name == "default.nix" and not any(move.path.parent.iterdir()):
-                move.path.parent.rmdir()
+        for recipe in self.of(MigrationStatus.DELETED):
+            recipe.path.unlink()
+            if recipe.path.name == "default.nix" and not any(recipe.path.parent.iterdir()):
+                recipe.path.parent.rmdir()
         if self.needed:
             write_file(flox / REPORT_NAME, self.report())
 
     def report(self) -> str:
-        """Kept, rewritten, created, deleted, with counts and reasons."""
+        """MIGRATION.md: counts, then every recipe with its reason."""
         lines = [f"# Migration to the canonical recipes of release {self.release}", ""]
-        lines += ["| What | Recipes |", "|---|---:|"]
-        lines += [f"| {fate.value} | {len(self.of(fate))} |" for fate in Fate if self.of(fate)]
+        lines += ["| Status | Recipes |", "|---|---:|"]
+        lines += [f"| {status.value} | {len(self.of(status))} |" for status in MigrationStatus if self.of(status)]
         lines += [f"| **in the tree now** | **{self.total}** |", ""]
-        for fate in Fate:
-            moves = self.of(fate)
-            if moves:
-                lines += [f"## {fate.value.capitalize()} ({len(moves)})", ""]
-                lines += [f"- `{move.name}`: {move.why}" for move in moves]
+        for status in MigrationStatus:
+            if recipes := self.of(status):
+                lines += [f"## {status.value.capitalize()} ({len(recipes)})", ""]
+                lines += [f"- `{recipe.name}`: {recipe.reason}" for recipe in recipes]
                 lines.append("")
         return stamp("\n".join(lines), "What `torchtailor recipes migrate` did.", MARKDOWN)
 
+    def to_json(self) -> dict[str, object]:
+        return {
+            "root": str(self.tree.root),
+            "release": self.release,
+            "total": self.total,
+            "recipes": [
+                {"name": recipe.name, "status": recipe.status.value, "reason": recipe.reason} for recipe in self.recipes
+            ],
+        }
+
+
+def migrate_recipes(
+    catalog: Catalog, root: Path, *, release: str | None = None, prune: bool = False, dry_run: bool = False
+) -> tuple[Migration, ...]:
+    """Migrate every tree at a folder; with `dry_run`, only plan it."""
+    migrations = tuple(
+        plan_migration(catalog, tree, release=release, prune=prune, with_nix=has_nix()) for tree in find_trees(root)
+    )
+    for migration in () if dry_run else migrations:
+        migration.apply()
+    return migrations
+
 
 def plan_migration(
-    catalog: Catalog, tree: Tree, *, release: str | None = None, prune: bool = False, by_nix: bool = False
+    catalog: Catalog, tree: RecipeTree, *, release: str | None = None, prune: bool = False, with_nix: bool = False
 ) -> Migration:
-    """What would become of every recipe of a tree."""
-    context = open_tree(catalog, tree, release=release, by_nix=by_nix)
-    findings: dict[str, list[Finding]] = {}
+    """What migrating one tree changes."""
+    context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    findings: dict[str, list[AuditFinding]] = {}
     for finding in audit_context(context):
         if finding.severity is Severity.ERROR:
             findings.setdefault(finding.file, []).append(finding)
@@ -118,67 +138,69 @@ def plan_migration(
     names = {variant.name: variant for variant in wanted}
     kept = dict(context.pins.kept)
     for recipe in context.recipes:
-        if recipe.name in names and recipe.origin is not Origin.GENERATED and recipe.readable:
+        if recipe.name in names and recipe.origin is not FileOrigin.GENERATED and recipe.readable:
             row = _worth_keeping(recipe, context, findings.get(tree.shown(recipe.path), []))
             if row != KeptRow():
                 kept[recipe.name] = row
     context = replace(context, pins=replace(context.pins, kept=kept))
-    moves = [_move(recipe, context, names, findings, prune=prune) for recipe in context.recipes]
+    migrated = [
+        _migrated(recipe, context, names, findings.get(tree.shown(recipe.path), []), prune=prune)
+        for recipe in context.recipes
+    ]
     for name, variant in names.items():
         if name not in context.names:
             text = render(Blueprint(catalog, context.pins, variant))
+            reason = f"{variant.short_name} was missing"
             path = tree.pkgs / f"{name}.nix"
-            moves.append(Move(name, path, Fate.CREATED, f"{variant.short_name} was missing", after=text))
+            migrated.append(MigratedRecipe(name, path, MigrationStatus.CREATED, reason, after=text))
     beside = {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
         if not (tree.flox / name).exists()
     }
-    return Migration(tree, context.release.name, tuple(moves), kept, beside)
+    return Migration(tree, context.release.name, tuple(migrated), kept, beside)
 
 
-def _move(
+def _migrated(
     recipe: Recipe,
-    context: Context,
+    context: AuditContext,
     names: Mapping[str, object],
-    findings: Mapping[str, list[Finding]],
+    problems: list[AuditFinding],
     *,
     prune: bool,
-) -> Move:
-    problems = findings.get(context.tree.shown(recipe.path), [])
-    known = recipe.name in names or (recipe.name in context.spark and recipe.origin is not Origin.FOREIGN)
-    if known:
+) -> MigratedRecipe:
+    def as_(status: MigrationStatus, reason: str, after: str = "") -> MigratedRecipe:
+        return MigratedRecipe(recipe.name, recipe.path, status, reason, recipe.text, after)
+
+    if recipe.name in names or (recipe.name in context.spark and recipe.origin is not FileOrigin.FOREIGN):
         text = rerender(context.catalog, context.pins, recipe)
         assert text is not None
         if text == recipe.text:
-            return Move(recipe.name, recipe.path, Fate.KEPT, "canonical already")
-        why = _summary(problems) or "correct, but not in the canonical form"
-        return Move(recipe.name, recipe.path, Fate.REWRITTEN, why, recipe.text, text)
-    unwanted = _unwanted(problems, recipe, context)
-    if not unwanted:
-        return Move(recipe.name, recipe.path, Fate.KEPT, "not a recipe of the matrix: not touched")
-    return Move(recipe.name, recipe.path, Fate.DELETED if prune else Fate.LEFT, unwanted, before=recipe.text)
+            return as_(MigrationStatus.KEPT, "already canonical")
+        return as_(MigrationStatus.REWRITTEN, _rules(problems) or "correct, but not in the canonical form", text)
+    if unwanted := _unwanted(problems, recipe, context):
+        return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, unwanted)
+    return as_(MigrationStatus.KEPT, "not a recipe of the matrix")
 
 
-def _unwanted(problems: list[Finding], recipe: Recipe, context: Context) -> str:
-    """Why a recipe outside the matrix should go; empty when it should not."""
+def _unwanted(problems: list[AuditFinding], recipe: Recipe, context: AuditContext) -> str:
+    """Why a recipe outside the matrix should be deleted; empty if it should stay."""
     if recipe.recipe_name is None:
         return ""
     for rule in ("variant-impossible", "variant-redundant", "foreign-pattern", "syntax"):
         for problem in problems:
             if problem.rule == rule:
                 return f"{rule}: {problem.message}"
-    return f"release {context.release.name} does not list it" + (f"; {_summary(problems)}" if problems else "")
+    return f"release {context.release.name} does not list it" + (f"; {_rules(problems)}" if problems else "")
 
 
-def _summary(problems: list[Finding]) -> str:
-    """The rules a recipe broke, briefly."""
-    rules = list(dict.fromkeys(problem.rule for problem in problems))
-    return ", ".join(rules)
+def _rules(problems: list[AuditFinding]) -> str:
+    """The rules that a recipe broke."""
+    return ", ".join(dict.fromkeys(problem.rule for problem in problems))
 
 
-def _worth_keeping(recipe: Recipe, context: Context, problems: list[Finding]) -> KeptRow:
-    """What a hand-made recipe says of its own and says rightly: description, long description, flags."""
+def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFinding]) -> KeptRow:
+    """What is unique to a hand-written recipe and correct: description, long description, flags."""
     wrong = {problem.line for problem in problems}
     source, variant = recipe.source, recipe.variant
     assert variant is not None

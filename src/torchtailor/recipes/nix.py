@@ -1,4 +1,4 @@
-"""Real Nix: where it is, and how it is called without a store, a network or a configuration of its own."""
+"""Finds and runs the tools of Nix and Flox."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from torchtailor.errors import EnvironmentProblem
 
-# Evaluation alone: nothing is built or copied, so that no /nix is needed.
+# Only evaluate: nothing is built or copied, so no /nix is needed.
 EVALUATE = ("--store", "dummy://", "--readonly-mode", "--eval", "--strict", "--json")
-_INSTALL = "Install Nix, on Debian and Ubuntu with `apt-get install nix-bin`."
+_INSTALL = "Install Nix; on Debian and Ubuntu: `apt-get install nix-bin`."
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class NixRun:
     """A finished run of Nix."""
 
     code: int
@@ -28,7 +28,7 @@ class Done:
 
 @cache
 def find_tool(name: str) -> Path | None:
-    """The path of `nix-instantiate`, `nix-build`, `nix` or `flox`; None where it is not installed."""
+    """The path of `nix-instantiate`, `nix-build`, `nix` or `flox`; None if it is not installed."""
     found = shutil.which(name)
     return Path(found) if found else None
 
@@ -51,8 +51,8 @@ def run_nix(
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
-) -> Done:
-    """Run a tool of Nix to its end."""
+) -> NixRun:
+    """Run a tool of Nix and wait for it."""
     command = [str(need_tool(tool)), *arguments]
     try:
         done = subprocess.run(
@@ -67,8 +67,8 @@ def run_nix(
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentProblem(
-            f"{tool} did not answer within {timeout:.0f} s.", "Is the machine overloaded? Try again."
+            f"{tool} timed out after {timeout:.0f} s.", "Try again when the machine is less busy."
         ) from error
     except OSError as error:
         raise EnvironmentProblem(f"{tool} could not be started: {error.strerror}.", _INSTALL) from error
-    return Done(done.returncode, done.stdout, done.stderr)
+    return NixRun(done.returncode, done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""Nix's structured log (`--log-format internal-json`): what is being built, how far it is, what each build prints."""
+"""Nix's structured log (`--log-format internal-json`): current build, progress, and the output of each build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_LINE, _SET_PHASE, _PROGRESS, _POST_LINE = 101, 104, 105, 107
 
 
 class _Event(msgspec.Struct):
-    """One line of the log; only the fields that are read here."""
+    """One line of the log, with the fields that are used here."""
 
     action: str
     id: int = 0
@@ -36,8 +36,8 @@ class _Event(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far Nix is."""
+class NixProgress:
+    """The progress of a build with Nix."""
 
     builds_done: int
     builds_expected: int
@@ -65,7 +65,7 @@ class _Build:
 
 
 class NixLog:
-    """Reads the log line by line. Each build's own output goes to one file of its own, unmixed."""
+    """Reads the log line by line, and writes the output of each build to its own file."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -73,16 +73,16 @@ class NixLog:
         self.messages: list[str] = []
         self._builds: dict[int, _Build] = {}
         self._counter = 0
-        self._progress = Progress(0, 0, "", "", 0, 0)
+        self._progress = NixProgress(0, 0, "", "", 0, 0)
         self._last_tail: deque[str] = deque(maxlen=_TAIL)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> NixProgress:
         return self._progress
 
     @property
     def errors(self) -> str:
-        """What Nix itself says, without colours."""
+        """Nix's own messages, without colours."""
         return "\n".join(self.messages)
 
     @property
@@ -91,10 +91,10 @@ class NixLog:
         return tuple(self._last_tail)
 
     def feed(self, line: str) -> bool:
-        """Take in one line; whether the progress changed."""
+        """Read one line; returns whether the progress changed."""
         line = line.rstrip("\n")
         before = self._progress
-        if not line.startswith(PREFIX):  # what Flox prints, and Nix before its log begins
+        if not line.startswith(PREFIX):  # output of Flox, and of Nix before its log begins
             self.messages.append(_COLOURS.sub("", line))
             self._line(0, line)
             return self._progress != before
@@ -159,8 +159,8 @@ class NixLog:
             self._update(current=current, step=int(match[1]), steps=int(match[2]))
 
     def _update(self, **changes: int | str) -> None:
-        values = {name: getattr(self._progress, name) for name in Progress.__slots__}
-        self._progress = Progress(**{**values, **changes})
+        values = {name: getattr(self._progress, name) for name in NixProgress.__slots__}
+        self._progress = NixProgress(**{**values, **changes})
 
 
 def read_log(lines: Iterator[str], folder: Path | None = None) -> NixLog:

@@ -1,4 +1,4 @@
-"""What recipes pin: nixpkgs revisions, PyTorch sources, patches, the DGX Spark components; and their hashes."""
+"""The pins of recipes: nixpkgs revisions, PyTorch sources, patches, DGX Spark components, and their hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SRI = re.compile(r"sha256-[A-Za-z0-9+/]{43}=")
 
 
 class NixpkgsRow(Strict, frozen=True):
-    """A nixpkgs revision and what it holds."""
+    """A nixpkgs revision and the versions in it."""
 
     rev: str
     torch: str
@@ -85,7 +85,7 @@ class ComponentRow(Strict, frozen=True):
 
 
 class SparkRow(Strict, frozen=True):
-    """What DGX Spark (SM121) needs beside the matrix."""
+    """What DGX Spark (SM121) needs in addition to the matrix."""
 
     cuda: str
     gpu: str
@@ -98,7 +98,7 @@ class SparkRow(Strict, frozen=True):
 
 
 class WithoutRow(Strict, frozen=True):
-    """What builds for a CPU instruction set or a GPU must leave out."""
+    """What builds for a CPU instruction set or a GPU must disable."""
 
     exports: Mapping[str, str]
     parts: tuple[str, ...]
@@ -109,7 +109,7 @@ class WithoutRow(Strict, frozen=True):
 
 
 class NixFile(Strict, frozen=True):
-    """nix.toml as a whole."""
+    """The content of nix.toml."""
 
     checked: str
     sources: Mapping[str, str]
@@ -121,7 +121,7 @@ class NixFile(Strict, frozen=True):
 
 
 class KeptRow(Strict, frozen=True):
-    """What a hand-made recipe said of its own, kept when it was migrated."""
+    """What a migration kept of a hand-written recipe."""
 
     description: str = ""
     long_description: tuple[str, ...] = ()
@@ -149,8 +149,8 @@ class Pins:
     def nixpkgs(self, rev: str) -> NixpkgsRow:
         if rev not in self._nixpkgs:
             raise NoMatchError(
-                f"Nothing is known about the nixpkgs revision {rev}.",
-                f"Known are {', '.join(known[:12] for known in self._nixpkgs)}: add a [[nixpkgs]] row to nix.toml.",
+                f"The nixpkgs revision {rev} is unknown.",
+                f"Use {' or '.join(known[:12] for known in self._nixpkgs)}, or add a [[nixpkgs]] row to nix.toml.",
             )
         return self._nixpkgs[rev]
 
@@ -161,7 +161,7 @@ class Pins:
         raise NoMatchError(f"The source of PyTorch {version} is not pinned.", "Add a [[source]] row to nix.toml.")
 
     def hash_of(self, row: NixpkgsRow | SourceRow | MagmaRow) -> str:
-        """The hash of a pin; empty when nobody knows it yet."""
+        """The hash of a pin; empty if it is not known yet."""
         packaged = row.sha256 if isinstance(row, NixpkgsRow) else row.hash
         return self.lock.get(row.key, packaged)
 
@@ -170,14 +170,14 @@ class Pins:
 
 
 def load_pins(tree: Path | None = None) -> Pins:
-    """The packaged pins; with the lock of a tree (its `.flox` folder) where there is one."""
+    """The packaged pins, with the lock of a tree (its `.flox` folder) if given."""
     text = files("torchtailor.catalog").joinpath("data", "nix.toml").read_text("utf-8")
     packaged = msgspec.convert(tomllib.loads(text), NixFile)
     return Pins(packaged, read_lock(tree), read_kept(tree)) if tree else Pins(packaged, {})
 
 
 def read_lock(flox: Path) -> Mapping[str, str]:
-    """The hashes of a tree's lock; none where there is no lock."""
+    """The hashes of a tree's lock; empty without a lock."""
     path = flox / LOCK_NAME
     if not path.is_file():
         return {}
@@ -185,7 +185,7 @@ def read_lock(flox: Path) -> Mapping[str, str]:
         lock = msgspec.convert(tomllib.loads(path.read_text("utf-8")), LockFile)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadInputError(
-            f"{path} is not a lock of hashes: {error}.", "Delete it and run `torchtailor recipes hash` again."
+            f"{path} is not a valid lock file: {error}.", "Delete it and run `torchtailor recipes hash` again."
         ) from error
     for key, value in lock.hashes.items():
         if not _SRI.fullmatch(value):
@@ -197,7 +197,7 @@ def read_lock(flox: Path) -> Mapping[str, str]:
 
 
 def read_kept(flox: Path) -> Mapping[str, KeptRow]:
-    """What a migration kept of a tree's hand-made recipes, by recipe."""
+    """What a migration kept of a tree's hand-written recipes, by name."""
     path = flox / KEPT_NAME
     if not path.is_file():
         return {}
@@ -205,13 +205,13 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
         return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadInputError(
-            f"{path} does not say what to keep of recipes: {error}.",
+            f"{path} is not valid: {error}.",
             "Each table is a recipe's name, with description, long_description and cpu_flags.",
         ) from error
 
 
 def kept_text(kept: Mapping[str, KeptRow]) -> str:
-    """What is kept, as TOML; JSON's strings are TOML's."""
+    """The kept rows as TOML, whose strings may be written as JSON's."""
     tables = []
     for name, row in sorted(kept.items()):
         lines = [f"[{json.dumps(name)}]"]
@@ -223,12 +223,12 @@ def kept_text(kept: Mapping[str, KeptRow]) -> str:
                 lines += [f"    {json.dumps(value, ensure_ascii=False)}," for value in values]
                 lines.append("]")
         tables.append("\n".join(lines) + "\n")
-    head = "# What hand-made recipes said of their own; `torchtailor recipes write` says it again.\n\n"
+    head = "# Kept from hand-written recipes; `torchtailor recipes write` puts it into the generated ones.\n\n"
     return head + "\n".join(tables)
 
 
 def lock_text(hashes: Mapping[str, str]) -> str:
-    """The lock as it is written."""
+    """The lock as TOML."""
     lines = [f'"{key}" = "{value}"' for key, value in sorted(hashes.items())]
     head = "# Hashes found by `torchtailor recipes hash`; `torchtailor recipes write` puts them into the recipes.\n"
     return head + "[hashes]\n" + "\n".join(lines) + ("\n" if lines else "")

@@ -1,4 +1,4 @@
-"""One recipe as the audit sees it: what its name promises, what its source says, what Nix makes of it."""
+"""One recipe: what its file name stands for, what its source contains, and what Nix evaluates it to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.errors import NoMatchError
-from torchtailor.recipes.evaluate import Evaluated, Failed, Outcome
-from torchtailor.recipes.header import Origin, origin
-from torchtailor.recipes.shell import Command, commands, exports
-from torchtailor.recipes.syntax import Binding, Line, Source
+from torchtailor.recipes.evaluate import Evaluated, Evaluation, Failed
+from torchtailor.recipes.shell import ShellCommand, commands, exports
+from torchtailor.recipes.syntax import Binding, NixSource, TextLine
+from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
-_NAME = re.compile(r"(pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+)(?:-(.+))?")
+NAME = r"pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+"
+_NAME = re.compile(rf"({NAME})(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
@@ -26,7 +27,7 @@ _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild"
 
 @dataclass(frozen=True, slots=True)
 class RecipeName:
-    """A file's name in the seeds' style, with what comes after it (`-magma`, `-nightly`)."""
+    """A recipe's file name: a variant's name and an optional suffix (`-magma`, `-nightly`)."""
 
     base: str
     suffix: str
@@ -60,23 +61,23 @@ class Recipe:
     path: Path
     text: str
     variant: Variant | None = None
-    outcome: Outcome | None = None
+    evaluation: Evaluation | None = None
 
     @cached_property
-    def source(self) -> Source:
-        return Source(self.text)
+    def source(self) -> NixSource:
+        return NixSource(self.text)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> FileOrigin:
         return origin(self.text)
 
     @property
     def evaluated(self) -> Evaluated | None:
-        return self.outcome if isinstance(self.outcome, Evaluated) else None
+        return self.evaluation if isinstance(self.evaluation, Evaluated) else None
 
     @property
     def failed(self) -> Failed | None:
-        return self.outcome if isinstance(self.outcome, Failed) else None
+        return self.evaluation if isinstance(self.evaluation, Failed) else None
 
     @cached_property
     def recipe_name(self) -> RecipeName | None:
@@ -92,7 +93,7 @@ class Recipe:
 
     @cached_property
     def is_torch(self) -> bool:
-        """Whether it is a recipe of PyTorch that the matrix's rules are for."""
+        """Whether it is a recipe of PyTorch, to which the matrix's rules apply."""
         return bool(self.recipe_name) and self.readable and not self.name.endswith("-wrapper")
 
     # What it builds
@@ -117,46 +118,46 @@ class Recipe:
 
     @property
     def overrides_torch(self) -> bool:
-        ways = (".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs")
-        return any(name.endswith(ways) and not name.startswith(_IN_OVERLAYS) for name, _, _ in self.source.calls)
+        calls = (".torch.override", ".torch.overrideAttrs", ".pytorch.override", ".pytorch.overrideAttrs")
+        return any(name.endswith(calls) and not name.startswith(_IN_OVERLAYS) for name, _, _ in self.source.calls)
 
     def attribute(self, name: str) -> Binding | None:
         return next((binding for binding in self.attributes if binding.name == name), None)
 
     @cached_property
-    def pname(self) -> Line | None:
+    def pname(self) -> TextLine | None:
         binding = self.attribute("pname") or self.source.last("pname")
         if self.evaluated:
-            return Line(binding.line if binding else 1, self.evaluated.pname)
+            return TextLine(binding.line if binding else 1, self.evaluated.pname)
         value = self.source.value(binding.node) if binding else None
-        return Line(binding.line, value) if binding and isinstance(value, str) else None
+        return TextLine(binding.line, value) if binding and isinstance(value, str) else None
 
     @cached_property
-    def architecture(self) -> Line | None:
-        """`gpuArchSM`, or what stands in gpuTargets."""
+    def architecture(self) -> TextLine | None:
+        """The value of `gpuArchSM`, else of `gpuTargets`."""
         for name in ("gpuArchSM", "gpuTargets"):
             binding = self.source.last(name)
             value = self.source.value(binding.node) if binding else None
             if isinstance(value, tuple):
                 value = ";".join(value)
             if binding and isinstance(value, str):
-                return Line(binding.line, value)
+                return TextLine(binding.line, value)
         return None
 
     @cached_property
-    def targets(self) -> Line | None:
-        """What goes into TORCH_CUDA_ARCH_LIST."""
+    def targets(self) -> TextLine | None:
+        """The value of TORCH_CUDA_ARCH_LIST."""
         binding = next((item for item in self.override if item.name == "gpuTargets"), None)
         if self.evaluated and self.evaluated.arch_list is not None:
-            return Line(binding.line if binding else 1, self.evaluated.arch_list)
+            return TextLine(binding.line if binding else 1, self.evaluated.arch_list)
         value = self.source.value(binding.node) if binding else None
-        return Line(binding.line, ";".join(value)) if binding and isinstance(value, tuple) else None
+        return TextLine(binding.line, ";".join(value)) if binding and isinstance(value, tuple) else None
 
     @cached_property
-    def cpu_flags(self) -> Line | None:
+    def cpu_flags(self) -> TextLine | None:
         binding = self.source.last("cpuFlags")
         value = self.source.value(binding.node) if binding else None
-        return Line(binding.line, " ".join(value)) if binding and isinstance(value, tuple) else None
+        return TextLine(binding.line, " ".join(value)) if binding and isinstance(value, tuple) else None
 
     @cached_property
     def platforms(self) -> tuple[tuple[str, ...], int] | None:
@@ -182,23 +183,23 @@ class Recipe:
 
     @cached_property
     def sets_cuda(self) -> bool:
-        """Whether something sets cudaPackages to a CUDA version's package set."""
+        """Whether cudaPackages is set to the package set of one CUDA version."""
         return any(_CUDA_SET.search(self.source.code(binding.node)) for binding in self.source.named("cudaPackages"))
 
     @cached_property
-    def upgrade(self) -> Line | None:
-        """The version that an overlay gives to torch."""
+    def upgrade(self) -> TextLine | None:
+        """The version that an overlay sets for torch."""
         for name, _, argument in self.source.calls:
             if name.endswith("torch.overrideAttrs") and not name.startswith("nixpkgs"):
                 for binding in self.source.inside(argument):
                     value = self.source.value(binding.node)
                     if binding.name == "version" and isinstance(value, str):
-                        return Line(binding.line, value)
+                        return TextLine(binding.line, value)
         return None
 
     @cached_property
     def cleared_patches(self) -> tuple[int, ...]:
-        """Lines where torch's patches are replaced by none."""
+        """Lines that set torch's patches to an empty list."""
         calls = [(name, argument) for name, _, argument in self.source.calls if name.endswith(".overrideAttrs")]
         arguments = [argument for name, argument in calls if "magma" not in name]
         return tuple(
@@ -213,20 +214,20 @@ class Recipe:
     # What its build does
 
     @cached_property
-    def phases(self) -> dict[str, tuple[Line, ...]]:
-        """The shell of each phase, of every overrideAttrs."""
-        found: dict[str, tuple[Line, ...]] = {}
+    def phases(self) -> dict[str, tuple[TextLine, ...]]:
+        """The shell code of each phase, of every overrideAttrs."""
+        found: dict[str, tuple[TextLine, ...]] = {}
         for binding in self.source.named(*_PHASES):
             found[binding.name] = found.get(binding.name, ()) + self.source.lines(binding.node)
         return found
 
     @cached_property
-    def shell(self) -> tuple[Command, ...]:
+    def shell(self) -> tuple[ShellCommand, ...]:
         return tuple(command for lines in self.phases.values() for command in commands(lines))
 
     @cached_property
     def exported(self) -> dict[str, tuple[str, int]]:
-        """Environment variables of the build: exported in a phase, or attributes of the derivation or of its `env`."""
+        """Environment variables of the build: exported in a phase, or attributes of the derivation or its `env`."""
         env = [inner for binding in self.attributes if binding.name == "env" for inner in self.source.below(binding)]
         found = {
             binding.name: (str(value), binding.line)
@@ -238,14 +239,14 @@ class Recipe:
     # What it claims
 
     @cached_property
-    def claims(self) -> tuple[Line, ...]:
-        """What people read: comments, descriptions, and what the build echoes."""
+    def claims(self) -> tuple[TextLine, ...]:
+        """Text for readers: comments, descriptions, and what the build echoes."""
         found = list(self.source.comments)
         for binding in self.source.named("description", "longDescription"):
             found += self.source.lines(binding.node)
         for command in self.shell:
             if not command.document and command.words[0] == "echo":
-                found.append(Line(command.line, command.text))
+                found.append(TextLine(command.line, command.text))
         return tuple(sorted(found, key=lambda line: line.number))
 
     def assigned(self, *names: str) -> Iterator[tuple[str, int]]:
@@ -256,6 +257,6 @@ class Recipe:
                 if "=" in word and name in names:
                     yield name, command.line
 
-    def commands_with(self, *words: str) -> Iterator[Command]:
-        """Commands (and lines of here-documents) in which every word occurs."""
+    def commands_with(self, *words: str) -> Iterator[ShellCommand]:
+        """Commands (and lines of here-documents) that contain every word."""
         return (command for command in self.shell if all(word in command.text for word in words))

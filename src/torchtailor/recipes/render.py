@@ -1,4 +1,4 @@
-"""Recipes as text: templates filled in, stamped, ready to be written."""
+"""Recipes as text: templates filled in and stamped, ready to be written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.recipes.blueprint import Blas, Blueprint, can_use_mkl, cuda_tag
-from torchtailor.recipes.extra import need
-from torchtailor.recipes.header import MARKDOWN, stamp
-from torchtailor.recipes.matrix import matrix_of
+from torchtailor.recipes import require
+from torchtailor.recipes.blueprint import BlasChoice, Blueprint, can_use_mkl, cuda_tag
 from torchtailor.recipes.pins import UNKNOWN_HASH, Pins
+from torchtailor.recipes.recipe import Recipe
+from torchtailor.recipes.tree import MARKDOWN, stamp
 from torchtailor.variants.variant import Variant
 
 
 @cache
 def _environment() -> Any:
-    jinja2 = need("jinja2")
+    jinja2 = require("jinja2")
     return jinja2.Environment(
         loader=jinja2.PackageLoader("torchtailor.recipes", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -47,7 +47,7 @@ def render(blueprint: Blueprint) -> str:
 
 
 def spark_names(pins: Pins) -> frozenset[str]:
-    """The names of what DGX Spark needs beside the matrix."""
+    """The names of the additional recipes for DGX Spark."""
     spark = pins.file.spark
     tag = cuda_tag(spark.cuda)
     gpu = f"sm{spark.gpu.replace('.', '')}"
@@ -56,10 +56,11 @@ def spark_names(pins: Pins) -> frozenset[str]:
 
 
 def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
-    """What DGX Spark needs beside the matrix: components, the nightly that takes them, and its wrapper."""
+    """The additional recipes for DGX Spark: components, the nightly that uses them, and its wrapper."""
     spark = pins.file.spark
-    short = f"sm{spark.gpu.replace('.', '')}-{spark.isa}"
-    variant = matrix_of(catalog).resolve(short, release=spark.release).variant
+    release = catalog.release(spark.release)
+    build = next(build for build in release.cuda_builds if str(build.cuda) == spark.cuda)
+    variant = Variant(release, build, catalog.gpu(spark.gpu), catalog.isas[spark.isa], DEFAULT_PYTHON)
     nightly = Blueprint(catalog, pins, variant, nightly=spark.nightly, components=spark.component)
     shared = {
         "pin": nightly.pin,
@@ -83,7 +84,7 @@ def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
     }
     texts[f"{nightly.file_name}-wrapper"] = stamp(
         _fill("nightly-wrapper.nix.j2", wrapper),
-        f"{nightly.file_name} with the CUDA {spark.cuda} components of a sibling repository.",
+        f"{nightly.file_name} with the CUDA {spark.cuda} components from a sibling repository.",
     )
     return texts
 
@@ -131,14 +132,24 @@ def render_all(
     pins: Pins,
     variants: Sequence[Variant],
     *,
-    blas: Blas = Blas.OPENBLAS,
+    blas: BlasChoice = BlasChoice.OPENBLAS,
     spark: bool = False,
 ) -> Mapping[str, str]:
     """Every file of a tree, by its path under `.flox`."""
     texts = {}
     for variant in variants:
-        own = blas if can_use_mkl(variant) else Blas.OPENBLAS
+        own = blas if can_use_mkl(variant) else BlasChoice.OPENBLAS
         texts[f"pkgs/{variant.name}.nix"] = render(Blueprint(catalog, pins, variant, own))
     extra = spark_recipes(catalog, pins) if spark else {}
     texts |= {f"pkgs/{name}.nix": text for name, text in extra.items()}
     return {**texts, **environment_files(catalog, pins, variants, list(extra))}
+
+
+def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
+    """A recipe as the catalog would write it now; None if the catalog has no such recipe."""
+    name = recipe.recipe_name
+    if recipe.variant and name and not name.suffix:
+        uses_mkl = any(selection.text.endswith(".mkl") for selection in recipe.source.selections)
+        blas = BlasChoice.MKL if uses_mkl else BlasChoice.OPENBLAS
+        return render(Blueprint(catalog, pins, recipe.variant, blas))
+    return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None

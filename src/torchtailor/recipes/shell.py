@@ -1,4 +1,4 @@
-"""Shell inside recipes and beside them: commands without their comments, and the variables they export."""
+"""Shell code in recipes and scripts: commands without comments, and the variables they export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torchtailor.recipes.syntax import Line
+from torchtailor.recipes.syntax import TextLine
 
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _QUOTES = re.compile(r"[\"'\\]")
@@ -17,8 +17,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """One line of shell as words; comments are gone, here-documents are told apart."""
+class ShellCommand:
+    """One line of shell code as words, without its comment; `document` marks lines of here-documents."""
 
     line: int
     words: tuple[str, ...]
@@ -29,24 +29,24 @@ class Command:
         return " ".join(self.words)
 
 
-def commands(lines: Iterable[Line]) -> Iterator[Command]:
-    """The commands of a script; the lines of a here-document come as they are, marked as such."""
+def commands(lines: Iterable[TextLine]) -> Iterator[ShellCommand]:
+    """The commands of a script; lines of a here-document are not split, and marked as such."""
     end = ""
     for line in lines:
         if end:
             if line.text.strip() == end:
                 end = ""
             else:
-                yield Command(line.number, (line.text.strip(),), document=True)
+                yield ShellCommand(line.number, (line.text.strip(),), document=True)
             continue
         words = split(line.text)
         if words:
-            yield Command(line.number, words)
+            yield ShellCommand(line.number, words)
         if found := _HEREDOC.search(" ".join(words)):
             end = found[2]
 
 
-@lru_cache(maxsize=8192)  # the recipes of a tree are much alike
+@lru_cache(maxsize=8192)  # the recipes of a tree share most lines
 def split(text: str) -> tuple[str, ...]:
     """The words of a line, quotes kept together, without its comment."""
     words = text.split()
@@ -62,7 +62,7 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def exports(script: Iterable[Command]) -> dict[str, tuple[str, int]]:
+def exports(script: Iterable[ShellCommand]) -> dict[str, tuple[str, int]]:
     """Variables that are exported, with their last value and line."""
     found: dict[str, tuple[str, int]] = {}
     for command in script:

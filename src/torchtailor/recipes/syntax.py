@@ -1,6 +1,6 @@
-"""Nix source read with a real grammar: bindings, selections, strings and comments, each with its line.
+"""Nix source parsed with tree-sitter: bindings, selections, strings and comments, each with its line.
 
-Nothing here looks at text that could be a comment or part of a string: every answer comes from the syntax tree.
+Every answer comes from the syntax tree, so comments and string contents are never mistaken for code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from torchtailor.recipes.extra import need
+from torchtailor.recipes import require
 
 Value = str | bool | tuple[str, ...] | None
 _STRINGS = ("string_expression", "indented_string_expression")
@@ -19,14 +19,14 @@ _ATTRSETS = ("attrset_expression", "rec_attrset_expression")
 
 @cache
 def _parser() -> Any:
-    tree_sitter = need("tree_sitter")
-    grammar = need("tree_sitter_nix")
+    tree_sitter = require("tree_sitter")
+    grammar = require("tree_sitter_nix")
     return tree_sitter.Parser(tree_sitter.Language(grammar.language()))
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A piece of text and the line it stands on."""
+class TextLine:
+    """A piece of text and its line number."""
 
     number: int
     text: str
@@ -46,7 +46,7 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Source:
+class NixSource:
     """A Nix file as a syntax tree."""
 
     text: str
@@ -61,19 +61,19 @@ class Source:
 
     @cached_property
     def error_line(self) -> int | None:
-        """The line of the first syntax error; None where there is none."""
+        """The line of the first syntax error; None without one."""
         if not self.root.has_error:
             return None
         wrong = list(_wrong(self.root))
         return min((_line(node) for node in wrong if not _trailing_comma(node)), default=None if wrong else 1)
 
     @cached_property
-    def comments(self) -> tuple[Line, ...]:
+    def comments(self) -> tuple[TextLine, ...]:
         found = []
         for node in self._nodes:
             if node.type == "comment":
                 for offset, text in enumerate(_text(node).splitlines()):
-                    found.append(Line(_line(node) + offset, text.lstrip("#/* ").rstrip("*/ ")))
+                    found.append(TextLine(_line(node) + offset, text.lstrip("#/* ").rstrip("*/ ")))
         return tuple(found)
 
     @cached_property
@@ -90,17 +90,17 @@ class Source:
         )
 
     @cached_property
-    def formals(self) -> tuple[Line, ...]:
+    def formals(self) -> tuple[TextLine, ...]:
         """The names of the file's own arguments."""
         function = self.root.child_by_field_name("expression")
         formals = function.child_by_field_name("formals") if function is not None else None
         if formals is None:
             return ()
         names = [node.child_by_field_name("name") for node in formals.named_children if node.type == "formal"]
-        return tuple(Line(_line(name), _text(name)) for name in names if _text(name))
+        return tuple(TextLine(_line(name), _text(name)) for name in names if _text(name))
 
     @cached_property
-    def selections(self) -> tuple[Line, ...]:
+    def selections(self) -> tuple[TextLine, ...]:
         """`a.b.c` and bare variables, dotted, with their lines."""
         found = []
         for node in self._nodes:
@@ -108,23 +108,23 @@ class Source:
                 base = node.child_by_field_name("expression")
                 path = _attrpath(node.child_by_field_name("attrpath"))
                 found.append(
-                    Line(
+                    TextLine(
                         _line(node),
                         ".".join((_text(base) if base.type == "variable_expression" else "", *path)),
                     )
                 )
             elif node.type == "variable_expression":
-                found.append(Line(_line(node), _text(node)))
+                found.append(TextLine(_line(node), _text(node)))
         return tuple(found)
 
     @cached_property
-    def paths(self) -> tuple[Line, ...]:
+    def paths(self) -> tuple[TextLine, ...]:
         """Path literals: `./file.nix`, `<nixpkgs>`."""
         kinds = ("path_expression", "spath_expression", "hpath_expression")
-        return tuple(Line(_line(node), _text(node)) for node in self._nodes if node.type in kinds)
+        return tuple(TextLine(_line(node), _text(node)) for node in self._nodes if node.type in kinds)
 
     @cached_property
-    def strings(self) -> tuple[Line, ...]:
+    def strings(self) -> tuple[TextLine, ...]:
         """Every string, line by line."""
         return tuple(line for node in self._nodes if node.type in _STRINGS for line in self.lines(node))
 
@@ -143,12 +143,12 @@ class Source:
         return tuple(binding for binding in self.bindings if binding.name in names)
 
     def last(self, *names: str) -> Binding | None:
-        """The last binding of this name: in a recipe, the one that counts."""
+        """The last binding of this name, which in a recipe is the effective one."""
         found = self.named(*names)
         return found[-1] if found else None
 
     def inside(self, node: Any) -> tuple[Binding, ...]:
-        """The bindings of the attribute set that a node is (or a function returns, or brackets hold)."""
+        """The bindings of an attribute set, also through parentheses and the body of a function."""
         node = unwrap(node)
         if node is None or node.type not in _ATTRSETS:
             return ()
@@ -164,7 +164,7 @@ class Source:
         return tuple(direct)
 
     def below(self, outer: Binding) -> tuple[Binding, ...]:
-        """The bindings anywhere in the value of another."""
+        """The bindings anywhere in the value of another one."""
         start, end = outer.node.start_byte, outer.node.end_byte
         return tuple(b for b in self.bindings if start <= b.node.start_byte and b.node.end_byte <= end and b != outer)
 
@@ -173,7 +173,7 @@ class Source:
         return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
 
     def value(self, node: Any, depth: int = 0) -> Value:
-        """A literal, or what a name in `let` stands for; None when that needs evaluation."""
+        """A literal, or the literal that a name is bound to; None if it needs evaluation."""
         node = unwrap(node)
         if node is None or depth > 8:
             return None
@@ -202,9 +202,9 @@ class Source:
             return tuple(item for part in (left, right) if isinstance(part, tuple) for item in part)
         return None
 
-    def lines(self, node: Any) -> tuple[Line, ...]:
-        """The lines of all strings in an expression; what is interpolated is resolved where that is possible."""
-        found: list[Line] = []
+    def lines(self, node: Any) -> tuple[TextLine, ...]:
+        """The lines of all strings in an expression, with interpolations resolved where possible."""
+        found: list[TextLine] = []
         for string in _strings(unwrap(node)):
             current, number = "", _line(string)
             for part in string.named_children:
@@ -218,14 +218,14 @@ class Source:
                 pieces = _text(part).split("\n")
                 current += pieces[0]
                 for offset, piece in enumerate(pieces[1:], start=1):
-                    found.append(Line(number, current))
+                    found.append(TextLine(number, current))
                     current, number = piece, part.start_point[0] + 1 + offset
-            found.append(Line(number, current))
+            found.append(TextLine(number, current))
         return tuple(line for line in found if line.text.strip())
 
 
 def unwrap(node: Any) -> Any:
-    """Through brackets, functions and `let` to what they hold or return."""
+    """The expression inside parentheses, functions and `let`."""
     while node is not None:
         if node.type == "parenthesized_expression":
             node = node.child_by_field_name("expression")
@@ -246,7 +246,7 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def _wrong(node: Any) -> Iterator[Any]:
-    """What the parser could not place or had to invent: a bracket that is missing is a node without a name."""
+    """Nodes that the parser could not place or had to insert, such as a missing bracket."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -257,7 +257,7 @@ def _wrong(node: Any) -> Iterator[Any]:
 
 
 def _trailing_comma(node: Any) -> bool:
-    """`{ a, b, }:` is Nix, but the grammar does not know it: it sees a stray comma or a name that is missing."""
+    """`{ a, b, }:` is valid Nix, but the grammar reports a stray comma or a missing name."""
     owner = node.parent
     if node.is_missing and owner is not None and owner.type == "formal":
         return bool(owner.prev_sibling and owner.next_sibling and _text(owner.next_sibling) == "}")
@@ -265,7 +265,7 @@ def _trailing_comma(node: Any) -> bool:
 
 
 def _strings(node: Any) -> Iterator[Any]:
-    """The outermost strings of an expression: both sides of `a + ''...''`, not what is interpolated."""
+    """The outermost strings of an expression: both sides of `a + ''...''`, not those in interpolations."""
     if node is None:
         return
     if node.type in _STRINGS:
@@ -288,7 +288,7 @@ def _attrpath(node: Any) -> tuple[str, ...]:
 
 
 def _dotted(node: Any) -> str:
-    """`pkgs.torch.override`; of what a call gave, `pkgs.torch.override().overrideAttrs`."""
+    """`pkgs.torch.override`; on the result of a call, `pkgs.torch.override().overrideAttrs`."""
     node = unwrap(node)
     if node is None:
         return ""

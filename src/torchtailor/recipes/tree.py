@@ -1,19 +1,24 @@
-"""Trees of recipes on disk: where they are and which files they have."""
+"""Trees of recipes on disk: which files they have, how those are read and written, and who wrote them."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from torchtailor.disk import explained, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError
 
 FLOX = ".flox"
 PKGS = "pkgs"
+_MARK = re.compile(r"^(?:# |<!-- )torchtailor-content: sha256:([0-9a-f]{64})(?: -->)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Tree:
+class RecipeTree:
     """A folder with `.flox/pkgs`, or a plain folder of recipes."""
 
     root: Path
@@ -21,7 +26,7 @@ class Tree:
 
     @property
     def flox(self) -> Path:
-        """Where the manifest, the lock and the table live."""
+        """The folder of the manifest, the lock and the table of recipes."""
         return self.pkgs.parent if self.pkgs.name == PKGS else self.pkgs
 
     @cached_property
@@ -36,27 +41,29 @@ class Tree:
     @property
     def documents(self) -> tuple[Path, ...]:
         """Markdown that may name recipes: at the top, in docs and in `.flox`."""
-        places = [self.root.glob("*.md"), (self.root / "docs").rglob("*.md"), self.flox.glob("*.md")]
-        return tuple(sorted({path for place in places for path in place if path.is_file()}))
+        return self._beside("docs", "*.md")
 
     @property
     def scripts(self) -> tuple[Path, ...]:
         """Shell scripts that may check the recipes."""
-        places = [self.root.glob("*.sh"), (self.root / "scripts").rglob("*.sh"), self.flox.glob("*.sh")]
+        return self._beside("scripts", "*.sh")
+
+    def _beside(self, folder: str, pattern: str) -> tuple[Path, ...]:
+        places = [self.root.glob(pattern), (self.root / folder).rglob(pattern), self.flox.glob(pattern)]
         return tuple(sorted({path for place in places for path in place if path.is_file()}))
 
     def shown(self, path: Path) -> str:
-        """A path as people read it: from the tree's root."""
+        """A path relative to the tree's root, for messages."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
 
-def tree_at(root: Path) -> Tree:
+def tree_at(root: Path) -> RecipeTree:
     """The tree that has, or will have, its recipes in `root/.flox/pkgs`."""
-    return Tree(root, root / FLOX / PKGS)
+    return RecipeTree(root, root / FLOX / PKGS)
 
 
-def find_trees(root: Path) -> tuple[Tree, ...]:
-    """The trees at or right below a folder."""
+def find_trees(root: Path) -> tuple[RecipeTree, ...]:
+    """The trees at or directly below a folder."""
     if not root.is_dir():
         raise NoMatchError(f"{root} is not a folder.", "Give the folder that has .flox/pkgs.")
     if (root / FLOX / PKGS).is_dir():
@@ -66,7 +73,7 @@ def find_trees(root: Path) -> tuple[Tree, ...]:
         return below
     if any(root.glob("*.nix")):
         inside_flox = root.name == PKGS and root.parent.name == FLOX
-        return (Tree(root.parent.parent if inside_flox else root, root),)
+        return (RecipeTree(root.parent.parent if inside_flox else root, root),)
     raise NoMatchError(f"There are no recipes in {root}.", "Give a folder that has .flox/pkgs, or *.nix files.")
 
 
@@ -75,6 +82,57 @@ def read_recipe(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path} is not UTF-8 text: {error}.", "Recipes are UTF-8.") from error
+        raise BadInputError(f"{path} is not UTF-8 text: {error}.", "Recipes must be UTF-8.") from error
     except OSError as error:
-        raise BadInputError(f"{path} cannot be read: {error.strerror}.", "Look at its permissions.") from error
+        raise BadInputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole, so that a reader sees the old text or the new one."""
+    with explained(path.parent, unchanged="Files written before this one are complete."):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+
+
+class FileOrigin(Enum):
+    """Who wrote a file."""
+
+    GENERATED = "generated"  # by torchtailor, and unchanged since
+    EDITED = "edited"  # by torchtailor, then changed by hand
+    FOREIGN = "foreign"  # not by torchtailor
+
+
+@dataclass(frozen=True, slots=True)
+class CommentStyle:
+    """How a kind of file writes a comment."""
+
+    before: str
+    after: str = ""
+
+    def line(self, text: str) -> str:
+        return f"{self.before}{text}{self.after}\n"
+
+
+HASHES = CommentStyle("# ")
+MARKDOWN = CommentStyle("<!-- ", " -->")
+
+
+def stamp(body: str, title: str, style: CommentStyle = HASHES) -> str:
+    """A generated file: its header, a hash that reveals changes by hand, and the body."""
+    head = style.line(title) + style.line(
+        "Generated by torchtailor. Do not edit: change the catalog and run `torchtailor recipes write`."
+    )
+    return head + style.line(f"torchtailor-content: sha256:{_digest(head + body)}") + body
+
+
+def origin(text: str) -> FileOrigin:
+    """Who wrote this text."""
+    mark = _MARK.search(text)
+    if mark is None:
+        return FileOrigin.FOREIGN
+    rest = text[: mark.start()] + text[mark.end() + 1 :]
+    return FileOrigin.GENERATED if _digest(rest) == mark[1] else FileOrigin.EDITED
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,9 +1,7 @@
-"""Writes recipes: what would change is planned first, then done file by file, each in one step."""
+"""Writes recipes: plans what changes in a tree, then writes file by file."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,16 +9,17 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
-from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
-from torchtailor.recipes.blueprint import Blas
-from torchtailor.recipes.header import Origin, origin
-from torchtailor.recipes.matrix import matrix_of
+from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.recipes.blueprint import BlasChoice
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.render import render_all
-from torchtailor.recipes.tree import Tree, read_recipe, tree_at
+from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at, write_file
+from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.rules import coverage
 from torchtailor.variants.select import select
 from torchtailor.variants.variant import Variant
+
+_matrices: list[Matrix] = []
 
 
 class Action(Enum):
@@ -29,12 +28,8 @@ class Action(Enum):
     CREATE = "create"
     UPDATE = "update"
     UNCHANGED = "unchanged"
-    KEEP_EDITED = "keep-edited"  # ours, changed by hand
-    KEEP_FOREIGN = "keep-foreign"  # not ours
-
-    @property
-    def writes(self) -> bool:
-        return self in (Action.CREATE, Action.UPDATE)
+    KEEP_EDITED = "keep-edited"  # generated, then changed by hand
+    KEEP_FOREIGN = "keep-foreign"  # not written by torchtailor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +43,9 @@ class Step:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What writing a tree would do."""
+    """What writing a tree changes."""
 
-    tree: Tree
+    tree: RecipeTree
     release: str
     steps: tuple[Step, ...]
 
@@ -60,6 +55,41 @@ class WritePlan:
     def apply(self) -> None:
         for step in self.of(Action.CREATE, Action.UPDATE):
             write_file(step.path, step.text)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "root": str(self.tree.root),
+            "release": self.release,
+            "files": [{"path": str(step.path), "action": step.action.value} for step in self.steps],
+        }
+
+
+def write_recipes(
+    catalog: Catalog,
+    root: Path,
+    *,
+    releases: Sequence[str] = (),
+    globs: Sequence[str] = (),
+    pythons: Sequence[str] = (),
+    blas: BlasChoice = BlasChoice.OPENBLAS,
+    spark: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> tuple[WritePlan, ...]:
+    """Write the recipes of the chosen variants below a folder; with `dry_run`, only plan it."""
+    plans = plan_trees(
+        catalog, root, releases=releases, globs=globs, pythons=pythons, blas=blas, spark=spark, force=force
+    )
+    for plan in () if dry_run else plans:
+        plan.apply()
+    return plans
+
+
+def matrix_of(catalog: Catalog) -> Matrix:
+    """The matrix of a catalog, kept because making one checks every variant."""
+    if not _matrices or _matrices[0].catalog is not catalog:
+        _matrices[:] = [Matrix(catalog)]
+    return _matrices[0]
 
 
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
@@ -77,10 +107,9 @@ def recipe_variants(
             f"There are no recipes for release {found.name}.",
             f"Recipes are written for {', '.join(recipe_releases(catalog))}.",
         )
-    matrix = matrix_of(catalog)
     variants: list[Variant] = []
     for python in pythons or (DEFAULT_PYTHON,):
-        offered = list(matrix.variants(found.name, python))
+        offered = matrix_of(catalog).variants(found.name, python)
         possible = [variant for variant in offered if coverage(catalog, variant, Method.NIX).available]
         if not possible:
             raise UsageError(
@@ -98,11 +127,11 @@ def plan_trees(
     releases: Sequence[str] = (),
     globs: Sequence[str] = (),
     pythons: Sequence[str] = (),
-    blas: Blas = Blas.OPENBLAS,
+    blas: BlasChoice = BlasChoice.OPENBLAS,
     spark: bool = False,
     force: bool = False,
 ) -> tuple[WritePlan, ...]:
-    """One plan per release; several releases get a folder each, since their CPU recipes share names."""
+    """One plan per release; several releases get a folder each, because their CPU recipes share names."""
     names = _releases(catalog, root, releases)
     plans = []
     for name in names:
@@ -127,8 +156,10 @@ def plan_trees(
     return tuple(plans)
 
 
-def plan_files(tree: Tree, release: str, texts: Mapping[str, str], *, force: bool, table: bool = True) -> WritePlan:
-    """What to do with each file; without `table` the tree's own files are made only where there are none."""
+def plan_files(
+    tree: RecipeTree, release: str, texts: Mapping[str, str], *, force: bool, table: bool = True
+) -> WritePlan:
+    """What to do with each file; without `table`, the manifest and the table are written only if missing."""
     steps = []
     for name, text in texts.items():
         path = tree.flox / name
@@ -145,9 +176,9 @@ def _action(path: Path, text: str, *, force: bool) -> Action:
     if current == text:
         return Action.UNCHANGED
     found = origin(current)
-    if found is Origin.FOREIGN:
+    if found is FileOrigin.FOREIGN:
         return Action.KEEP_FOREIGN
-    if found is Origin.EDITED and not force:
+    if found is FileOrigin.EDITED and not force:
         return Action.KEEP_EDITED
     return Action.UPDATE
 
@@ -163,37 +194,18 @@ def _releases(catalog: Catalog, root: Path, asked: Sequence[str]) -> tuple[str, 
     return written_release(tree_at(root)) or recipe_releases(catalog)
 
 
-def written_release(tree: Tree) -> tuple[str, ...]:
-    """The release that an earlier `recipes write` put here, from the head of the manifest."""
+def written_release(tree: RecipeTree) -> tuple[str, ...]:
+    """The release that an earlier `recipes write` put here, from the manifest's header."""
     manifest = tree.flox / "env" / "manifest.toml"
-    if not manifest.is_file() or origin(text := read_recipe(manifest)) is Origin.FOREIGN:
+    if not manifest.is_file() or origin(text := read_recipe(manifest)) is FileOrigin.FOREIGN:
         return ()
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
 
 
-def _refuse_mixing(tree: Tree, release: str) -> None:
-    """Releases share the names of their CPU recipes: a tree of two would build neither."""
+def _refuse_mixing(tree: RecipeTree, release: str) -> None:
+    """Releases share the names of their CPU recipes, so one tree cannot hold two of them."""
     if any(written != release for written in written_release(tree)):
         raise UsageError(
             f"{tree.root} holds the recipes of release {written_release(tree)[0]}, not of {release}.",
             "Give each release a folder of its own.",
         )
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write beside the place and move into it, so that a reader sees the old file or the new one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be written: {error.strerror}.", "Give a folder you can write to."
-        ) from error

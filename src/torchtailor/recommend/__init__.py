@@ -1,4 +1,4 @@
-"""Which variant fits a machine, why, and why not the others."""
+"""Which variant fits a machine, why, and why the others do not."""
 
 from torchtailor.recommend.engine import recommend
 from torchtailor.recommend.request import Request, Workload

@@ -1,4 +1,4 @@
-"""Whether a machine's driver runs what a CUDA toolkit made, for one GPU of it."""
+"""Whether a machine's driver runs a build with CUDA on one of its GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build
-from torchtailor.catalog.toolkits import CudaToolkit, Dotted, DriverFit
+from torchtailor.catalog.toolkits import CudaToolkit, DriverFit
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import GpuDevice, Host
 
 
@@ -16,7 +17,7 @@ class DriverVerdict:
 
     fit: DriverFit
     text: str
-    told: bool = True  # False where the driver is not known and was taken to be new enough
+    known: bool = True  # False where the driver is unknown and assumed to be new enough
     needs: Dotted | None = None  # the oldest driver that runs it
     full: Dotted | None = None  # the oldest driver that runs it without limits
 
@@ -30,35 +31,36 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     if device.integrated and host.tegra is not None and (host.tegra.cuda or not host.tegra.unified):
         return _by_jetpack(host, toolkit)
     if host.driver is None:
-        text = f"The driver was not told: CUDA {build.cuda} needs {needs} or newer."
-        return DriverVerdict(DriverFit.FULL, text, told=False, needs=needs, full=full)
+        text = f"The driver version is unknown: CUDA {build.cuda} needs {needs} or newer."
+        return DriverVerdict(DriverFit.FULL, text, known=False, needs=needs, full=full)
     if host.driver.windows and host.driver.cuda:
         return _by_cuda(f"The Windows driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     driver = host.driver.number
     if gpu is not None and gpu.last_driver_branch is not None and driver.major > gpu.last_driver_branch:
-        text = f"Driver {driver} no longer knows {gpu.sm.upper()}: R{gpu.last_driver_branch} is the last that does."
+        last = f"R{gpu.last_driver_branch}"
+        text = f"Driver {driver} no longer supports {gpu.sm.upper()}: {last} is the last branch that does."
         return DriverVerdict(DriverFit.DROPPED_GPU, text, needs=needs, full=full)
-    if gpu is not None and gpu.first_driver and driver < Dotted(gpu.first_driver):
-        text = f"Driver {driver} is older than {gpu.sm.upper()}: that needs {gpu.first_driver} or newer."
+    if gpu is not None and gpu.first_driver and driver < gpu.first_driver:
+        text = f"Driver {driver} is too old for {gpu.sm.upper()}, which needs {gpu.first_driver} or newer."
         return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
     text = {
-        DriverFit.FULL: f"Driver {driver} runs CUDA {build.cuda} in full.",
-        DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} by minor-version compatibility; "
-        f"{full} would run it in full.",
-        DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this one is {driver}.",
+        DriverFit.FULL: f"Driver {driver} fully supports CUDA {build.cuda}.",
+        DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} through minor-version compatibility; "
+        f"{full} supports it fully.",
+        DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this machine has {driver}.",
     }[fit]
     return DriverVerdict(fit, text, needs=needs, full=full)
 
 
 def _by_cuda(who: str, cuda: Dotted, toolkit: CudaToolkit) -> DriverVerdict:
-    """By the newest CUDA that the driver itself says it runs."""
+    """By the newest CUDA that the driver itself reports."""
     if toolkit.version <= cuda:
-        return DriverVerdict(DriverFit.FULL, f"{who} runs CUDA up to {cuda} in full.")
+        return DriverVerdict(DriverFit.FULL, f"{who} fully supports CUDA up to {cuda}.")
     if toolkit.version.major == cuda.major:
-        text = f"{who} is made for CUDA {cuda} and runs {toolkit.version} by minor-version compatibility."
+        text = f"{who} supports CUDA {cuda} and runs {toolkit.version} through minor-version compatibility."
         return DriverVerdict(DriverFit.MINOR, text)
-    text = f"{who} runs CUDA up to {cuda}: CUDA {toolkit.version.major} needs a newer one."
+    text = f"{who} supports CUDA up to {cuda}: CUDA {toolkit.version.major} needs a newer one."
     return DriverVerdict(DriverFit.TOO_OLD, text)
 
 
@@ -67,6 +69,6 @@ def _by_jetpack(host: Host, toolkit: CudaToolkit) -> DriverVerdict:
     tegra = host.tegra
     assert tegra is not None
     if tegra.cuda is None:
-        text = f"The JetPack was not told: it must bring CUDA {toolkit.version.major}."
-        return DriverVerdict(DriverFit.FULL, text, told=False)
+        text = f"The JetPack version is unknown: it must provide CUDA {toolkit.version.major}."
+        return DriverVerdict(DriverFit.FULL, text, known=False)
     return _by_cuda(f"JetPack {tegra.jetpack}", Dotted(tegra.cuda), toolkit)

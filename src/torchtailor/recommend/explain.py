@@ -1,4 +1,4 @@
-"""Sentences: why a candidate was picked."""
+"""Why a candidate was picked, in sentences; and the machine in one line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Method
 from torchtailor.host.model import Cpu, GpuDevice, Host
 from torchtailor.recommend.candidates import Candidate
-from torchtailor.recommend.isas import IsaRanking
-from torchtailor.recommend.request import Workload
+from torchtailor.recommend.request import IsaRanking, Situation, Workload
 from torchtailor.recommend.result import Pick
-from torchtailor.recommend.situation import Situation
 
 _RUNS = {
     Fit.NATIVE: "natively",
-    Fit.COMPATIBLE: "by binary compatibility",
-    Fit.JIT: "after the driver has compiled it",
+    Fit.COMPATIBLE: "through binary compatibility",
+    Fit.JIT: "after JIT compilation by the driver",
 }
 
 
@@ -31,13 +29,13 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         cuda=str(variant.build.cuda) if variant.build.cuda else None,
         build=variant.build.label,
         python=variant.python,
-        way=candidate.way.value,
+        method=candidate.method.value,
         isa=variant.isa.name,
         gpu=variant.gpu.sm if variant.gpu else None,
         gpus=tuple(one.device.index for one in candidate.devices),
         code=str(candidate.coverage.through) if candidate.coverage.through else None,
         fit=candidate.fit.value,
-        driver=(driver.fit.value if driver.told else "not told") if driver else None,
+        driver=(driver.fit.value if driver.known else "unknown") if driver else None,
         reasons=reasons,
     )
 
@@ -61,8 +59,8 @@ def _why_release(catalog: Catalog, candidate: Candidate) -> str:
     newest = max(release.version for release in catalog.releases.values())
     if version == newest:
         return f"PyTorch {version} is the newest release."
-    how = f" by way of {candidate.way.value}" if candidate.way is not Method.WHEEL else ""
-    return f"PyTorch {version} is the newest release that runs here{how}."
+    how = f" when {candidate.method.phrase}" if candidate.method is not Method.WHEEL else ""
+    return f"PyTorch {version} is the newest release that runs on this machine{how}."
 
 
 def _why_another(catalog: Catalog, candidate: Candidate) -> str:
@@ -73,18 +71,18 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
     code = candidate.coverage.through
     because = f", given {gpu.unified.condition}" if gpu and gpu.unified else ""
     return (
-        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) by way of {candidate.way.value}; "
-        f"{code} code runs on it {_RUNS[candidate.fit]}{because}."
+        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) {candidate.method.phrase}; {code} "
+        f"code runs on it {_RUNS[candidate.fit]}{because}."
     )
 
 
 def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
     isa = candidate.variant.isa
-    special = " for general work" if workload is Workload.GENERAL else f" for {workload.value}"
-    place = "the best" if isas.rank(isa) == 0 else "the best that this build is offered for"
-    text = f"{isa.label} is {place}{special} of what this CPU runs."
-    if candidate.way is Method.WHEEL:
-        text += " A wheel picks its CPU kernels when it runs; only source and Nix builds fix them."
+    work = "general work" if workload is Workload.GENERAL else workload.value
+    which = "" if isas.rank(isa) == 0 else " that this build is available for"
+    text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
+    if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
+        text += " The official wheel selects its CPU kernels at run time; only source and Nix builds fix them."
     return text
 
 
@@ -97,7 +95,7 @@ def machine_line(host: Host) -> str:
     parts = [_cpu_line(host.cpu)]
     counts: dict[str, int] = {}
     for gpu in host.gpus:
-        text = f"{gpu.name} ({gpu.capability or 'capability not known'}{'' if gpu.visible else ', hidden'})"
+        text = f"{gpu.name} ({gpu.capability or 'capability unknown'}{'' if gpu.visible else ', hidden'})"
         counts[text] = counts.get(text, 0) + 1
     parts += [f"{count}x {text}" if count > 1 else text for text, count in counts.items()]
     if host.driver is not None:

@@ -1,4 +1,4 @@
-"""A machine that is only named: its GPUs, CPU and driver as given on a command line."""
+"""Machines that are only given by their parts: GPUs, CPU, driver or JetPack by name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from torchtailor.catalog.cpus import Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.host.cpu import detect_cpu
+from torchtailor.host.detect import detect
 from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, System
+from torchtailor.host.probe import LiveProbe
 from torchtailor.host.tegra import describe_tegra, tegra_table
 
 _NONE = ("none", "no", "cpu")
-_NOT_TOLD = "not told"
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The parts of a machine that were named; None where nothing was said."""
+class GivenParts:
+    """The parts of a machine that were given by name or version; None where nothing was given."""
 
     gpus: Sequence[str] = ()
     cpu: str | None = None
@@ -30,39 +33,48 @@ class Named:
 
     @property
     def whole_machine(self) -> bool:
-        """Whether it describes a machine of its own, rather than a change to another."""
+        """Whether they describe a machine of its own, rather than a change to another."""
         return bool(self.gpus) or self.cpu is not None
 
 
-def plan(catalog: Catalog, named: Named, base: Host | None, here: Callable[[], Cpu]) -> Host:
-    """The machine that was named, or another one (`base`) with those parts changed; what had to be guessed is said.
+def resolve_host(catalog: Catalog, host: Host | None, given: GivenParts) -> Host:
+    """The machine that is meant: the described one or this one, with the given parts changed, or a hypothetical one."""
+    if host is None and not given.whole_machine:
+        host = detect(catalog=catalog)
+    if given == GivenParts() and host is not None:
+        return host
+    return hypothetical_host(catalog, given, host, lambda: detect_cpu(LiveProbe()))
 
-    `here` tells this machine's CPU, the last resort where none was named. The base's driver does not count for GPUs
-    that are named.
+
+def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, this_cpu: Callable[[], Cpu]) -> Host:
+    """A machine of the given parts, or another one (`base`) with those parts changed; what is assumed is noted.
+
+    `this_cpu` describes this machine's CPU, which is used where none is given. The base's driver does not count for
+    GPUs that are given.
     """
     notes: list[str] = []
-    gpus = [] if [text.lower() for text in named.gpus] in ([name] for name in _NONE) else _gpus(catalog, named.gpus)
-    cpu = _cpu(catalog, named, gpus, base, here, notes)
+    gpus = [] if [text.lower() for text in given.gpus] in ([name] for name in _NONE) else _gpus(catalog, given.gpus)
+    cpu = _cpu(catalog, given, gpus, base, this_cpu, notes)
     _check_together(gpus, cpu)
     host = base or _empty(cpu)
-    if named.gpus:
-        devices = tuple(_device(catalog, index, text, gpu) for index, (text, gpu) in enumerate(gpus))
+    if given.gpus:
+        devices = tuple(_device(index, text, gpu) for index, (text, gpu) in enumerate(gpus))
         host = replace(host, gpus=devices, driver=None, tegra=None, cuda_visible_devices=None)
     host = replace(host, cpu=cpu, tools=(), torches=())
-    host = _with_tegra(host, gpus, named)
-    if named.driver is not None:
-        host = replace(host, driver=Driver(version=_driver(named.driver), source="named"))
+    host = _with_tegra(host, gpus, given)
+    if given.driver is not None:
+        host = replace(host, driver=Driver(version=_driver(given.driver), source="the request"))
     elif host.tegra is not None and host.tegra.jetpack is None:
-        notes.append("No JetPack was named (--jetpack): much depends on it.")
+        notes.append("No JetPack version was given (--jetpack), and support depends on it.")
     elif host.gpus and host.driver is None and host.tegra is None:
-        notes.append("No driver was named (--driver): it is taken to be new enough.")
-    kept = () if named.gpus else host.notes
-    return replace(host, notes=(*kept, *(Note(topic="planned", text=text) for text in notes)))
+        notes.append("No driver version was given (--driver): assuming one that is new enough.")
+    kept = () if given.gpus else host.notes
+    return replace(host, notes=(*kept, *(Note(topic="assumed", text=text) for text in notes)))
 
 
 def _driver(text: str) -> str:
     if not re.fullmatch(r"\d{3,}(\.\d+)*", text.strip()):
-        raise UsageError(f"{text!r} is not a driver's version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
+        raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
     return text.strip()
 
 
@@ -70,7 +82,7 @@ def _gpus(catalog: Catalog, texts: Sequence[str]) -> list[tuple[str, Gpu]]:
     return [(text, catalog.gpu(text)) for text in texts]
 
 
-def _device(catalog: Catalog, index: int, text: str, gpu: Gpu) -> GpuDevice:
+def _device(index: int, text: str, gpu: Gpu) -> GpuDevice:
     try:
         Capability.parse(text)
         name = gpu.describe(2)
@@ -82,17 +94,17 @@ def _device(catalog: Catalog, index: int, text: str, gpu: Gpu) -> GpuDevice:
 
 def _cpu(
     catalog: Catalog,
-    named: Named,
+    given: GivenParts,
     gpus: Sequence[tuple[str, Gpu]],
     base: Host | None,
-    here: Callable[[], Cpu],
+    this_cpu: Callable[[], Cpu],
     notes: list[str],
 ) -> Cpu:
-    if named.cpu is not None:
-        core, label = catalog.microarchitecture(named.cpu)
-        if not gpus and not named.gpus and (base is None or not base.gpus):
-            notes.append("No GPU was named (--gpu): the recommendation is for the CPU alone.")
-        return _planned_cpu(core, label)
+    if given.cpu is not None:
+        core, label = catalog.microarchitecture(given.cpu)
+        if not gpus and not given.gpus and (base is None or not base.gpus):
+            notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
+        return _hypothetical_cpu(core, label)
     if base is not None:
         return base.cpu
     for text, _ in gpus:  # a system such as DGX Spark names both
@@ -101,26 +113,26 @@ def _cpu(
         except NoMatchError:
             continue
         notes.append(f"{text} comes with its own CPU, {core.name}.")
-        return _planned_cpu(core, label)
-    cpu = here()
-    notes.append(f"No CPU was named (--cpu): this machine's is taken, {cpu.name}.")
+        return _hypothetical_cpu(core, label)
+    cpu = this_cpu()
+    notes.append(f"No CPU was given (--cpu): using the one of this machine, {cpu.name}.")
     return cpu
 
 
 def _check_together(gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
     for text, gpu in gpus:
-        if cpu.arch not in gpu.host_archs:
-            hosts = " and ".join(sorted(gpu.host_archs))
+        if cpu.arch not in gpu.hosts:
+            hosts = " and ".join(sorted(gpu.hosts))
             raise ImpossibleError(
                 f"{text} exists only with {hosts} hosts, and the CPU {cpu.name} is {cpu.arch}.",
-                "Name that machine's own CPU with --cpu.",
+                "Give the CPU of that machine with --cpu.",
             )
 
 
-def _planned_cpu(core: Microarchitecture, label: str) -> Cpu:
+def _hypothetical_cpu(core: Microarchitecture, label: str) -> Cpu:
     return Cpu(
         arch=core.arch,
-        vendor=_NOT_TOLD,
+        vendor=_UNKNOWN,
         name=label,
         microarchitecture=core.name,
         flags=tuple(sorted(core.flags)),
@@ -131,31 +143,32 @@ def _planned_cpu(core: Microarchitecture, label: str) -> Cpu:
     )
 
 
-def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], named: Named) -> Host:
+def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts) -> Host:
     for text, gpu in gpus:
         if chip := tegra_table().chip_of(str(gpu.capability)):
-            l4t = _l4t(named.jetpack) if named.jetpack else None
+            l4t = _l4t(given.jetpack) if given.jetpack else None
             return replace(host, tegra=describe_tegra(text, chip.name, l4t))
-    if named.jetpack is not None and host.tegra is None:
-        raise UsageError("--jetpack is for Jetson and DRIVE systems.", "Leave it out, or name such a GPU with --gpu.")
-    if named.jetpack is not None and host.tegra is not None:
-        changed = describe_tegra(host.tegra.model, host.tegra.chip, _l4t(named.jetpack))
+    if given.jetpack is not None and host.tegra is None:
+        raise UsageError("--jetpack is for Jetson and DRIVE systems.", "Omit it, or give such a GPU with --gpu.")
+    if given.jetpack is not None and host.tegra is not None:
+        changed = describe_tegra(host.tegra.model, host.tegra.chip, _l4t(given.jetpack))
         return replace(host, tegra=changed)
     return host
 
 
 def _l4t(jetpack: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)*", jetpack):
-        raise UsageError(f"{jetpack!r} is not a JetPack's version.", "Write it as 6.2 or 7.2.")
+        raise UsageError(f"{jetpack!r} is not a JetPack version.", "Write it as 6.2 or 7.2.")
     row = tegra_table().by_jetpack(jetpack)
     if row is None:
-        raise UsageError(f"JetPack {jetpack} is not known.", "Known are 4 to 7.2.")
+        known = ", ".join(row.jetpack for row in tegra_table().jetpack)
+        raise UsageError(f"JetPack {jetpack} is not known.", f"Known are {known}.")
     return row.l4t
 
 
 def _empty(cpu: Cpu) -> Host:
     return Host(
         cpu=cpu,
-        system=System(os=_NOT_TOLD, os_id="", os_version="", kernel="", libc=None, libc_version=None),
+        system=System(os=_UNKNOWN, os_id="", os_version="", kernel="", libc=None, libc_version=None),
         room=Room(memory_total=0, memory_available=0, memory_limit=None, disk_free=0, disk_path=""),
     )

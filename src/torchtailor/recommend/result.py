@@ -1,4 +1,4 @@
-"""What a recommendation says: plain values that print as text and as JSON."""
+"""What a recommendation consists of: plain values that print as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A variant that runs, how it is made, and why it is named here."""
+    """A variant that runs, how it is built, and why it is listed."""
 
     variant: str  # the unique name
     name: str  # the name without the PyTorch version
@@ -17,7 +17,7 @@ class Pick:
     cuda: str | None
     build: str
     python: str
-    way: str
+    method: str
     isa: str
     gpu: str | None
     gpus: tuple[int, ...]  # the indices of the GPUs it is for
@@ -36,8 +36,8 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlock:
-    """Something better that one change would make possible."""
+class Upgrade:
+    """Something better that one change makes possible."""
 
     needs: str  # `driver 580.65.06`, `JetPack 7.2`, `Python 3.14`
     variant: str
@@ -45,7 +45,7 @@ class Unlock:
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
+class Alternative:
     """What can be done where nothing fits."""
 
     kind: str
@@ -56,15 +56,15 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The answer."""
+    """The best variant for a machine, what else runs, what does not and why, and what could be changed."""
 
     machine: str
     workload: str
     python: str
     best: Pick | None
     per_gpu: tuple[Pick, ...]
-    alternatives: tuple[Pick, ...]
+    other_variants: tuple[Pick, ...]
     rejected: tuple[Rejection, ...]
-    unlocks: tuple[Unlock, ...]
-    ways_out: tuple[WayOut, ...]
+    upgrades: tuple[Upgrade, ...]
+    alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What one change, a driver, a JetPack or a Python, would make possible."""
+"""What one change makes possible: another driver, JetPack or Python."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from msgspec.structs import replace as replace_struct
 
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.tegra import describe_tegra, tegra_table
-from torchtailor.recommend.candidates import Candidate
-from torchtailor.recommend.ranking import best_candidate, preference
-from torchtailor.recommend.result import Unlock
-from torchtailor.recommend.situation import Situation
+from torchtailor.recommend.candidates import Candidate, best_candidate, preference
+from torchtailor.recommend.request import Situation
+from torchtailor.recommend.result import Upgrade
 
 
-def unlocks(situation: Situation, best: Candidate | None) -> Iterator[Unlock]:
+def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     """The changes that would lead to something better than `best`, or to anything at all."""
     if situation.devices:
         yield from _by_driver(situation, best)
@@ -30,7 +29,7 @@ def _better(situation: Situation, candidate: Candidate, best: Candidate | None) 
     return newer and preference(candidate, situation.isas) < preference(best, situation.isas)
 
 
-def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Unlock]:
+def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     ideal = best_candidate(situation, any_driver=True)
     if ideal is None or ideal.driver is None or not _better(situation, ideal, best):
         return
@@ -39,19 +38,19 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Unlock]
     if verdict.fit is DriverFit.DROPPED_GPU:
         known = [situation.catalog.gpus[one.device.compute] for one in ideal.devices if one.device.compute]
         branch = min(gpu.last_driver_branch for gpu in known if gpu.last_driver_branch is not None)
-        text = f"{verdict.text} A driver of R{branch} brings the GPU back, and {gain} with it."
-        yield Unlock(f"driver R{branch}", variant.unique_name, text)
+        text = f"{verdict.text} With a driver of branch R{branch}, {gain} runs."
+        yield Upgrade(f"driver R{branch}", variant.unique_name, text)
     elif verdict.needs is not None:
         more = f" ({verdict.full} for full support)" if verdict.full and verdict.full > verdict.needs else ""
-        text = f"Driver {verdict.needs} or newer{more} unlocks {gain}."
-        yield Unlock(f"driver {verdict.needs}", variant.unique_name, text)
+        text = f"Driver {verdict.needs} or newer{more} enables {gain}."
+        yield Upgrade(f"driver {verdict.needs}", variant.unique_name, text)
     else:
-        text = f"A newer driver, one for CUDA {variant.build.cuda}, unlocks {gain}."
-        yield Unlock(f"CUDA {variant.build.cuda}", variant.unique_name, text)
+        text = f"A newer driver, one for CUDA {variant.build.cuda}, enables {gain}."
+        yield Upgrade(f"CUDA {variant.build.cuda}", variant.unique_name, text)
 
 
-def _by_jetpack(situation: Situation, best: Candidate | None) -> Iterator[Unlock]:
-    """The JetPack from which a Jetson takes the wheels for servers."""
+def _by_jetpack(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
+    """The JetPack from which a Jetson supports the wheels for servers."""
     tegra = situation.host.tegra
     chip = tegra_table().find_chip(tegra.chip) if tegra else None
     if tegra is None or chip is None or chip.unified_from is None or tegra.unified:
@@ -61,20 +60,19 @@ def _by_jetpack(situation: Situation, best: Candidate | None) -> Iterator[Unlock
     if ideal is not None and _better(situation, ideal, best):
         variant = ideal.variant
         text = (
-            f"JetPack {unified.jetpack} (L4T R{unified.l4t}) or newer makes this a system that takes the wheels for "
-            f"servers: PyTorch {variant.release.version} as {variant.short_name}, whose {ideal.coverage.through} code "
-            f"then runs here."
+            f"JetPack {unified.jetpack} (L4T R{unified.l4t}) or newer supports the wheels for servers (SBSA): PyTorch "
+            f"{variant.release.version} as {variant.short_name}, whose {ideal.coverage.through} code then runs on it."
         )
-        yield Unlock(f"JetPack {unified.jetpack}", variant.unique_name, text)
+        yield Upgrade(f"JetPack {unified.jetpack}", variant.unique_name, text)
 
 
-def _by_python(situation: Situation, best: Candidate | None) -> Iterator[Unlock]:
-    """The default Python, where the one asked for stands in the way."""
+def _by_python(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
+    """The default Python, where the one asked for rules out newer releases."""
     free = replace(situation, request=replace(situation.request, python=None))
     python = free.request.wanted_python
     if situation.request.wanted_python == python or not free.releases:
         return
     ideal = best_candidate(free)
     if ideal is not None and _better(situation, ideal, best):
-        text = f"Python {python} unlocks PyTorch {ideal.variant.release.version} ({ideal.variant.short_name})."
-        yield Unlock(f"Python {python}", ideal.variant.unique_name, text)
+        text = f"Python {python} enables PyTorch {ideal.variant.release.version} ({ideal.variant.short_name})."
+        yield Upgrade(f"Python {python}", ideal.variant.unique_name, text)

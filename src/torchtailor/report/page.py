@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from torchtailor.report import svg
-from torchtailor.report.figures import HOST, Bytes, Chart, chart
+from torchtailor.report.chart import Bytes, Chart, chart
 from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.verify.output import as_json, write_whole
-from torchtailor.verify.result import Check, Outcome, Report
+from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
+from torchtailor.verify.static.facts import HOST
 
-_WORDS = {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.NOT_APPLICABLE: "n/a"}
+_WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _ABOUT = {
     "static": "read from the files, without hardware",
     "import": "in a fresh process",
@@ -25,12 +26,12 @@ _ABOUT = {
 }
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: VerifyReport, path: Path) -> None:
     """Write the page whole or not at all."""
     write_whole(path, render(report).encode())
 
 
-def render(report: Report) -> str:
+def render(report: VerifyReport) -> str:
     """The page as one string."""
     document = as_json(report)
     facts = document["facts"]
@@ -79,7 +80,7 @@ def _expected(facts: Mapping[str, Any]) -> str:
     return "".join(f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in rows if value)
 
 
-def _failures(report: Report) -> str:
+def _failures(report: VerifyReport) -> str:
     """What failed, before everything else."""
     if not report.failures:
         return ""
@@ -87,20 +88,22 @@ def _failures(report: Report) -> str:
     return f'<section class="failures" aria-label="What failed"><ul>{lines}</ul></section>'
 
 
-def _cards(report: Report, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
-    stock = facts.get("stock")
+def _cards(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> Iterator[str]:
+    stock, wheels = facts.get("stock"), facts.get("wheels")
     size = facts.get("size", 0)
-    if stock:
-        yield _change("Download" if facts.get("wheels") else "On disk", stock["size"], size, "download")
-    elif size:
-        yield _card("Size", human_bytes(size), "wheels" if facts.get("wheels") else "libraries", "download", size)
+    if stock and wheels:
+        yield _change("Download", stock["size"], size, "download")
+    elif stock and not drawn.before:
+        yield _change("On disk", stock["size"], size, "download")
+    elif size and (wheels or not drawn.before):
+        yield _card("Size", human_bytes(size), "wheels" if wheels else "libraries", "download", size)
     if drawn.before:
         yield _change("Installed libraries", drawn.before.total, drawn.now.total, "installed")
         yield _change("GPU code", drawn.before.gpu, drawn.now.gpu, "gpu")
     elif drawn.now.gpu:
         yield _card("GPU code", human_bytes(drawn.now.gpu), f"of {human_bytes(drawn.now.total)}", "gpu", drawn.now.gpu)
-    failed = report.count(Outcome.FAIL)
-    yield _card("Checks", f"{report.count(Outcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
+    failed = report.count(CheckOutcome.FAIL)
+    yield _card("Checks", f"{report.count(CheckOutcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
     yield _card("Time", human_seconds(facts.get("total_seconds", facts.get("seconds", 0))), "to verify", "time", 0)
 
 
@@ -184,7 +187,7 @@ def _made(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _proof(report: Report) -> Iterator[str]:
+def _proof(report: VerifyReport) -> Iterator[str]:
     for level in report.levels:
         lines = "".join(_line(check) for check in report.at(level))
         yield (
@@ -208,7 +211,7 @@ def _line(check: Check) -> str:
 def _install(facts: Mapping[str, Any]) -> str:
     commands = facts.get("install") or ()
     if not commands:
-        return "<p>It is installed already, or is no wheel.</p>"
+        return "<p>There are no wheels to install.</p>"
     return "".join(
         f'<div class="command"><pre><code>{escape(line)}</code></pre><button type="button">Copy</button></div>'
         for line in commands

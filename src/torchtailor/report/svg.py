@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from torchtailor.report.figures import HOST, Bytes, Chart, Row
+from torchtailor.report.chart import Bytes, Chart, LibraryRow
 from torchtailor.ui.format import human_bytes
+from torchtailor.verify.static.facts import HOST
 
 _WIDTH, _LEFT, _RIGHT = 960, 310, 92
 _BAR, _GAP, _SPACE = 17, 3, 16
@@ -34,7 +35,7 @@ def bars(chart: Chart) -> str:
 
 def totals(chart: Chart) -> str:
     """One pair of bars for everything."""
-    whole = Row("all libraries", chart.now, chart.before)
+    whole = LibraryRow("all libraries", chart.now, chart.before)
     alone = Chart((whole,), chart.labels, chart.now, chart.before)
     drawn = "".join(_row(alone, whole, 6))
     height = 6 + (2 * _BAR + _GAP if whole.before else _BAR) + 8
@@ -48,7 +49,7 @@ def _svg(content: str, height: int, title: str) -> str:
     )
 
 
-def _row(chart: Chart, row: Row, y: int) -> Iterator[str]:
+def _row(chart: Chart, row: LibraryRow, y: int) -> Iterator[str]:
     height = 2 * _BAR + _GAP if row.before else _BAR
     name = row.name.rsplit("/", 1)[-1]
     shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
@@ -72,11 +73,11 @@ def _bar(chart: Chart, size: Bytes, y: int, when: str) -> Iterator[str]:
         if not count:
             continue
         width = max(count * scale, 0.6)
-        said = f"{label}: {human_bytes(count)}"
+        title = f"{label}: {human_bytes(count)}"
         yield (
             f'<rect class="{colour_class(chart, label)}" data-label="{escape(label)}" data-when="{when}" '
             f'data-bytes="{count}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="1.5">'
-            f"<title>{escape(said)}</title></rect>"
+            f"<title>{escape(title)}</title></rect>"
         )
         if width > len(label) * _CHARACTER + 6:
             yield f'<text class="inside" x="{x + 4:.1f}" y="{middle - 0.5}">{escape(label)}</text>'

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchtailor.report.figures import HOST, Bytes, Chart, Row, chart
+from torchtailor.report.chart import Bytes, Chart, LibraryRow, chart
 from torchtailor.ui.format import human_bytes
+from torchtailor.verify.static.facts import HOST
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,7 +34,7 @@ def bars(facts: Mapping[str, Any], width: int) -> Iterator[Text]:
     yield legend
     for row in drawn.rows:
         yield from _row(drawn, row, room, drawn.widest)
-    whole = Row("all libraries", drawn.now, drawn.before)
+    whole = LibraryRow("all libraries", drawn.now, drawn.before)
     yield Text("")
     yield from _row(drawn, whole, room, whole.widest)
     if drawn.before and drawn.before.total:
@@ -43,7 +44,7 @@ def bars(facts: Mapping[str, Any], width: int) -> Iterator[Text]:
         )
 
 
-def _row(drawn: Chart, row: Row, room: int, widest: int) -> Iterator[Text]:
+def _row(drawn: Chart, row: LibraryRow, room: int, widest: int) -> Iterator[Text]:
     name = row.name.rsplit("/", 1)[-1]
     if len(name) > _NAME:
         name = name[: _NAME - 1] + "…"

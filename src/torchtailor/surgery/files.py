@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
 from pathlib import Path
 
-from torchtailor.binary.source import Source, check_range
+from torchtailor.binary.source import ByteSource, check_range
 from torchtailor.errors import BadInputError, EnvironmentProblem
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
@@ -22,7 +22,7 @@ _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
 
 class FileSource:
-    """A file read piece by piece (a `Source` for the readers of ELF files and containers)."""
+    """A file read piece by piece (a `ByteSource` for the readers of ELF files and containers)."""
 
     def __init__(self, fd: int, searched: Sequence[tuple[int, int]] | None = None) -> None:
         """`searched` are the only (start, end) in which `find` looks; None means everywhere."""
@@ -72,6 +72,9 @@ class FileSource:
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
         pass  # everything is at hand
 
+    def verify(self) -> None:
+        pass  # nobody knows a checksum
+
     def chunks(self, offset: int, size: int) -> Iterator[bytes]:
         """The bytes of a range, a quarter of a megabyte at a time."""
         while size > 0:
@@ -92,7 +95,7 @@ def sha256(source: FileSource) -> str:
     return digest.hexdigest()
 
 
-def same_bytes(one: Source, at: int, other: Source, there: int, size: int) -> bool:
+def same_bytes(one: ByteSource, at: int, other: ByteSource, there: int, size: int) -> bool:
     """Whether two ranges hold the same bytes, compared a quarter of a megabyte at a time."""
     done = 0
     while done < size:

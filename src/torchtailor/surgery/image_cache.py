@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from torchtailor.binary.source import Bytes, Source
+from torchtailor.binary.source import Bytes, ByteSource
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
 
@@ -34,7 +34,7 @@ def pair_digest(key: bytes, payload: Bytes) -> bytes:
 class StockPayloads:
     """The keys of a library's images, by what is stored: each payload is read and hashed once."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._digests: dict[tuple[int, int], bytes] = {}
 
@@ -108,7 +108,7 @@ class ProvenImages:
     level: int
     digests: Mapping[bytes, bytes]  # pair digests by key
 
-    def same_code(self, old: Image, output: Source, new: Image) -> bool:
+    def same_code(self, old: Image, output: ByteSource, new: Image) -> bool:
         """Whether the payload in the output was once proven to be the code of this stock image."""
         key = self.stock.key(old, self.level)
         known = self.digests.get(key)

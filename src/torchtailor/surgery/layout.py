@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torchtailor.binary.elf_headers import Machine, Segment
+from torchtailor.binary.elf_headers import ElfMachine, Segment
 
 # a hole costs a program header and a mapping at load time; smaller ones are filled with zeros instead
 MIN_HOLE = 16 << 10
@@ -20,7 +20,7 @@ MAX_HOLES = 192
 MAX_ALIGNMENT = 256
 
 _EXECUTE = 1
-_LARGEST_PAGE = {Machine.X86_64: 0x1000, Machine.AARCH64: 0x10000}
+_LARGEST_PAGE = {ElfMachine.X86_64: 0x1000, ElfMachine.AARCH64: 0x10000}
 
 
 class Span(NamedTuple):
@@ -129,7 +129,7 @@ def pack(items: Sequence[PackingItem], room: Sequence[Span]) -> list[int]:
     return addresses
 
 
-def page_size(machine: Machine, loads: Sequence[Segment]) -> int:
+def page_size(machine: ElfMachine, loads: Sequence[Segment]) -> int:
     """The page size holes must respect: the largest the machine may have, if the file was made for it."""
     return min([_LARGEST_PAGE[machine], *(load.alignment for load in loads)])
 

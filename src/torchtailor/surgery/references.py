@@ -17,7 +17,7 @@ from struct import unpack_from
 from weakref import WeakKeyDictionary
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Machine, Relocation, SectionType
+from torchtailor.binary.elf_headers import ElfMachine, Relocation, SectionType
 from torchtailor.gpucode.fatbin import WrapperVersion
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 
@@ -69,7 +69,7 @@ class Spans:
 
 def got_address(elf: ElfFile) -> int | None:
     """The address from which the medium code model counts."""
-    return elf.dynamic_value(_PLTGOT) if elf.machine is Machine.X86_64 else None
+    return elf.dynamic_value(_PLTGOT) if elf.machine is ElfMachine.X86_64 else None
 
 
 _movable: WeakKeyDictionary[ElfFile, dict[int, ContainerPointers]] = WeakKeyDictionary()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.inputs import InputKind, site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.artifact import ArtifactKind, open_artifact
+from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
+from torchtailor.artifact.sites import active_environment
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
@@ -35,7 +36,7 @@ class _PlaceJob:
     name: str
     size: int
     path: Path
-    owners: tuple[Installed, ...]
+    owners: tuple[InstalledDistribution, ...]
     options: TailorOptions
     proprietary: bool
     staged: Path
@@ -46,26 +47,19 @@ class _PlaceJob:
         return {**self.__dict__, "owners": ()}
 
 
-def find_sites(environment: Path | None) -> tuple[Path, ...]:
+def environment_sites(environment: Path | None) -> tuple[Path, ...]:
     """The site-packages folders of an environment; without one, of the active or else the running one."""
+    environment = environment or active_environment()
     if environment is None:
-        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-        if active:
-            return find_sites(Path(active))
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
-    if not environment.is_dir():
-        raise NoMatchError(f"{environment} is not a folder.", "Give the environment's folder: --env .venv")
-    patterns = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
-    found = site_packages(environment) or tuple(path for pattern in patterns for path in environment.glob(pattern))
-    if not found and _has_packages(environment):
-        found = (environment,)
-    sites = {path.resolve(): path for path in sorted(found) if _has_packages(path)}
+    found = open_artifact(environment).site_packages or (environment,)
+    sites = tuple(site for site in found if _has_packages(site))
     if not sites:
         raise NoMatchError(
             f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
         )
-    return tuple(sites.values())
+    return sites
 
 
 def _has_packages(folder: Path) -> bool:
@@ -104,7 +98,7 @@ def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptio
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     before = sum(library.size_before for library in ordered)
     after = sum(library.size_after for library in ordered)
-    return TailorResult(InputKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
+    return TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
 
 
 def _check_earlier(chains: Chains, options: TailorOptions) -> None:
@@ -121,14 +115,10 @@ def _check_earlier(chains: Chains, options: TailorOptions) -> None:
 
 def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:
     """The libraries to cut, and those that cannot be replaced."""
-    owners: dict[str, list[Installed]] = {}
-    for one in installed_in(site):
-        for name in one.files:
-            owners.setdefault(name, []).append(one)
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[_PlaceJob] = []
     skipped: list[LibraryResult] = []
-    for name, holders in sorted(owners.items()):
+    for name, owners in sorted(owners_by_file(installed_in(site)).items()):
         path = site / name
         if not path.is_file() or not is_library(path):
             continue
@@ -141,10 +131,10 @@ def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJ
             reason = "it is on another file system than site-packages"
             skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
         else:
-            proprietary = any(needs_nvidia_option(name, one.metadata) for one in holders)
+            proprietary = any(needs_nvidia_option(name, one.metadata) for one in owners)
             staged = state / "staging" / str(len(jobs)) / path.name
             removed = state / "removed" if options.keep_removed else None
-            jobs.append(_PlaceJob(name, size, path, tuple(holders), options, proprietary, staged, removed))
+            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed))
     return jobs, skipped
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.inputs import InputKind
-from torchtailor.artifact.installed import Installed, find_installed
+from torchtailor.artifact.artifact import ArtifactKind, nothing_in
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -20,6 +20,7 @@ from torchtailor.tailor.manifest import manifest
 from torchtailor.tailor.processes import run_all
 from torchtailor.tailor.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
 
 
@@ -46,6 +47,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
         installed = find_installed(folder)
         with working_folder(existing(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
+            if not tree.libraries:
+                raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
             work = run_all(_cut_or_copy, jobs, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in jobs))
@@ -57,12 +60,12 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             libraries = tuple(results[name] for name in sorted(results))
             before = tree.size_of_others + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
-            whole = TailorResult(InputKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
             _update_records(folder, scratch / "tree", installed, results)
-            names = {"kind": InputKind.FOLDER.value, "name": folder.resolve().name}
+            names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
             document = manifest(options, names, {}, libraries)
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
@@ -86,7 +89,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             target.parent.mkdir(parents=True, exist_ok=True)
         cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
         progress.advance(cut.size_before)
-        kind = InputKind.LIBRARY
+        kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
             return result
@@ -172,20 +175,24 @@ class _Tree:
 
 
 def _jobs(
-    folder: Path, target: Path, libraries: list[Path], installed: tuple[Installed, ...], options: TailorOptions
+    folder: Path,
+    target: Path,
+    libraries: list[Path],
+    installed: tuple[InstalledDistribution, ...],
+    options: TailorOptions,
 ) -> list[_FileJob]:
-    owners = {path: one for one in installed for path in one.files}
+    owners = owners_by_file(installed)
     jobs = []
     for path in libraries:
         name = path.relative_to(folder).as_posix()
-        owner = owners.get(name)
-        proprietary = needs_nvidia_option(name, owner.metadata if owner else None)
+        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
+        proprietary = any(needs_nvidia_option(name, package) for package in packages)
         jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary))
     return jobs
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[Installed, ...], results: Mapping[str, LibraryResult]
+    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], results: Mapping[str, LibraryResult]
 ) -> None:
     """A RECORD in the copy must describe the copy."""
     for one in installed:

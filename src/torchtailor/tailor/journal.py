@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.artifact.installed import Installed, read_installed
+from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import sha256_file, sync_folder, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.tailor.manifest import environment_manifest
@@ -156,7 +156,9 @@ def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) ->
     return chains
 
 
-def _update_distribution(journal: Journal, one: Installed, states: Mapping[str, FileState], chains: Chains) -> None:
+def _update_distribution(
+    journal: Journal, one: InstalledDistribution, states: Mapping[str, FileState], chains: Chains
+) -> None:
     """Write a distribution's manifest and RECORD so that they describe its files."""
     rows = [_merged_row(chains[path]) for path in sorted(one.files) if path in chains]
     manifest_path = one.dist_info / MANIFEST

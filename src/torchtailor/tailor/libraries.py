@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
+from torchtailor.artifact.libraries import is_elf, is_shared_name
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 
-ELF_MAGIC = b"\x7fELF"
-
-_LIBRARY_NAME = re.compile(r"\.so(\.[\w.]+)?$")
-
-
-def is_library_name(name: str) -> bool:
-    """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`."""
-    return bool(_LIBRARY_NAME.search(name))
-
 
 def is_library(path: Path) -> bool:
     """Whether a file is named like a shared library and is an ELF file."""
-    if not is_library_name(path.name):
-        return False
-    with path.open("rb") as file:
-        return file.read(len(ELF_MAGIC)) == ELF_MAGIC
+    return is_shared_name(path.name) and is_elf(path)
 
 
 def cut_library(

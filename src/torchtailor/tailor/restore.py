@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.installed import Installed, read_installed
+from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import explained, sync_folder
 from torchtailor.errors import CheckFailedError
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.delta import rebuild
-from torchtailor.tailor.environment import find_sites
+from torchtailor.tailor.environment import environment_sites
 from torchtailor.tailor.journal import STATE_FOLDER, Change, Journal, reconcile
 
 
@@ -34,7 +34,7 @@ def restore(
     env: Path | None = None, *, dry_run: bool = False, progress: Progress | None = None
 ) -> tuple[RestoreResult, ...]:
     """Restore an environment, or the active one: one result for each of its site-packages folders."""
-    return tuple(restore_environment(site, dry_run=dry_run, progress=progress) for site in find_sites(env))
+    return tuple(restore_environment(site, dry_run=dry_run, progress=progress) for site in environment_sites(env))
 
 
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
@@ -86,7 +86,7 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
     sync_folder(place.parent)
 
 
-def _owners(site: Path, changes: Iterable[Change]) -> tuple[Installed, ...]:
+def _owners(site: Path, changes: Iterable[Change]) -> tuple[InstalledDistribution, ...]:
     names = {name for change in changes for name in change.distributions}
     return read_installed(site, [site / name for name in sorted(names)])
 
@@ -99,7 +99,7 @@ def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...
     return tuple(_command(site, packages, uv=uv) for uv, packages in sorted(groups.items()))
 
 
-def _requirement(one: Installed) -> str:
+def _requirement(one: InstalledDistribution) -> str:
     """`torch==2.10.0`, or the address it was installed from."""
     direct = one.dist_info / "direct_url.json"
     if direct.is_file():

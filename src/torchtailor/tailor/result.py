@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.inputs import InputKind
+from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailor.manifest import library_json
 
@@ -17,7 +17,7 @@ COPIED = "Nothing was cut: copied unchanged."
 class TailorResult:
     """One input: what it was, where the output is, and its libraries."""
 
-    kind: InputKind
+    kind: ArtifactKind
     source: Path
     output: Path | None
     libraries: tuple[LibraryResult, ...]

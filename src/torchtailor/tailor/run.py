@@ -12,26 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.inputs import InputKind
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import read_targets
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.tailor.environment import find_sites, tailor_environment
+from torchtailor.tailor.environment import environment_sites, tailor_environment
 from torchtailor.tailor.folder import tailor_file, tailor_folder
 from torchtailor.tailor.result import TailorResult
 from torchtailor.tailor.wheel import tailor_wheel
-
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, slots=True)
 class TailorTask:
     """One input and the place of its output."""
 
-    kind: InputKind
+    kind: ArtifactKind
     source: Path
     output: Path
 
@@ -156,7 +154,7 @@ def tailor_inputs(
     started = time.monotonic()
     if in_place:
         done: list[TailorResult | TailorFailure] = [
-            tailor_environment(site, options, progress) for site in find_sites(env)
+            tailor_environment(site, options, progress) for site in environment_sites(env)
         ]
     else:
         done = list(_tailor_paths(paths, output, options, progress))
@@ -168,10 +166,10 @@ def tailor_inputs(
 def _tailor_paths(
     paths: Sequence[Path], output: Path | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
-    functions = {InputKind.WHEEL: tailor_wheel, InputKind.FOLDER: tailor_folder, InputKind.LIBRARY: tailor_file}
+    functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     for task in plan_tasks(paths, output):
         try:
-            yield functions[task.kind](task.source, task.output, options, progress)
+            yield functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress)
         except EnvironmentProblem:
             raise
         except TorchtailorError as error:
@@ -180,7 +178,7 @@ def _tailor_paths(
 
 def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[TailorTask]:
     """What each path is and where its output goes; nothing is read or written yet."""
-    found = [(source, _kind(source)) for path in paths for source in _expand(path)]
+    found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
     several = len(found) > 1
     if several and output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
@@ -192,31 +190,15 @@ def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[TailorTask]:
     return tasks
 
 
-def _expand(path: Path) -> list[Path]:
-    """A folder that holds wheels, and no folders, stands for those wheels."""
-    if not path.is_dir():
-        return [path]
-    wheels = sorted(path.glob("*.whl"))
-    return wheels if wheels and not any(entry.is_dir() for entry in path.iterdir()) else [path]
+def _expand(artifact: Artifact) -> list[tuple[Path, ArtifactKind]]:
+    """A wheelhouse means its wheels."""
+    if artifact.kind is ArtifactKind.WHEELHOUSE:
+        return [(wheel, ArtifactKind.WHEEL) for wheel in artifact.wheels]
+    return [(artifact.path, artifact.kind)]
 
 
-def _kind(path: Path) -> InputKind:
-    if path.is_dir():
-        return InputKind.FOLDER
-    if not path.exists():
-        raise NoMatchError(
-            f"{path} does not exist.", "Name a library, a wheel or a folder; an environment goes with --env."
-        )
-    if not path.is_file():
-        raise UsageError(f"{path} is neither a file nor a folder.", "Name a library, a wheel or a folder.")
-    if path.suffix == ".whl":
-        return InputKind.WHEEL
-    with path.open("rb") as file:
-        return InputKind.WHEEL if file.read(4) == _ZIP_MAGIC else InputKind.LIBRARY
-
-
-def _output(source: Path, kind: InputKind, output: Path | None, *, several: bool) -> Path:
-    if kind is InputKind.WHEEL:
+def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool) -> Path:
+    if kind is ArtifactKind.WHEEL:
         return output or Path.cwd()  # a new wheel has a new name
     if output is None:
         raise UsageError(f"No output was given for {source.name}.", "Add -o OUT; inputs are never changed.")

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.artifact.inputs import InputKind
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.libraries import is_shared_name, packed_libraries
 from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -17,7 +18,7 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailor.libraries import ELF_MAGIC, cut_library, is_library_name
+from torchtailor.tailor.libraries import cut_library
 from torchtailor.tailor.manifest import label_of, manifest
 from torchtailor.tailor.processes import run_all
 from torchtailor.tailor.result import COPIED, TailorResult
@@ -143,7 +144,7 @@ class _Making:
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
         libraries = tuple(cut[name] for name in sorted(cut))
         size = self.distribution.archive.size
-        kind = InputKind.WHEEL
+        kind = ArtifactKind.WHEEL
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
         if options.dry_run or result.useless_for_target:
             return result
@@ -187,8 +188,8 @@ def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str
 def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions]) -> list[_MemberJob]:
     stripping = tuple(one.with_default_strip(True) for one in options)
     jobs: list[_MemberJob] = []
-    for member in distribution.archive.files:
-        if not is_library_name(member.name) or not distribution.archive.begins_with(member, ELF_MAGIC):
+    for member in packed_libraries(distribution.archive):
+        if not is_shared_name(member.name):
             continue
         proprietary = needs_nvidia_option(member.name, distribution.metadata)
         row = distribution.record.get(member.name)
@@ -230,8 +231,8 @@ def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
     hasher = job.hash.new() if job.hash else None
     job.unpacked.parent.mkdir(parents=True)
     try:
-        with open_member(job.wheel, job.member) as chunks, job.unpacked.open("wb") as file:
-            for chunk in chunks:
+        with open_member(job.wheel, job.member) as source, job.unpacked.open("wb") as file:
+            for chunk in source.chunks():
                 file.write(chunk)
                 if hasher:
                     hasher.update(chunk)

@@ -1,21 +1,29 @@
 """The matrix of variants: names, expansion, rules, selectors."""
 
 from torchtailor.variants.matrix import Matrix, ParsedName, Resolution
-from torchtailor.variants.rules import Coverage, Reason, Rule, coverage, covering_ways, why_impossible
-from torchtailor.variants.select import expand_braces, select
+from torchtailor.variants.rules import (
+    MatrixRule,
+    MethodCoverage,
+    Reason,
+    available_methods,
+    coverage,
+    why_impossible,
+)
+from torchtailor.variants.select import expand_braces, find_variants, select
 from torchtailor.variants.variant import Variant
 
 __all__ = [
-    "Coverage",
     "Matrix",
+    "MatrixRule",
+    "MethodCoverage",
     "ParsedName",
     "Reason",
     "Resolution",
-    "Rule",
     "Variant",
+    "available_methods",
     "coverage",
-    "covering_ways",
     "expand_braces",
+    "find_variants",
     "select",
     "why_impossible",
 ]

@@ -10,7 +10,7 @@ from torchtailor.catalog.gpus import Capability
 from torchtailor.catalog.load import USER_FILE, Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
 from torchtailor.errors import ImpossibleError, NoMatchError
-from torchtailor.variants.rules import Reason, coverage, why_impossible
+from torchtailor.variants.rules import Reason, available_methods, coverage, why_impossible
 from torchtailor.variants.variant import Variant
 
 _NAME = re.compile(
@@ -50,7 +50,7 @@ class Resolution:
 
     variant: Variant
     others: tuple[Variant, ...]
-    said: str
+    message: str
 
 
 class Matrix:
@@ -62,8 +62,8 @@ class Matrix:
             for variant in self._of_release(release, release.default_python):
                 if reasons := self.why_impossible(variant):
                     raise ImpossibleError(
-                        f"Release {release.name} lists {variant.short_name}: {reasons[0].text}",
-                        f"Take it out of its row in the catalog or in {USER_FILE}.",
+                        f"Release {release.name} lists {variant.short_name}, which is not possible: {reasons[0].text}",
+                        f"Remove it from its row in the catalog or in {USER_FILE}.",
                     )
 
     def variants(self, release: str | None = None, python: str | None = None) -> Iterator[Variant]:
@@ -95,9 +95,10 @@ class Matrix:
     def resolve(
         self, name: str, *, via: Method | None = None, release: str | None = None, python: str | None = None
     ) -> Resolution:
-        """The variant a name means: the newest release that covers it by the way asked for.
+        """The variant a name means: that of the newest release that offers it with the build method asked for.
 
-        Without a way, any way counts. Of a release's CUDA builds, the default index's comes first, then the newest.
+        Without a method, any method counts. Of a release's CUDA builds, the default index's comes first, then the
+        newest.
         """
         parsed = ParsedName.parse(name)
         if release is None and parsed.torch:
@@ -108,20 +109,21 @@ class Matrix:
         candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
         if not candidates:
             raise self._no_variant(name, parsed, release, wanted_python)
-        covered = [variant for variant in candidates if self._covered(variant, via)]
-        if not covered:
-            assert via is not None
-            newest = max(candidates, key=_preference)
-            raise NoMatchError(
-                f"No release covers {name} by way of {via.value}: {coverage(self.catalog, newest, via).text}",
-                f"Try --via {_other_ways(self, newest) or 'source'}, or `torchtailor matrix --why {name}`.",
-            )
-        chosen = max(covered, key=_preference)
+        wanted = {via} if via else set(Method)
+        offered = [variant for variant in candidates if wanted & {*available_methods(self.catalog, variant)}]
+        if not offered:
+            raise self._not_by(via, name, max(candidates, key=_preference))
+        chosen = max(offered, key=_preference)
         others = tuple(sorted((v for v in candidates if v is not chosen), key=_preference, reverse=True))
-        return Resolution(chosen, others, _say(name, chosen, others))
+        return Resolution(chosen, others, _message(name, chosen, others))
 
-    def _covered(self, variant: Variant, via: Method | None) -> bool:
-        return any(coverage(self.catalog, variant, way).available for way in ([via] if via else Method))
+    def _not_by(self, via: Method | None, name: str, newest: Variant) -> NoMatchError:
+        assert via is not None  # every variant has some build method
+        others = " or ".join(method.value for method in available_methods(self.catalog, newest))
+        return NoMatchError(
+            f"No release offers {name} {via.phrase}: {coverage(self.catalog, newest, via).text}",
+            f"Try --via {others or 'source'}, or `torchtailor matrix --why {name}`.",
+        )
 
     def _no_variant(self, name: str, parsed: ParsedName, release: str | None, python: str) -> NoMatchError:
         where = f"release {release}" if release else "any release"
@@ -129,8 +131,8 @@ class Matrix:
             self.catalog.gpu(str(parsed.gpu))  # raises with the known ones
         self.catalog.isa(parsed.isa)
         return NoMatchError(
-            f"No variant {name} for Python {python} is in {where}.",
-            f"`torchtailor matrix --why {name}` explains; a [[row]] in {USER_FILE} adds what is possible.",
+            f"{name} for Python {python} is not in {where}.",
+            f"`torchtailor matrix --why {name}` explains; a [[row]] in {USER_FILE} adds a variant that is possible.",
         )
 
 
@@ -152,14 +154,10 @@ def _preference(variant: Variant) -> tuple[object, ...]:
     return (variant.release.version.parts, default, cuda)
 
 
-def _other_ways(matrix: Matrix, variant: Variant) -> str:
-    ways = [way.value for way in Method if coverage(matrix.catalog, variant, way).available]
-    return " or ".join(ways)
-
-
-def _say(name: str, chosen: Variant, others: tuple[Variant, ...]) -> str:
-    said = f"{name} is taken as {chosen.unique_name} (PyTorch {chosen.release.version}, release {chosen.release.name})"
+def _message(name: str, chosen: Variant, others: tuple[Variant, ...]) -> str:
+    release = chosen.release
+    text = f"{name} resolves to {chosen.unique_name} (PyTorch {release.version}, release {release.name})"
     if not others:
-        return said + "."
+        return text + "."
     also = ", ".join(other.unique_name for other in others[:3]) + (", ..." if len(others) > 3 else "")
-    return f"{said}; it could also mean {also}."
+    return f"{text}; it also matches {also}."

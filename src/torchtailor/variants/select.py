@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from torchtailor.errors import UsageError
+from torchtailor.catalog.load import Catalog
+from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -66,3 +68,38 @@ def select(
         )
 
     return tuple(variant for variant in variants if wanted(variant))
+
+
+def find_variants(
+    matrix: Matrix,
+    globs: Sequence[str] = (),
+    *,
+    release: str | None = None,
+    gpus: Sequence[str] = (),
+    cpus: Sequence[str] = (),
+    python: str | None = None,
+) -> tuple[Variant, ...]:
+    """The variants of a release (or all) that match; GPUs also by capability or product, `python` may be `all`."""
+    catalog = matrix.catalog
+    if python != "all":
+        check_python(catalog, python)
+    return select(
+        matrix.variants(release, python),
+        globs,
+        gpus=[text if text.lower() == "cpu" or is_glob(text) else catalog.gpu(text).sm for text in gpus],
+        cpus=[text if is_glob(text) else catalog.isa(text.lower()).name for text in cpus],
+    )
+
+
+def check_python(catalog: Catalog, python: str | None) -> None:
+    """Refuse a Python that no release is available for."""
+    known = sorted({version for release in catalog.releases.values() for version in release.pythons})
+    if python is not None and python not in known:
+        raise NoMatchError(
+            f"No release is available for Python {python!r}.", f"Known are {', '.join(known)}, or `all`."
+        )
+
+
+def is_glob(text: str) -> bool:
+    """Whether a selector is a pattern rather than a name."""
+    return any(sign in text for sign in "*?[{")

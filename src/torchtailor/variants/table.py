@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from torchtailor.catalog.load import Catalog
-from torchtailor.variants.rules import covering_ways
+from torchtailor.variants.rules import available_methods
 from torchtailor.variants.variant import Variant
 
-COLUMNS = ("name", "release", "PyTorch", "CUDA", "GPU", "CPU", "Python", "platform", "made by")
+COLUMNS = ("name", "release", "PyTorch", "CUDA", "GPU", "CPU", "Python", "platform", "build methods")
 IN_THE_NAME = ("platform", "Python", "CUDA", "GPU", "CPU", "PyTorch", "release")  # columns a narrow window can spare
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MatrixRow:
     """What a script wants to know about a variant."""
 
     unique_name: str
@@ -30,11 +30,11 @@ class Row:
     isa: str
     python: str
     platform: str
-    ways: tuple[str, ...]
+    methods: tuple[str, ...]
 
 
-def row(catalog: Catalog, variant: Variant) -> Row:
-    return Row(
+def row(catalog: Catalog, variant: Variant) -> MatrixRow:
+    return MatrixRow(
         unique_name=variant.unique_name,
         name=variant.name,
         short_name=variant.short_name,
@@ -46,11 +46,11 @@ def row(catalog: Catalog, variant: Variant) -> Row:
         isa=variant.isa.name,
         python=variant.python,
         platform=variant.platform,
-        ways=tuple(way.value for way in covering_ways(catalog, variant)),
+        methods=tuple(method.value for method in available_methods(catalog, variant)),
     )
 
 
-def cells(item: Row) -> tuple[str, ...]:
+def cells(item: MatrixRow) -> tuple[str, ...]:
     """A row as people read it, in the order of COLUMNS."""
     return (
         item.unique_name,
@@ -61,19 +61,19 @@ def cells(item: Row) -> tuple[str, ...]:
         item.isa,
         item.python,
         item.platform,
-        ", ".join(item.ways),
+        ", ".join(item.methods),
     )
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[MatrixRow]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=[*Row.__dataclass_fields__], lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=[*MatrixRow.__dataclass_fields__], lineterminator="\n")
     writer.writeheader()
     for item in rows:
-        writer.writerow({**asdict(item), "ways": " ".join(item.ways)})
+        writer.writerow({**asdict(item), "methods": " ".join(item.methods)})
     return text.getvalue()
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
+def as_markdown(rows: Sequence[MatrixRow]) -> str:
     head = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
     return head + "".join(f"| {' | '.join(cells(item))} |\n" for item in rows)

@@ -1,4 +1,4 @@
-"""Explains a name: in which releases it is, by which ways, and which rules forbid it elsewhere."""
+"""Explains a name: which releases offer it, with which build methods, and which rules forbid it elsewhere."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from torchtailor.catalog.gpus import Gpu
 from torchtailor.catalog.releases import Build, Method
 from torchtailor.variants.matrix import Matrix, ParsedName
-from torchtailor.variants.rules import Coverage, coverage, why_impossible
+from torchtailor.variants.rules import MethodCoverage, coverage, why_impossible
+from torchtailor.variants.select import check_python
 from torchtailor.variants.variant import Variant
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BuildVerdict:
     """What holds for the name in one build of one release."""
 
     release: str
     build: str
     offered: bool
     forbidden: tuple[str, ...]
-    ways: tuple[Coverage, ...]
+    methods: tuple[MethodCoverage, ...]
 
     @property
     def possible(self) -> bool:
@@ -36,14 +37,15 @@ class Explanation:
 
     name: str
     possible: bool
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[BuildVerdict, ...]
     text: str
 
 
 def explain(matrix: Matrix, name: str, *, release: str | None = None, python: str | None = None) -> Explanation:
-    """Why a variant is, could be, or cannot be; in all releases or one, for its default Python or another."""
+    """Whether a variant is offered, possible or impossible; in all releases or one, for a Python or the default."""
     parsed = ParsedName.parse(name)
     catalog = matrix.catalog
+    check_python(catalog, python)
     gpu = catalog.gpu(str(parsed.gpu)) if parsed.gpu else None
     isa = catalog.isa(parsed.isa)
     offered = {(v.release.name, v.build.label, v.short_name) for v in matrix.variants(python="all")}
@@ -66,50 +68,50 @@ def _concerns(parsed: ParsedName, build: Build, gpu: Gpu | None) -> bool:
     return build.cuda is not None and parsed.cuda in (None, str(build.cuda))
 
 
-def _verdict(matrix: Matrix, variant: Variant, offered: bool) -> Verdict:
+def _verdict(matrix: Matrix, variant: Variant, offered: bool) -> BuildVerdict:
     reasons = why_impossible(matrix.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
     forbidden = tuple(reason.text for reason in reasons)
-    ways = () if forbidden else tuple(coverage(matrix.catalog, variant, way) for way in Method)
-    return Verdict(variant.release.name, variant.build.label, offered and not forbidden, forbidden, ways)
+    methods = () if forbidden else tuple(coverage(matrix.catalog, variant, method) for method in Method)
+    return BuildVerdict(variant.release.name, variant.build.label, offered and not forbidden, forbidden, methods)
 
 
-def _text(parsed: ParsedName, name: str, verdicts: list[Verdict]) -> str:
+def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:
     if not verdicts:
-        return f"{name}: no release has such a build; `torchtailor matrix` lists what there is."
+        return f"{name}: no release has such a build; `torchtailor matrix` lists all variants."
     offered = [verdict for verdict in verdicts if verdict.offered]
     possible = [verdict for verdict in verdicts if verdict.possible and not verdict.offered]
     forbidden = [verdict for verdict in verdicts if not verdict.possible]
     if offered:
-        lines = [f"{name} is offered:", *_by_way(offered)]
+        lines = [f"{name} is available:", *_by_build(offered)]
     elif possible:
         lines = [
-            f"{name} is in no release, but possible:",
-            *_by_way(possible),
+            f"{name} is possible, but no release lists it:",
+            *_by_build(possible),
             "",
             _row_to_add(parsed, possible[0]),
         ]
     else:
-        lines = [f"{name} cannot be."]
+        lines = [f"{name} is not possible."]
     by_reasons: dict[tuple[str, ...], list[str]] = {}
     for verdict in forbidden:
         by_reasons.setdefault(verdict.forbidden, []).append(verdict.where)
     for reasons, where in by_reasons.items():
-        lines += ["", f"Not with {', '.join(where)}:", *(f"  - {reason}" for reason in reasons)]
+        lines += ["", f"Not possible with {', '.join(where)}:", *(f"  - {reason}" for reason in reasons)]
     return "\n".join(lines)
 
 
-def _by_way(verdicts: list[Verdict]) -> list[str]:
+def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
     lines = []
     for verdict in verdicts:
-        wheel = next(way for way in verdict.ways if way.way is Method.WHEEL)
-        ways = ", ".join(way.way.value for way in verdict.ways if way.available) or "no way"
-        lines.append(f"  {verdict.where} by {ways}. {wheel.text}")
+        wheel = next(covered for covered in verdict.methods if covered.method is Method.WHEEL)
+        methods = ", ".join(covered.method.value for covered in verdict.methods if covered.available)
+        lines.append(f"  {verdict.where}: {methods or 'no build method'}. {wheel.text}")
     return lines
 
 
-def _row_to_add(parsed: ParsedName, newest: Verdict) -> str:
+def _row_to_add(parsed: ParsedName, newest: BuildVerdict) -> str:
     cuda = f'cuda = "{newest.build[2:-1]}.{newest.build[-1]}"\n  gpus = ["{parsed.gpu}"]\n  ' if parsed.gpu else ""
     return (
-        "To have it, add this to torchtailor.toml in the working directory:\n"
+        "To add it, put this into torchtailor.toml in the working directory:\n"
         f'  [[row]]\n  release = "{newest.release}"\n  {cuda}cpus = ["{parsed.isa}"]'
     )

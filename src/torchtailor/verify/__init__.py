@@ -1,5 +1,6 @@
 """Proof of an artifact: static, at import, on the GPU; each check is one line with a reason."""
 
-from torchtailor.verify.result import Check, Level, Outcome, Report
+from torchtailor.verify.result import Check, CheckOutcome, Level, VerifyReport
+from torchtailor.verify.run import verify
 
-__all__ = ["Check", "Level", "Outcome", "Report"]
+__all__ = ["Check", "CheckOutcome", "Level", "VerifyReport", "verify"]

@@ -11,7 +11,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.verify.suite_results import CaseResult, SuiteResults, steady
 
 
-class Verdict(Enum):
+class CaseVerdict(Enum):
     """What became of a case."""
 
     IDENTICAL = "identical"  # bit for bit, where stock repeats itself
@@ -23,7 +23,7 @@ class Verdict(Enum):
 
     @property
     def bad(self) -> bool:
-        return self in (Verdict.DIFFERS, Verdict.LOST)
+        return self in (CaseVerdict.DIFFERS, CaseVerdict.LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CaseComparison:
 
     name: str
     library: str
-    verdict: Verdict
+    verdict: CaseVerdict
     reason: str = ""
 
 
@@ -53,12 +53,12 @@ class Comparison:
     def of(self, library: str) -> tuple[CaseComparison, ...]:
         return tuple(case for case in self.cases if case.library == library)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CaseVerdict) -> int:
         return Counter(case.verdict for case in self.cases)[verdict]
 
     def summary(self) -> str:
         """`560 identical, 8 close, 2 neither`."""
-        return ", ".join(f"{self.count(verdict)} {verdict.value}" for verdict in Verdict if self.count(verdict))
+        return ", ".join(f"{self.count(verdict)} {verdict.value}" for verdict in CaseVerdict if self.count(verdict))
 
 
 def compare(stock: Sequence[SuiteResults], tailored: SuiteResults) -> Comparison:
@@ -74,29 +74,29 @@ def _compare(stock: Sequence[SuiteResults], tailored: SuiteResults) -> Iterator[
     for expected in stock[0].cases:
         others = [run.by_name.get(expected.name) for run in stock[1:]]
         verdict, reason = _judge(expected, found.get(expected.name), expected.name in repeats)
-        if verdict is Verdict.LOST and any(other is not None and not other.passed for other in others):
+        if verdict is CaseVerdict.LOST and any(other is not None and not other.passed for other in others):
             # It does not pass every time in stock either.
-            verdict = Verdict.NEITHER
+            verdict = CaseVerdict.NEITHER
         yield CaseComparison(expected.name, expected.library, verdict, reason)
     missing_from_stock = [case for case in tailored.cases if case.name not in stock[0].by_name]
     for case in missing_from_stock:
-        yield CaseComparison(case.name, case.library, Verdict.NEITHER, "stock was not asked")
+        yield CaseComparison(case.name, case.library, CaseVerdict.NEITHER, "not run on stock")
 
 
-def _judge(stock: CaseResult, found: CaseResult | None, repeats: bool) -> tuple[Verdict, str]:
+def _judge(stock: CaseResult, found: CaseResult | None, repeats: bool) -> tuple[CaseVerdict, str]:
     if found is None:
-        return Verdict.LOST, "it was not run"
+        return CaseVerdict.LOST, "it was not run"
     if not stock.passed:
         if found.passed:
-            return Verdict.GAINED, f"stock: {stock.reason}"
-        return Verdict.NEITHER, stock.reason
+            return CaseVerdict.GAINED, f"stock: {stock.reason}"
+        return CaseVerdict.NEITHER, stock.reason
     if not found.passed:
-        return Verdict.LOST, found.reason
+        return CaseVerdict.LOST, found.reason
     if not repeats:
-        return Verdict.CLOSE, "stock does not give the same bytes twice"
+        return CaseVerdict.CLOSE, "stock does not give the same bytes twice"
     if found.outputs == stock.outputs:
-        return Verdict.IDENTICAL, ""
+        return CaseVerdict.IDENTICAL, ""
     if not found.deterministic:
-        return Verdict.DIFFERS, "it does not give the same bytes twice, and stock does"
+        return CaseVerdict.DIFFERS, "it does not give the same bytes twice, and stock does"
     changed = sum(left != right for left, right in zip(stock.outputs, found.outputs, strict=False))
-    return Verdict.DIFFERS, f"{changed} of {len(stock.outputs)} outputs have other bytes than stock's"
+    return CaseVerdict.DIFFERS, f"{changed} of {len(stock.outputs)} outputs have other bytes than stock's"

@@ -1,4 +1,4 @@
-"""Level 2: torch is imported in a fresh process, says what it is, and computes rightly on the CPU."""
+"""Level 2: torch is imported in a fresh process, reports what it is, and computes correctly on the CPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.artifact.launch import Launch, Ran, op_suite
+from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
 from torchtailor.errors import BadInputError
+from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.ui.format import human_bytes
-from torchtailor.verify.crashes import how_it_ended, missing_dependency
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.suite_results import CaseResult, SuiteResults, load_results
 
@@ -75,7 +75,7 @@ def cpu_checks(results: SuiteResults) -> Iterator[Check]:
         else:
             gpu_only += len(cases)
     if gpu_only:
-        reason = f"{gpu_only} cases are about libraries of the GPU alone"
+        reason = f"{gpu_only} cases are for libraries of the GPU only"
         yield Check.not_applicable(Level.IMPORT, "CPU ops (GPU libraries)", reason)
 
 
@@ -120,10 +120,10 @@ def _measured(case: CaseResult) -> bool:
     return case.passed and isinstance(case.error, float) and bool(case.limit)
 
 
-def _not_imported(launch: Launch, ran: Ran) -> Check:
+def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     missing = missing_dependency(ran)
     if missing is not None and not launch.whole:
-        reason = f"torch needs {missing}, which is not among these files: verify an environment that has all of it"
+        reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
         return Check.not_applicable(Level.IMPORT, "import torch", reason)
     details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}
     return Check.of(Level.IMPORT, "import torch", False, how_it_ended(ran), **details)
@@ -134,13 +134,12 @@ def _facts(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _versions(said: dict[str, Any]) -> Check:
-    """The version that torch says must be the one its metadata says, local label apart."""
+    """The version that torch reports must be that of its metadata, local label apart."""
     version, installed = said["version"], said["installed_version"]
     if installed is None:
-        return Check.not_applicable(Level.IMPORT, "versions", "there is no metadata of torch beside it")
+        return Check.not_applicable(Level.IMPORT, "versions", "torch has no package metadata")
     same = version.split("+")[0] == installed.split("+")[0]
-    verb = "and so does" if same else f"but {installed} says"
-    reason = f"torch says {version} {verb} its metadata" + (f" ({installed})" if same else "")
+    reason = f"torch reports {version}, {'as' if same else 'but'} its metadata has {installed}"
     return Check.of(Level.IMPORT, "versions", same, reason, torch=version, metadata=installed)
 
 

@@ -114,7 +114,7 @@ def ratios(stock: Mapping[str, Figure], tailored: Mapping[str, Figure]) -> tuple
 
 
 def drop_caches(files: Iterable[Path]) -> str:
-    """Take files out of the page cache; says how."""
+    """Drop files from the page cache; returns how it was done."""
     try:
         os.sync()
         DROP_CACHES.write_text("3\n")

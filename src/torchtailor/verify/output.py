@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -12,8 +10,9 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from torchtailor.errors import BadInputError, EnvironmentProblem
-from torchtailor.verify.result import Check, Level, Outcome, Report
+from torchtailor.disk import explained, write_atomically
+from torchtailor.errors import BadInputError
+from torchtailor.verify.result import Check, CheckOutcome, Level, VerifyReport
 
 FORMAT = 1
 
@@ -21,19 +20,19 @@ FORMAT = 1
 _NOT_XML = {code: " " for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: VerifyReport) -> dict[str, Any]:
     """The document that `--json` prints; `from_json` reads it back."""
     return {
         "format": FORMAT,
         "target": report.target,
         "passed": report.passed,
-        "counts": {outcome.value: report.count(outcome) for outcome in Outcome},
+        "counts": {outcome.value: report.count(outcome) for outcome in CheckOutcome},
         "facts": _plain(report.facts),
         "checks": [_check_json(check) for check in report.checks],
     }
 
 
-def from_json(document: bytes | str) -> Report:
+def from_json(document: bytes | str) -> VerifyReport:
     """Read a report that was written as JSON."""
     try:
         data = msgspec.json.decode(document)
@@ -46,21 +45,21 @@ def from_json(document: bytes | str) -> Report:
             Check(
                 Level(row["level"]),
                 row["name"],
-                Outcome(row["outcome"]),
+                CheckOutcome(row["outcome"]),
                 row.get("reason", ""),
                 row.get("details", {}),
                 row.get("seconds"),
             )
             for row in data["checks"]
         )
-        return Report(data["target"], checks, data.get("facts", {}))
+        return VerifyReport(data["target"], checks, data.get("facts", {}))
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInputError(
             f"This is not a verification report: {error}.", "Write one with `torchtailor verify --json`."
         ) from error
 
 
-def as_junit(report: Report) -> bytes:
+def as_junit(report: VerifyReport) -> bytes:
     """JUnit XML: a suite for each level, a case for each check."""
     root = ElementTree.Element("testsuites", _counts(report.checks), name=_text(report.target))
     for level in report.levels:
@@ -74,43 +73,30 @@ def as_junit(report: Report) -> bytes:
                 name=_text(check.name),
                 time=f"{check.seconds or 0:.3f}",
             )
-            if check.outcome is Outcome.FAIL:
+            if check.outcome is CheckOutcome.FAIL:
                 failure = ElementTree.SubElement(case, "failure", message=_text(check.reason))
                 failure.text = _text(_details_text(check.details))
-            elif check.outcome is Outcome.NOT_APPLICABLE:
+            elif check.outcome is CheckOutcome.NOT_APPLICABLE:
                 ElementTree.SubElement(case, "skipped", message=_text(check.reason))
     ElementTree.indent(root)
     encoded: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return encoded + b"\n"
 
 
-def write_json(report: Report, path: Path) -> None:
+def write_json(report: VerifyReport, path: Path) -> None:
     encoded = msgspec.json.encode(as_json(report), order="deterministic")
     write_whole(path, msgspec.json.format(encoded, indent=2) + b"\n")
 
 
-def write_junit(report: Report, path: Path) -> None:
+def write_junit(report: VerifyReport, path: Path) -> None:
     write_whole(path, as_junit(report))
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Put a file in its place whole or not at all."""
-    try:
+    with explained(path, unchanged="Choose another place for the file."):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        beside = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            beside.chmod(0o644)
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} could not be written: {error.strerror or error}.", "Choose another place for the file."
-        ) from error
+        write_atomically(path, content)
 
 
 def _check_json(check: Check) -> dict[str, Any]:
@@ -131,7 +117,7 @@ def _counts(checks: tuple[Check, ...]) -> dict[str, str]:
     return {
         "tests": str(len(checks)),
         "failures": str(sum(check.failed for check in checks)),
-        "skipped": str(sum(check.outcome is Outcome.NOT_APPLICABLE for check in checks)),
+        "skipped": str(sum(check.outcome is CheckOutcome.NOT_APPLICABLE for check in checks)),
         "time": f"{sum(check.seconds or 0 for check in checks):.3f}",
     }
 

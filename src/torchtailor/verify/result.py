@@ -1,4 +1,4 @@
-"""What a verification found: one `Check` a line, a `Report` over all of them."""
+"""What a verification found: one `Check` a line, a `VerifyReport` over all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Level(Enum):
         return list(Level).index(self) + 1
 
 
-class Outcome(Enum):
+class CheckOutcome(Enum):
     """How a check ended."""
 
     PASS = "pass"
@@ -37,7 +37,7 @@ class Check:
 
     level: Level
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -45,20 +45,20 @@ class Check:
     @classmethod
     def of(cls, level: Level, name: str, passed: bool, reason: str = "", /, **details: Any) -> Check:
         """A check that was made, from whether it passed."""
-        return cls(level, name, Outcome.PASS if passed else Outcome.FAIL, reason, details)
+        return cls(level, name, CheckOutcome.PASS if passed else CheckOutcome.FAIL, reason, details)
 
     @classmethod
     def not_applicable(cls, level: Level, name: str, reason: str, /, **details: Any) -> Check:
-        """A check that could not be made here, and why."""
-        return cls(level, name, Outcome.NOT_APPLICABLE, reason, details)
+        """A check that does not apply to this target or machine, and why."""
+        return cls(level, name, CheckOutcome.NOT_APPLICABLE, reason, details)
 
     @property
     def failed(self) -> bool:
-        return self.outcome is Outcome.FAIL
+        return self.outcome is CheckOutcome.FAIL
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """All checks of one target, in the order in which they were made."""
 
     target: str
@@ -68,7 +68,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether nothing failed; a report in which nothing could be checked has not passed."""
-        return not self.failures and any(check.outcome is Outcome.PASS for check in self.checks)
+        return not self.failures and any(check.outcome is CheckOutcome.PASS for check in self.checks)
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -82,17 +82,21 @@ class Report:
     def at(self, level: Level) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.level is level)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: CheckOutcome) -> int:
         return sum(check.outcome is outcome for check in self.checks)
 
-    def plus(self, checks: Iterable[Check], **facts: Any) -> Report:
+    def plus(self, checks: Iterable[Check], **facts: Any) -> VerifyReport:
         """This report with more checks and facts after its own."""
-        return Report(self.target, (*self.checks, *checks), {**self.facts, **facts})
+        return VerifyReport(self.target, (*self.checks, *checks), {**self.facts, **facts})
 
     def summary(self) -> str:
         """`12 passed, 1 failed, 3 not applicable`."""
-        counts = [(self.count(outcome), outcome) for outcome in Outcome]
-        words = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.NOT_APPLICABLE: "not applicable"}
+        counts = [(self.count(outcome), outcome) for outcome in CheckOutcome]
+        words = {
+            CheckOutcome.PASS: "passed",
+            CheckOutcome.FAIL: "failed",
+            CheckOutcome.NOT_APPLICABLE: "not applicable",
+        }
         return ", ".join(f"{count} {words[outcome]}" for count, outcome in counts)
 
     def raise_if_failed(self) -> None:
@@ -101,8 +105,8 @@ class Report:
             return
         if not self.failures:
             raise CheckFailedError(
-                f"Nothing of {self.target} could be checked here.",
-                "Read the reasons given for each check that was not applicable.",
+                f"Nothing of {self.target} could be checked on this machine.",
+                "The reason is given with each check that was not applicable.",
             )
         first = self.failures[0]
         raise CheckFailedError(

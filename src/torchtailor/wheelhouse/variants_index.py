@@ -1,45 +1,43 @@
-"""The index of wheel variants of one build: every cut wheel under a label, the stock ones to fall back to."""
+"""The index of wheel variants of one build: every cut wheel under a label, the stock ones as a fallback."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from torchtailor.backends.wheel.plan import VariantPlan
-from torchtailor.fetch.cache import hash_file, link_or_copy
-from torchtailor.fetch.metadata import read_local
-from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
+from packaging.version import Version
+
+from torchtailor.fetch.cache import hash_file
+from torchtailor.index.pages import IndexedFile, index_pages
 from torchtailor.index.variants import Properties, VariantLabel, index_document_name, make_variant, variants_document
+from torchtailor.wheelhouse.entry import StockWheel, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
-from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, Placed, write_pages
+from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, add_metadata, add_wheel, write_pages
+from torchtailor.wheels.name import WheelName
 
 FOLDER = "variants"
 
 
-@dataclass(frozen=True)
-class _Labelled:
-    """A wheel that becomes a variant."""
-
-    placed: Placed
-    label: VariantLabel
-
-
-def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], out: Path) -> Path:
-    """Put an index of all cut wheels, and of the stock wheels they came from, at `out/variants`."""
+def write_variants_index(
+    wheelhouses: Sequence[tuple[VariantLabel | None, Sequence[WheelhouseEntry]]], out: Path
+) -> Path:
+    """Put an index of all cut wheels, and of the stock wheels they were made of, at `out/variants`."""
     with stage_beside(out / FOLDER) as stage:
         wheels = stage / WHEELS
         wheels.mkdir()
         files: dict[str, IndexedFile] = {}
         documents: dict[str, dict[str, Properties]] = {}
-        for plan, placed in made:
-            for item in placed:
-                _add_stock(item, wheels, files)
-                if item.changed and plan.variant.gpu and plan.variant.build.cuda:
-                    label = VariantLabel(plan.label, plan.variant.build.cuda, plan.variant.gpu.capability)
-                    _add_variant(_Labelled(item, label), wheels, files, documents)
+        for label, entries in wheelhouses:
+            for entry in entries:
+                if entry.stock is None:
+                    continue
+                stock = entry.stock
+                if stock.filename not in files:
+                    files[stock.filename] = add_wheel(stock.path, stock.filename, stock.sha256, wheels)
+                if entry.step is WheelStep.CUT and label:
+                    _add_variant(entry.path, stock, label, wheels, files, documents)
         for name, variants in documents.items():
             _add_document(name, variants_document(variants), wheels, files)
         write_pages(index_pages(list(files.values())), stage / SIMPLE)
@@ -47,33 +45,24 @@ def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], o
     return out / FOLDER
 
 
-def _add_stock(item: Placed, wheels: Path, files: dict[str, IndexedFile]) -> None:
-    filename = item.source.file.filename
-    if filename not in files:
-        link_or_copy(item.stock.path, wheels / filename)
-        files[filename] = _shown(wheels / filename, item.stock.sha256, item.source.metadata)
-
-
 def _add_variant(
-    item: _Labelled, wheels: Path, files: dict[str, IndexedFile], documents: dict[str, dict[str, Properties]]
+    cut: Path,
+    stock: StockWheel,
+    label: VariantLabel,
+    wheels: Path,
+    files: dict[str, IndexedFile],
+    documents: dict[str, dict[str, Properties]],
 ) -> None:
-    stock = item.placed.source.file
-    version = str(stock.version)
-    document = index_document_name(stock.filename.split("-")[0], version)
-    labels = documents.setdefault(document, {})
-    if f"{stock.filename.removesuffix('.whl')}-{item.label}.whl" in files:
+    if f"{stock.filename.removesuffix('.whl')}-{label}.whl" in files:
         return  # variants that differ only in the ISA share the wheel
-    wheel = make_variant(item.placed.path, wheels, item.label, version)
-    labels[str(item.label)] = item.label.properties
-    files[wheel.name] = _shown(wheel, hash_file(wheel), read_local(wheel))
+    name = WheelName.parse(Path(stock.filename))
+    version = str(Version(name.version))
+    wheel = make_variant(cut, wheels, label, version)
+    documents.setdefault(index_document_name(name.distribution, version), {})[str(label)] = label.properties
+    files[wheel.name] = add_metadata(wheel, hash_file(wheel))
 
 
 def _add_document(name: str, content: bytes, wheels: Path, files: dict[str, IndexedFile]) -> None:
     (wheels / name).write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     files[name] = IndexedFile(name, f"../../{WHEELS}/{quote(name)}", digest, len(content))
-
-
-def _shown(path: Path, sha256: str, metadata: bytes) -> IndexedFile:
-    path.with_name(path.name + METADATA_SUFFIX).write_bytes(metadata)
-    return indexed(path, sha256, metadata, f"../../{WHEELS}/")

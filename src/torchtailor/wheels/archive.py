@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
+from torchtailor.binary.inflate import InflateSource, ReadAt, Unpacker
+from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, EnvironmentProblem
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -23,10 +26,17 @@ MAX_TOTAL = 64 << 30
 MAX_RATIO = 100
 SMALL = 64 << 20  # below this a high ratio does no harm
 
-_INPUT_STEP = 1 << 18
-_OUTPUT_STEP = 1 << 20
-_AGAIN = "fetch the wheel again and compare its hash with the index's"
-_DO_NOT_USE = "do not use this wheel"
+_AGAIN = "Fetch the wheel again and compare its hash with the index's."
+_DO_NOT_USE = "Do not use this wheel."
+_BOMB = "That is a zip bomb; do not unpack it."
+
+
+class SeekableFile(Protocol):
+    """What a zip's table can be read from: a file here, or one elsewhere of which only parts are fetched."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +65,13 @@ class WheelArchive:
         try:
             self._file = path.open("rb")
         except FileNotFoundError as error:
-            raise BadInputError(f"{path} does not exist", "check the path") from error
+            raise BadInputError(f"{path} does not exist.", "Check the path.") from error
         except OSError as error:
-            raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
+            raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            members = tuple(_members(path))
-            placed = _check_layout(path, self._file.fileno(), members)
-            self.members = {member.name: placed[member.name] for member in members}
+            members = read_table(self._file, str(path), self.size)
+            self.members = _check_layout(_reader(self.fileno), str(path), self.size, members)
         except BaseException:
             self._file.close()
             raise
@@ -87,82 +96,70 @@ class WheelArchive:
 
     def chunks(self, member: Member) -> Iterator[bytes]:
         """The unpacked bytes of a member, checked against the size and checksum of the zip's table."""
-        return unpack(self.fileno, member, self.path.name)
+        with blamed_on(f"{self.path}: {member.name}"):
+            yield from member_source(_reader(self.fileno), member).chunks()
 
     def begins_with(self, member: Member, magic: bytes) -> bool:
         if member.size < len(magic):
             return False
-        return next(_raw_chunks(self.fileno, member, self.path.name), b"").startswith(magic)
+        with blamed_on(f"{self.path}: {member.name}"):
+            unpacker = Unpacker(_packed(_reader(self.fileno), member), deflated=member.deflated)
+            return unpacker.take(len(magic)) == magic
+
+    def extract(self, folder: Path) -> None:
+        """Unpack all files into a folder; what is executable in the wheel is executable there."""
+        for member in self.members.values():
+            place = folder / member.name
+            if member.is_dir:
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("wb") as file:
+                file.writelines(self.chunks(member))
+                if member.mode & 0o111:
+                    os.fchmod(file.fileno(), 0o755)
 
 
 @contextmanager
-def open_member(wheel: Path, member: Member) -> Iterator[Iterator[bytes]]:
-    """The unpacked bytes of a member, without reading the wheel's table again."""
-    with wheel.open("rb") as file:
-        yield unpack(file.fileno(), member, wheel.name)
+def open_member(wheel: Path, member: Member) -> Iterator[InflateSource]:
+    """Random access to the unpacked bytes of a member, without reading the wheel's table again.
+
+    What is found wrong with the bytes while the block runs is said of this member of this wheel.
+    """
+    with wheel.open("rb") as file, blamed_on(f"{wheel}: {member.name}"):
+        yield member_source(_reader(file.fileno()), member)
 
 
-def unpack(fd: int, member: Member, owner: str) -> Iterator[bytes]:
-    """The unpacked bytes of a member in pieces of a megabyte at most, checked when the last one was taken."""
-    from isal import isal_zlib
-
-    crc = unpacked = 0
-    for chunk in _raw_chunks(fd, member, owner):
-        unpacked += len(chunk)
-        if unpacked > member.size:
-            raise BadInputError(f"{owner}: {member.name} unpacks to more than the zip's table says", _DO_NOT_USE)
-        crc = isal_zlib.crc32(chunk, crc)
-        yield chunk
-    if unpacked != member.size:
-        raise BadInputError(f"{owner}: {member.name} ends {member.size - unpacked} bytes too early", _AGAIN)
-    if crc != member.crc:
-        raise BadInputError(f"{owner}: {member.name} does not have the checksum it should have", _AGAIN)
+def member_source(read: ReadAt, member: Member) -> InflateSource:
+    """Random access to the unpacked bytes of a member of the zip that `read` reads from."""
+    return InflateSource(_packed(read, member), member.size, member.crc, deflated=member.deflated)
 
 
-def _raw_chunks(fd: int, member: Member, owner: str) -> Iterator[bytes]:
-    return _inflate(fd, member, owner) if member.deflated else _stored(fd, member)
+def _packed(read: ReadAt, member: Member) -> ReadAt:
+    return lambda offset, size: read(member.data_offset + offset, min(size, member.packed_size - offset))
 
 
-def _stored(fd: int, member: Member) -> Iterator[bytes]:
-    start, end = member.data_offset, member.data_offset + member.packed_size
-    for offset in range(start, end, _INPUT_STEP):
-        yield os.pread(fd, min(_INPUT_STEP, end - offset), offset)
+def _reader(fd: int) -> ReadAt:
+    return lambda offset, size: os.pread(fd, size, offset)
 
 
-def _inflate(fd: int, member: Member, owner: str) -> Iterator[bytes]:
-    from isal import igzip_lib, isal_zlib
-
-    inflater = isal_zlib.decompressobj(-15)
+def read_table(file: SeekableFile, owner: str, packed: int) -> tuple[Member, ...]:
+    """The members that the table of a zip lists, all of them such as a wheel may have; `packed` is the zip's size."""
     try:
-        for packed in _stored(fd, member):
-            # A step of packed bytes can unpack to a thousand times its size, so take it in bounded pieces.
-            chunk: bytes = inflater.decompress(packed, _OUTPUT_STEP)
-            while chunk:
-                yield chunk
-                chunk = b"" if inflater.eof else inflater.decompress(inflater.unconsumed_tail, _OUTPUT_STEP)
-            if inflater.eof:
-                break
-    except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub calls the class an instance
-        raise BadInputError(f"{owner}: {member.name} is damaged: {error}", _AGAIN) from error
-
-
-def _members(path: Path) -> Iterator[Member]:
-    try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError) as error:
-        raise BadInputError(f"{path} is not a readable wheel: {error}", _AGAIN) from error
+        raise BadInputError(f"{owner} is not a readable wheel: {str(error).rstrip('.')}.", _AGAIN) from error
     if len(infos) > MAX_MEMBERS:
-        raise BadInputError(f"{path.name} holds {len(infos)} files", "that is no real wheel")
-    seen: set[str] = set()
+        raise BadInputError(f"{owner} holds {len(infos)} files.", "That is no real wheel.")
     for info in infos:
-        _check(path, info)
-        if info.filename in seen:
-            raise BadInputError(f"{path.name} holds {info.filename} twice", _DO_NOT_USE)
-        seen.add(info.filename)
-    _check_total(path, sum(info.file_size for info in infos))
-    for info in infos:
-        yield Member(
+        _check(owner, info)
+    _check_names(owner, [info.filename for info in infos])
+    total = sum(info.file_size for info in infos)
+    if total > MAX_TOTAL or (total > SMALL and total > packed * MAX_RATIO):
+        raise BadInputError(f"{owner} unpacks from {packed} to {total} bytes.", _BOMB)
+    return tuple(
+        Member(
             name=info.filename,
             size=info.file_size,
             packed_size=info.compress_size,
@@ -171,6 +168,8 @@ def _members(path: Path) -> Iterator[Member]:
             mode=info.external_attr >> 16,
             header_offset=info.header_offset,
         )
+        for info in infos
+    )
 
 
 def check_name(owner: str, name: str) -> None:
@@ -178,62 +177,77 @@ def check_name(owner: str, name: str) -> None:
     path = PurePosixPath(name)
     drive = len(name) > 1 and name[1] == ":"
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or drive:
-        raise BadInputError(f"{owner} holds a file named {name!r}, outside the wheel", _DO_NOT_USE)
+        raise BadInputError(f"{owner} holds a file named {name!r}, outside the wheel.", _DO_NOT_USE)
     if str(path) != name.rstrip("/"):
-        raise BadInputError(f"{owner} holds a file named {name!r}, which has a second spelling", _DO_NOT_USE)
+        raise BadInputError(f"{owner} holds a file named {name!r}, which has a second spelling.", _DO_NOT_USE)
 
 
-def _check(path: Path, info: zipfile.ZipInfo) -> None:
-    owner, name = path.name, info.filename
+def _check_names(owner: str, names: list[str]) -> None:
+    """No two members may be unpacked to the same place."""
+    seen: set[str] = set()
+    folders: set[str] = set()
+    for name in names:
+        plain = name.rstrip("/")
+        if plain in seen:
+            raise BadInputError(f"{owner} holds {name} twice.", _DO_NOT_USE)
+        seen.add(plain)
+        folder = plain if name.endswith("/") else plain.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    for name in names:
+        if name in folders:
+            raise BadInputError(f"{owner} holds {name} as a file and as a folder.", _DO_NOT_USE)
+
+
+def _check(owner: str, info: zipfile.ZipInfo) -> None:
+    name = info.filename
     check_name(owner, name)
     if info.orig_filename != name:  # zipfile cuts names at a NUL
-        raise BadInputError(f"{owner} holds a file named {info.orig_filename!r}", _DO_NOT_USE)
+        raise BadInputError(f"{owner} holds a file named {info.orig_filename!r}.", _DO_NOT_USE)
     if info.flag_bits & _ENCRYPTED:
-        raise BadInputError(f"{owner}: {name} is encrypted", "wheels never are; " + _DO_NOT_USE)
+        raise BadInputError(f"{owner}: {name} is encrypted.", f"Wheels never are. {_DO_NOT_USE}")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise BadInputError(
-            f"{owner}: {name} is packed with method {info.compress_type}", "wheels are stored or deflated"
+            f"{owner}: {name} is packed with method {info.compress_type}.",
+            "Wheels are stored or deflated; pack it again.",
         )
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise BadInputError(
-            f"{owner}: {name} is stored in {info.compress_size} bytes but {info.file_size} long", _AGAIN
+            f"{owner}: {name} is stored in {info.compress_size} bytes but {info.file_size} long.", _AGAIN
         )
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind == stat.S_IFLNK:
-        raise BadInputError(f"{owner}: {name} is a symbolic link", "wheels cannot hold links; " + _DO_NOT_USE)
+        raise BadInputError(f"{owner}: {name} is a symbolic link.", f"Wheels cannot hold links. {_DO_NOT_USE}")
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise BadInputError(f"{owner}: {name} is neither a file nor a folder", _DO_NOT_USE)
+        raise BadInputError(f"{owner}: {name} is neither a file nor a folder.", _DO_NOT_USE)
     if info.file_size > SMALL and info.file_size > info.compress_size * MAX_RATIO:
-        raise BadInputError(
-            f"{owner}: {name} unpacks from {info.compress_size} to {info.file_size} bytes", "that is a zip bomb"
-        )
+        raise BadInputError(f"{owner}: {name} unpacks from {info.compress_size} to {info.file_size} bytes.", _BOMB)
 
 
-def _check_total(path: Path, total: int) -> None:
-    packed = path.stat().st_size
-    if total > MAX_TOTAL or (total > SMALL and total > packed * MAX_RATIO):
-        raise BadInputError(f"{path.name} unpacks from {packed} to {total} bytes", "that is a zip bomb")
-
-
-def _check_layout(path: Path, fd: int, members: tuple[Member, ...]) -> dict[str, Member]:
-    """The members with the places of their bytes; local headers must agree with the table, and members not overlap."""
+def _check_layout(read: ReadAt, owner: str, size: int, members: tuple[Member, ...]) -> dict[str, Member]:
+    """The members with the places of their bytes; members must not overlap."""
     placed: dict[str, Member] = {}
-    size = os.fstat(fd).st_size
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         if member.header_offset < end:
-            raise BadInputError(f"{path.name}: {member.name} overlaps the file before it", _DO_NOT_USE)
-        header = os.pread(fd, _LOCAL_HEADER.size, member.header_offset)
-        if len(header) < _LOCAL_HEADER.size or header[:4] != _LOCAL_MAGIC:
-            raise BadInputError(f"{path.name}: {member.name} is not where the zip's table says", _AGAIN)
-        *_, name_size, extra_size = _LOCAL_HEADER.unpack(header)
-        name_offset = member.header_offset + _LOCAL_HEADER.size
-        own_name = os.pread(fd, name_size, name_offset)
-        if own_name not in (member.name.encode(), member.name.encode("cp437", "replace")):
-            raise BadInputError(f"{path.name}: {member.name} has another name in its own header", _DO_NOT_USE)
-        start = name_offset + name_size + extra_size
-        end = start + member.packed_size
-        if end > size:
-            raise BadInputError(f"{path.name}: {member.name} ends after the file's end", _AGAIN)
-        placed[member.name] = replace(member, data_offset=start)
-    return placed
+            raise BadInputError(f"{owner}: {member.name} overlaps the file before it.", _DO_NOT_USE)
+        found = placed[member.name] = locate(read, owner, size, member)
+        end = found.data_offset + found.packed_size
+    return {member.name: placed[member.name] for member in members}
+
+
+def locate(read: ReadAt, owner: str, size: int, member: Member) -> Member:
+    """A member with the place of its bytes, behind its own header, which must agree with the table."""
+    name = member.name.encode()
+    header = read(member.header_offset, _LOCAL_HEADER.size + len(name))
+    if len(header) < _LOCAL_HEADER.size or header[:4] != _LOCAL_MAGIC:
+        raise BadInputError(f"{owner}: {member.name} is not where the zip's table says.", _AGAIN)
+    *_, name_size, extra_size = _LOCAL_HEADER.unpack_from(header)
+    own_name = header[_LOCAL_HEADER.size :][:name_size]
+    if len(own_name) != name_size or own_name not in (name, member.name.encode("cp437", "replace")):
+        raise BadInputError(f"{owner}: {member.name} has another name in its own header.", _DO_NOT_USE)
+    start = member.header_offset + _LOCAL_HEADER.size + name_size + extra_size
+    if start + member.packed_size > size:
+        raise BadInputError(f"{owner}: {member.name} ends after the file's end.", _AGAIN)
+    return replace(member, data_offset=start)

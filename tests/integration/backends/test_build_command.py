@@ -29,7 +29,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
     assert plan["variants"][0]["variant"] == NAME
     assert not (shell.root / "dist").exists()
     shown = shell.torchtailor(*BUILD, "--dry-run").stderr
-    assert "as it is (--nvidia would cut it)" in shown and "holds sm_90" in shown
+    assert "unchanged (cut with --nvidia)" in shown and "holds sm_90" in shown
 
     done = shell.torchtailor(*BUILD)
     assert "2 of them cut" in done.stdout
@@ -245,4 +245,7 @@ def test_install_refuses_before_it_builds(shell: Shell, tmp_path: Path) -> None:
     python.chmod(0o755)
     done = shell.torchtailor(*line, here, code=ExitCode.USAGE)
     assert "has Python 3.9" in done.stderr
+    both = "sm{80,90}-avx2" if platform.machine() == "x86_64" else "cpu-armv{8_2,9}"
+    done = shell.torchtailor(*line, both, code=ExitCode.USAGE)
+    assert "matches 2 variants" in done.stderr
     assert not (tmp_path / "dist").exists()

@@ -55,11 +55,10 @@ def test_this_machine_ends_with_a_torch_that_imports(tmp_path: Path) -> None:
 def foreign_cubins(folder: Path, own: str) -> dict[str, set[str]]:
     """Libraries that hold code for the target and also for other GPUs."""
     found = {}
-    for report in inspect(sorted((folder / "wheels").glob("*.whl")), processes=2):
-        for library in report.libraries:
-            cubins = {group.label for group in library.architectures if group.label.startswith("sm_")}
-            if own in cubins and (others := cubins - {own, f"{own}a"}):
-                found[library.name] = others
+    for library in inspect(folder / "wheels", processes=2).libraries:
+        cubins = {group.label for group in library.architectures if group.label.startswith("sm_")}
+        if own in cubins and (others := cubins - {own, f"{own}a"}):
+            found[library.name] = others
     return found
 
 

@@ -62,7 +62,7 @@ def test_real_libraries(package: str, cuobjdump: Path, tmp_path: Path) -> None:
         assert found.elsewhere == found.elsewhere_theirs
         compared += found.own_sections.total() + found.elsewhere.total()
     assert compared > 0
-    packed, folder = inspect([wheel, unpacked])
+    packed, folder = inspect([wheel, unpacked]).artifacts
     assert {one.name: one for one in packed.libraries} == {one.name: one for one in folder.libraries}
 
 

@@ -96,12 +96,12 @@ def test_a_row_of_ones_own_leads_to_a_recommendation(tmp_path: Path) -> None:
     orin = ("recommend", "--gpu", "Jetson Orin", "--jetpack", "6.2", "--json")
     before = run(*orin, cwd=tmp_path)
     assert before.returncode == 3
-    row = next(way["toml"] for way in json.loads(before.stdout)["ways_out"] if way["toml"])
+    row = next(one["toml"] for one in json.loads(before.stdout)["alternatives"] if one["toml"])
     (tmp_path / "torchtailor.toml").write_text(row)
     after = run(*orin, cwd=tmp_path)
     assert after.returncode == 0
     best = json.loads(after.stdout)["best"]
-    assert (best["short_name"], best["way"], best["cuda"]) == ("sm87-armv8_2", "source", "12.6")
+    assert (best["short_name"], best["method"], best["cuda"]) == ("sm87-armv8_2", "source", "12.6")
 
 
 def test_a_hanging_nvidia_smi_does_not_hang_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,4 +128,4 @@ def test_a_nonsensical_nvidia_smi_is_said(said: str, tmp_path: Path) -> None:
     fake.chmod(0o755)
     result = run("detect", cwd=tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert result.returncode == 0
-    assert "makes no sense" in result.stdout
+    assert "malformed output" in result.stdout

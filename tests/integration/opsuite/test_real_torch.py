@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.imports import run_suite, verify_imports
-from torchtailor.verify.result import Outcome
+from torchtailor.verify.result import CheckOutcome
 
 # Runs in the environment with torch: loads the suite's package and evaluates cases made to go wrong.
 BAD_CASES = """
@@ -25,7 +25,7 @@ case, worker, tolerance = (importlib.import_module(f"torchtailor_opsuite.{name}"
 
 def evaluated(run, dtype=torch.float32, tolerance=tolerance.Tolerance.NORMAL, **more):
     made = case.Case("aten/bad/float32", "aten", run, dtype, tolerance, **more)
-    return worker.evaluate(made, case.Machine.current("cpu"))
+    return worker.evaluate(made, case.SuiteMachine.current("cpu"))
 
 def wrong(site):
     return site.normal(10) * (1.0 if site.reference else 1.001)
@@ -117,7 +117,7 @@ def test_two_processes_give_the_same_bytes(torch_launch: Launch) -> None:
     assert first.count("fail") == 0, [case for case in first.cases if case.outcome == "fail"]
     comparison = compare([first, first], second)
     assert not comparison.bad
-    assert comparison.count(Verdict.IDENTICAL) > 40
+    assert comparison.count(CaseVerdict.IDENTICAL) > 40
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_level_two(torch_launch: Launch, tmp_path: Path) -> None:
     assert not [check for check in checks if check.failed]
     passed = sum(check.details.get("passed", 0) for check in checks if check.name.startswith("CPU ops"))
     assert passed >= 400
-    assert {check.outcome for check in checks} == {Outcome.PASS, Outcome.NOT_APPLICABLE}
+    assert {check.outcome for check in checks} == {CheckOutcome.PASS, CheckOutcome.NOT_APPLICABLE}
 
 
 def test_the_registry_covers_every_library(torch_launch: Launch) -> None:

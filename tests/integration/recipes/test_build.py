@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
-from torchtailor.backends import nix as backend
-from torchtailor.backends.nix import build_nix, check_disk, default_cores, nix_job, plan_nix, run_nix_job
+from torchtailor.backends.machine import Capacity
+from torchtailor.backends.nix import job as nix_jobs
+from torchtailor.backends.nix import run as nix_runs
+from torchtailor.backends.nix.job import default_cores, nix_job, plan_nix
+from torchtailor.backends.nix.run import check_disk, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.releases import Method
 from torchtailor.cli import main
@@ -26,11 +29,10 @@ from torchtailor.errors import (
 )
 from torchtailor.ledger.ledger import Ledger, Result
 from torchtailor.recipes.hashes import fetch_source, find_hashes, prefetch_tarball, to_sri
-from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.nix import find_tool, run_nix
-from torchtailor.recipes.nixlog import Progress
+from torchtailor.recipes.nixlog import NixProgress
 from torchtailor.recipes.pins import read_lock
-from torchtailor.recipes.tree import tree_at
+from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.write import plan_trees, recipe_variants
 
 pytestmark = [needs_nix, pytest.mark.nix]
@@ -38,16 +40,16 @@ pytestmark = [needs_nix, pytest.mark.nix]
 
 class Watch:
     def __init__(self) -> None:
-        self.seen: list[Progress] = []
+        self.seen: list[NixProgress] = []
 
-    def nix_progress(self, progress: Progress) -> None:
+    def nix_progress(self, progress: NixProgress) -> None:
         self.seen.append(progress)
 
 
 def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> None:
     watch, ledger = Watch(), Ledger()
     job = nix_job("tiny", NIX / "build.nix", tmp_path / "out", cores=2)
-    result = run_nix_job(job, watcher=watch, ledger=ledger, release="cuda-13_0", needed=1)
+    result = run_nix_job(job, progress=watch, ledger=ledger, release="cuda-13_0", needed=1)
     assert result.link == tmp_path / "out" / "result-tiny"
     assert result.store_path.is_relative_to(private_store / "store")
     assert (result.link / "lib" / "pytorch210-tiny-2.10.0.so").read_text() == "pytorch210-tiny-2.10.0\n"
@@ -58,7 +60,7 @@ def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> No
     assert any(seen.steps == 2 for seen in watch.seen)
     assert max(seen.builds_expected for seen in watch.seen) == 2
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.way, attempt.result) == ("tiny", Method.NIX, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("tiny", Method.NIX, Result.DONE)
     assert attempt.output_bytes == result.output_bytes > 0
     # again: nothing to do, the same link
     again = run_nix_job(job, ledger=ledger, needed=1)
@@ -104,20 +106,20 @@ FAILURES: list[tuple[str, type[TorchtailorError], str, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("script", "kind", "said", "more"), FAILURES, ids=[said for _, _, said, _ in FAILURES])
+@pytest.mark.parametrize(("script", "kind", "words", "more"), FAILURES, ids=[words for _, _, words, _ in FAILURES])
 def test_real_failures_are_explained(
-    private_store: Path, tmp_path: Path, script: str, kind: type[TorchtailorError], said: str, more: dict[str, str]
+    private_store: Path, tmp_path: Path, script: str, kind: type[TorchtailorError], words: str, more: dict[str, str]
 ) -> None:
     ledger = Ledger()
     job = nix_job("failing", recipe(tmp_path, script, **more), tmp_path / "out")
     with pytest.raises(kind) as caught:
         run_nix_job(job, ledger=ledger, needed=1)
-    assert said in caught.value.message
+    assert words in caught.value.message
     assert str(job.logs) in caught.value.hint
     assert not job.link.exists()
     (attempt,) = ledger.attempts()
     assert attempt.result is Result.FAILED
-    assert said in attempt.error
+    assert words in attempt.error
 
 
 def test_a_wrong_hash_is_explained_with_the_way_to_mend_it(private_store: Path, tmp_path: Path) -> None:
@@ -136,9 +138,8 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
 
 
 def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     for gigabytes, cores in ((1, 1), (9, 2), (40, 10), (4000, 64)):
-        monkeypatch.setattr(backend, "_available_memory", lambda size=gigabytes: size * 1024**3)
+        monkeypatch.setattr(nix_jobs, "capacity", lambda probe, size=gigabytes: Capacity(64, size * 1024**3))
         assert default_cores() == cores
 
 
@@ -146,7 +147,7 @@ def test_a_variant_of_another_platform_is_refused(catalog: Catalog, tmp_path: Pa
     machine = platform.machine()
     other = next(v for v in recipe_variants(catalog, "cuda-13_0") if v.arch != machine)
     with pytest.raises(ImpossibleError, match="this machine is"):
-        build_nix(catalog, other, tmp_path)
+        plan_nix(catalog, other, tmp_path)
 
 
 def test_the_recipe_of_a_tree_is_taken_else_one_is_written(
@@ -185,18 +186,18 @@ def test_the_command_builds_a_recipe_of_this_folder(
     recipe.parent.mkdir(parents=True)
     shutil.copy(NIX / "build.nix", recipe)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(backend, "NEEDED_BYTES", 1)
+    monkeypatch.setattr(nix_runs, "NEEDED_BYTES", 1)
     arguments = ["build", "--via", "nix", short, "--release", "cuda-13_0", "-o", "dist"]
     assert main([*arguments, "--dry-run"]) == ExitCode.OK
     assert str(recipe) in capsys.readouterr().out
     assert not (tmp_path / "dist").exists()
     assert main([*arguments, "--json"]) == ExitCode.OK
-    said = capsys.readouterr()
-    (built,) = json.loads(said.out)
+    printed = capsys.readouterr()
+    (built,) = json.loads(printed.out)
     link = tmp_path / "dist" / f"result-pytorch-python313-{short}"
     assert Path(built["link"]) == link
     assert (link / "lib" / "pytorch210-tiny-2.10.0.so").is_file()
-    assert "pytorch210-tiny-2.10.0 buildPhase" in said.err
+    assert "pytorch210-tiny-2.10.0 buildPhase" in printed.err
     (attempt,) = Ledger().attempts()
     assert attempt.result is Result.DONE
     recipe.write_text("{ pkgs ? { } }: { }.nope")
@@ -270,8 +271,8 @@ def test_pins_get_their_hash_in_the_lock_and_in_every_recipe(
     with tarfile.open(tarball, "w:gz") as archive:
         archive.add(content, "nixpkgs-x")
     found = prefetch_tarball(f"file://{tarball}")
-    told = run_nix("nix-prefetch-url", ["--unpack", f"file://{tarball}"])
-    assert found == to_sri(told.out.split()[0])
+    prefetched = run_nix("nix-prefetch-url", ["--unpack", f"file://{tarball}"])
+    assert found == to_sri(prefetched.out.split()[0])
 
     root = tmp_path / "tree"
     for plan in plan_trees(catalog, root, releases=["cuda-13_0"], globs=["cpu-*"]):
@@ -279,20 +280,20 @@ def test_pins_get_their_hash_in_the_lock_and_in_every_recipe(
     monkeypatch.setattr(
         "torchtailor.recipes.hashes.prefetch_tarball", lambda url: prefetch_tarball(f"file://{tarball}")
     )
-    result = find_hashes(catalog, tree_at(root), dry_run=True)
+    (result,) = find_hashes(catalog, root, dry_run=True)
     assert {item.after for item in result.found} == {found}
     assert result.written == ()
-    result = find_hashes(catalog, tree_at(root))
+    (result,) = find_hashes(catalog, root)
     assert len(result.written) == 1 + 7
     for path in (root / ".flox" / "pkgs").glob("*.nix"):
         assert f'sha256 = "{found}";' in path.read_text()
-        assert origin(path.read_text()) is Origin.GENERATED
+        assert origin(path.read_text()) is FileOrigin.GENERATED
     assert list(read_lock(root / ".flox").values()) == [found]
-    assert find_hashes(catalog, tree_at(root)).found == ()
+    assert [result.found for result in find_hashes(catalog, root)] == [()]
 
 
-def test_an_unknown_recipe_is_said(private_store: Path, tmp_path: Path, catalog: Catalog) -> None:
+def test_an_unknown_recipe_is_reported(private_store: Path, tmp_path: Path, catalog: Catalog) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["main"], globs=["cpu-avx2"]):
         plan.apply()
     with pytest.raises(NoMatchError, match="no recipe nope"):
-        find_hashes(catalog, tree_at(tmp_path), ["nope"])
+        find_hashes(catalog, tmp_path, ["nope"])

@@ -138,9 +138,9 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), STRICT, ids=[said for _, _, said in STRICT])
+@pytest.mark.parametrize(("old", "new", "expected"), STRICT, ids=[expected for _, _, expected in STRICT])
 def test_the_stand_in_is_strict_where_nixpkgs_is(
-    catalog: Catalog, tmp_path: Path, old: str, new: str, said: str
+    catalog: Catalog, tmp_path: Path, old: str, new: str, expected: str
 ) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], globs=["sm90-avx512"]):
         plan.apply()
@@ -150,7 +150,7 @@ def test_the_stand_in_is_strict_where_nixpkgs_is(
     path.write_text(text.replace(old, new))
     outcome = evaluate({path: "x86_64-linux"}, load_pins())[path]
     assert isinstance(outcome, Failed)
-    assert said in outcome.message
+    assert expected in outcome.message
 
 
 def test_one_bad_recipe_does_not_hide_the_others(catalog: Catalog, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_syntax_is_nixs_own_word(tmp_path: Path) -> None:
 
 def test_the_audit_of_a_handmade_tree_with_nix(catalog: Catalog) -> None:
     (report,) = audit(catalog, HANDMADE, use_nix=True)
-    assert report.by_nix
+    assert report.with_nix
     by_file = {(Path(finding.file).stem, finding.rule) for finding in report.findings}
     assert ("pytorch-python313-cuda13_0-sm121-armv9-nightly", "evaluation") in by_file
     assert ("pytorch-python313-cuda13_0-sm110-armv9", "cuda-name") in by_file  # it evaluates to nixpkgs' default CUDA
@@ -189,7 +189,7 @@ def test_the_audit_of_a_handmade_tree_with_nix(catalog: Catalog) -> None:
 def test_our_trees_pass_with_nix_and_a_missing_sibling_is_a_warning(catalog: Catalog, tmp_path: Path) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], spark=True):
         plan.apply()
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=True)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=True)
     rules = {finding.rule for finding in audit_context(context)}
     assert rules == {"pin-hash", "hash-placeholder", "sibling-repository"}
 

@@ -12,9 +12,10 @@ import pytest
 
 from tests.unit.verify.test_report import EVIL, library, report
 from torchtailor.report import write_report
-from torchtailor.report.figures import HOST, chart
+from torchtailor.report.chart import chart
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.output import as_json
+from torchtailor.verify.static.facts import HOST
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -62,7 +62,7 @@ def test_static_initialiser(
 
 def test_every_feature_a_compiler_may_use_is_within_its_isa(tmp_path: Path) -> None:
     """What gcc makes with the catalog's own flags needs nothing beyond the catalog's words."""
-    from torchtailor.binary.elf_headers import Machine
+    from torchtailor.binary.elf_headers import ElfMachine
     from torchtailor.catalog import load_catalog
     from torchtailor.hostcode.features import feature_table
 
@@ -70,7 +70,7 @@ def test_every_feature_a_compiler_may_use_is_within_its_isa(tmp_path: Path) -> N
         for source in ("startup.cpp", "dispatched.cpp"):
             flags = " ".join(isa.compile_flags)
             library = compile_library(isa.arch, flags, source, tmp_path / f"{isa.name}-{source}.so")
-            allowed = feature_table(Machine[isa.arch.upper()]).closure(isa.requires)
+            allowed = feature_table(ElfMachine[isa.arch.upper()]).closure(isa.requires)
             assert analyse(library).beyond(allowed, *Reach) == (), isa.name
 
 

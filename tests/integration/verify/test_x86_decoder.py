@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.hostcode import x86, x86_decode
 from torchtailor.hostcode.features import UNKNOWN
 from torchtailor.hostcode.image import CodeImage
@@ -30,7 +30,7 @@ def test_lengths_and_kinds_agree_with_objdump(name: str) -> None:
     if library is None:
         pytest.skip(f"there is no x86_64 {name}")
     image = CodeImage(library.resolve())
-    assert image.machine is Machine.X86_64
+    assert image.machine is ElfMachine.X86_64
     section = max(image.code_sections, key=lambda one: one.memory_end - one.address)
     decoded = x86_decode.superset(image.bytes_at(section.address, section.memory_end))
     command = [str(OBJDUMP), "-d", "-w", "--insn-width=16", f"--start-address={section.address}"]

@@ -11,14 +11,17 @@ import pytest
 from tests.unit.backends.stack import fill
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.backends.choose import choose
-from torchtailor.backends.wheel.options import Options
-from torchtailor.backends.wheel.plan import BuildPlan, Planner
-from torchtailor.backends.wheel.run import Built, build
+from torchtailor.backends.progress import NoBuildProgress
+from torchtailor.backends.wheel.backend import WheelBackend
+from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import WheelPlan
+from torchtailor.backends.wheel.run import WheelBuildResult
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.fetch import client
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.settings import IndexSettings
 from torchtailor.ledger.ledger import Ledger
 
 
@@ -47,19 +50,25 @@ class Workshop:
         self.ledger = Ledger(root / "ledger.sqlite")
 
     def finder(self, **changes: object) -> Finder:
-        source = Source(f"{self.site.url}/simple", SourceKind.INDEX, "test")
+        source = IndexLocation(f"{self.site.url}/simple", LocationKind.INDEX, "test")
         values: dict[str, object] = {"sources": (source,), "timeout": 5.0, "retries": 2} | changes
-        return Finder(Settings(**values), Cache(self.root / "cache"))  # type: ignore[arg-type]
+        return Finder(IndexSettings(**values), Cache(self.root / "cache"))  # type: ignore[arg-type]
+
+    def backend(self, options: WheelOptions | None = None, **changes: object) -> WheelBackend:
+        finder = self.finder(**changes)
+        return WheelBackend(self.catalog, options or WheelOptions(), ledger=self.ledger, finder=finder)
 
     def plan(
-        self, *names: str, options: Options | None = None, release: str | None = "main", **changes: object
-    ) -> BuildPlan:
+        self, *names: str, options: WheelOptions | None = None, release: str | None = "main", **changes: object
+    ) -> WheelPlan:
         choices = choose(self.catalog, names, release=release)
-        return Planner(self.catalog, self.finder(**changes), options or Options()).plan(choices, self.out)
+        return self.backend(options, **changes).plan(choices, self.out)
 
-    def build(self, *names: str, options: Options | None = None, **changes: Any) -> Built:
-        plan = self.plan(*names, options=options, **changes)
-        return build(plan, self.catalog, self.finder(**changes), ledger=self.ledger)
+    def run(self, plan: WheelPlan, **changes: object) -> WheelBuildResult:
+        return self.backend(plan.options, **changes).run(plan, NoBuildProgress())
+
+    def build(self, *names: str, options: WheelOptions | None = None, **changes: Any) -> WheelBuildResult:
+        return self.run(self.plan(*names, options=options, **changes), **changes)
 
 
 @pytest.fixture

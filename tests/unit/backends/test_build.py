@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop
 from tests.unit.fetch.serving import Fault
-from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.ledger.ledger import Result
@@ -83,7 +83,7 @@ def test_the_manifest_tells_inputs_steps_and_sizes_and_no_place_or_time(workshop
     steps = {item["name"]: item for item in manifest["wheels"]}
     assert steps["torch"]["step"] == "cut"
     assert steps["torch"]["libraries"][0]["path"] == "torch/lib/libtorch_cuda.so"
-    assert steps["nvidia-cublas-cu12"]["step"] == "taken as it is"
+    assert steps["nvidia-cublas-cu12"]["step"] == "unchanged"
     assert "--nvidia" in steps["nvidia-cublas-cu12"]["why"]
     for item in manifest["wheels"]:
         stock = workshop.site.content["/files/" + item["input"]["filename"]]
@@ -98,11 +98,10 @@ def test_the_manifest_tells_inputs_steps_and_sizes_and_no_place_or_time(workshop
 
 
 def test_only_code_for_the_target_is_left(workshop: Workshop) -> None:
-    (house,) = workshop.build("sm90-avx512", options=Options(nvidia=True)).wheelhouses
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(nvidia=True)).wheelhouses
     assert house.changed == 5
     for wheel in (house.path / "wheels").glob("*+*.whl"):
-        (report,) = inspect([wheel], processes=1)
-        kept = {group.label for library in report.libraries for group in library.architectures}
+        kept = {group.label for library in inspect(wheel, processes=1).libraries for group in library.architectures}
         assert kept <= {"sm_90", "sm_90a", "compute_90", "lto_90"}, (wheel.name, kept)
 
 
@@ -147,10 +146,10 @@ def test_several_variants_share_files(workshop: Workshop) -> None:
 
 def test_several_at_once_give_the_bytes_of_one_at_a_time(workshop: Workshop, tmp_path: Path) -> None:
     names = ("sm80-avx2", "sm86-avx2", "sm89-avx2", "sm90-avx2", "sm120-avx2")
-    workshop.build(*names, options=Options(nvidia=True))
+    workshop.build(*names, options=WheelOptions(nvidia=True))
     other = Workshop(workshop.site, workshop.catalog, tmp_path / "elsewhere")
     for name in names:
-        other.build(name, options=Options(nvidia=True))
+        other.build(name, options=WheelOptions(nvidia=True))
     assert tree(other.out) == tree(workshop.out)
 
 
@@ -160,10 +159,8 @@ def test_the_ledger_has_every_attempt(workshop: Workshop) -> None:
     plan = workshop.plan("sm80-avx2")
     for blob in (workshop.root / "cache" / "blobs").glob("*/*/nvidia_cublas*"):
         blob.unlink()
-    from torchtailor.backends.wheel.run import build
-
     with pytest.raises(NetworkError, match="404"):
-        build(plan, workshop.catalog, workshop.finder(), ledger=workshop.ledger)
+        workshop.run(plan)
     done, failed = workshop.ledger.attempts()
     assert (done.result, done.variant) == (Result.DONE, NAME)
     assert done.input_bytes and done.output_bytes and done.output_bytes < done.input_bytes

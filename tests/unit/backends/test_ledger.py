@@ -28,14 +28,14 @@ def test_records_a_finished_attempt(ledger: Ledger) -> None:
         running.input_bytes, running.output_bytes = 10, 4
         running.configuration["python"] = "3.13"
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.way, attempt.result) == ("sm90-avx512", Method.WHEEL, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("sm90-avx512", Method.WHEEL, Result.DONE)
     assert attempt.options == {"nvidia": True}
     assert attempt.configuration == {"torch": "2.8.0", "python": "3.13"}
     assert (attempt.input_bytes, attempt.output_bytes) == (10, 4)
     assert attempt.duration is not None and attempt.duration >= 0
 
 
-def test_records_the_error_and_what_mends_it(ledger: Ledger) -> None:
+def test_records_the_error_and_its_fix(ledger: Ledger) -> None:
     with pytest.raises(NetworkError), ledger.attempt("a", Method.WHEEL) as running:
         running.stage = "fetch"
         raise NetworkError("The index is away.", "Try again.")

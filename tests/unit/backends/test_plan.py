@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop
 from torchtailor.backends.choose import choose
-from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
@@ -23,9 +23,9 @@ class Usage(NamedTuple):
     free: int
 
 
-def treatments(workshop: Workshop, options: Options | None = None) -> dict[str, Treatment]:
+def treatments(workshop: Workshop, options: WheelOptions | None = None) -> dict[str, Treatment]:
     (plan,) = workshop.plan("sm90-avx512", options=options).plans
-    return {item.name: item.treatment for item in plan.inputs}
+    return {item.name: item.treatment for item in plan.wheels}
 
 
 def test_a_plan_downloads_no_wheel(workshop: Workshop) -> None:
@@ -33,10 +33,10 @@ def test_a_plan_downloads_no_wheel(workshop: Workshop) -> None:
     (one,) = plan.plans
     assert one.name == "pytorch28-python313-cuda12_8-sm90-avx512"
     assert one.label == "cu128"
-    assert [item.name for item in one.inputs] == [
+    assert [item.name for item in one.wheels] == [
         "filelock", "nvidia-cublas-cu12", "nvidia-cuda-runtime-cu12", "nvidia-nccl-cu12", "torch", "triton",
     ]  # fmt: skip
-    assert plan.cost.download == sum(item.size for item in one.inputs)
+    assert plan.cost.download == sum(item.size for item in one.wheels)
     assert all(request.headers.get("Range") for request in workshop.site.requests if request.path.startswith("/files/"))
     assert not list((workshop.root / "cache").glob("blobs/*/*"))
     assert not workshop.out.exists()
@@ -44,21 +44,21 @@ def test_a_plan_downloads_no_wheel(workshop: Workshop) -> None:
 
 def test_what_is_cut(workshop: Workshop) -> None:
     assert treatments(workshop) == {
-        "filelock": Treatment.AS_IT_IS,
-        "nvidia-cublas-cu12": Treatment.LEFT_TO_CONSENT,
-        "nvidia-cuda-runtime-cu12": Treatment.LEFT_TO_CONSENT,
+        "filelock": Treatment.UNCHANGED,
+        "nvidia-cublas-cu12": Treatment.NEEDS_NVIDIA_OPTION,
+        "nvidia-cuda-runtime-cu12": Treatment.NEEDS_NVIDIA_OPTION,
         "nvidia-nccl-cu12": Treatment.CUT,  # its licence is open
         "torch": Treatment.CUT,
-        "triton": Treatment.LEFT_TO_CONSENT,  # NVIDIA's CUPTI is inside
+        "triton": Treatment.NEEDS_NVIDIA_OPTION,  # NVIDIA's CUPTI is inside
     }
-    with_consent = treatments(workshop, Options(nvidia=True))
+    with_consent = treatments(workshop, WheelOptions(nvidia=True))
     assert with_consent["nvidia-cublas-cu12"] is Treatment.CUT
     assert with_consent["triton"] is Treatment.CUT
 
 
 def test_companions_are_matched_to_torch(workshop: Workshop) -> None:
-    (plan,) = workshop.plan("sm90-avx512", options=Options(companions=("torchvision",))).plans
-    (vision,) = [item for item in plan.inputs if item.name == "torchvision"]
+    (plan,) = workshop.plan("sm90-avx512", options=WheelOptions(companions=("torchvision",))).plans
+    (vision,) = [item for item in plan.wheels if item.name == "torchvision"]
     assert str(vision.file.version) == "0.23.0"
     assert vision.treatment is Treatment.CUT
 
@@ -66,15 +66,15 @@ def test_companions_are_matched_to_torch(workshop: Workshop) -> None:
 def test_other_platform_and_cpu(workshop: Workshop) -> None:
     (plan,) = workshop.plan("cpu-armv9").plans
     assert plan.torch.file.filename == "torch-2.8.0-cp313-cp313-manylinux_2_28_aarch64.whl"
-    assert {item.treatment for item in plan.inputs} == {Treatment.AS_IT_IS}
+    assert {item.treatment for item in plan.wheels} == {Treatment.UNCHANGED}
     assert "at run time" in plan.gives
-    assert any("--via" in line for line in plan.elsewhere)
+    assert any("--via" in line for line in plan.other_methods)
 
 
-def test_what_only_other_ways_give(workshop: Workshop) -> None:
+def test_what_only_other_methods_give(workshop: Workshop) -> None:
     (plan,) = workshop.plan("sm89-avx512").plans
     assert "sm_86, which runs on SM89" in plan.gives
-    assert plan.elsewhere[0].startswith("Code compiled for SM89 itself: --via source")
+    assert plan.other_methods[0].startswith("Code compiled for SM89 itself: --via source")
 
 
 def test_variants_of_one_release_share_inputs(workshop: Workshop) -> None:
@@ -99,17 +99,17 @@ def test_json(workshop: Workshop) -> None:
     assert document["seconds"] > 0 and document["memory"] > 0
 
 
-def test_a_wheel_that_cannot_be_had_is_explained(workshop: Workshop) -> None:
+def test_a_wheel_that_is_not_available_is_explained(workshop: Workshop) -> None:
     with pytest.raises((NetworkError, NoMatchError), match=r"PyTorch 2\.15\.0"):
         workshop.plan("sm90-avx512", release="2.15", explicit_index=True)
 
 
-def test_a_shared_name_falls_back_to_what_can_be_had_and_says_so(workshop: Workshop) -> None:
+def test_a_shared_name_falls_back_to_what_is_available_and_says_so(workshop: Workshop) -> None:
     plan = workshop.plan("cpu-armv9", release=None, explicit_index=True)
     (one,) = plan.plans
     assert str(one.variant.release.version) == "2.8.0"
-    assert any("cannot be had" in note for note in one.notes)
-    assert any("The newest that can is pytorch28-python313-cpu-armv9" in note for note in one.notes)
+    assert any("is not available" in note for note in one.notes)
+    assert any("The newest available is pytorch28-python313-cpu-armv9" in note for note in one.notes)
 
 
 def test_choosing(catalog: Catalog) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +19,8 @@ from hypothesis import strategies as st
 
 from torchtailor.errors import ExitCode
 from torchtailor.failures import Diagnosis, diagnose, load_failures
-from torchtailor.failures.log import clean, percent
+from torchtailor.failures.known import UNNAMED, Pattern, error_patterns, summary_patterns
+from torchtailor.failures.log import MAX_LINE, blocks, percent
 
 LOGS = Path(__file__).parent / "logs"
 FAILURES = {failure.id: failure for failure in load_failures()}
@@ -36,7 +40,7 @@ def test_log_is_explained(failure: str) -> None:
     found = read((LOGS / f"{failure}.log").read_bytes())
     assert found.finding
     assert found.finding.failure == failure
-    assert "named there" not in found.finding.cause
+    assert UNNAMED not in found.finding.cause + found.finding.fix
     assert found.finding.source
     assert any(line.number == found.finding.line for line in found.context)
 
@@ -44,8 +48,9 @@ def test_log_is_explained(failure: str) -> None:
 @pytest.mark.parametrize("failure", FAILURES)
 def test_every_name_in_a_text_is_a_group_of_a_pattern(failure: str) -> None:
     row = FAILURES[failure]
-    groups = {re.sub(r"\d$", "", name) for pattern in row.patterns for name in pattern.groupindex}
-    assert set(re.findall(r"(?<!\{)\{(\w+)\}(?!\})", row.cause + row.mend)) <= groups
+    regexes = [regex for pattern in row.patterns for regex in (pattern.regex, *pattern.then)]
+    groups = {re.sub(r"\d$", "", name) for regex in regexes for name in regex.groupindex}
+    assert set(re.findall(r"(?<!\{)\{(\w+)\}(?!\})", row.cause + row.fix)) <= groups
 
 
 SEED_002 = [
@@ -53,6 +58,7 @@ SEED_002 = [
     ("no-setuptools", None),
     ("mkl-on-arm", None),
     ("xnnpack-arm", 10),
+    ("protobuf-build", 10),
     ("shm-manager-link", 92),
 ]
 
@@ -136,11 +142,76 @@ def test_a_switch_that_cmake_only_names_is_no_failure() -> None:
     assert found.finding.failure == "missing-header"
 
 
-def test_without_kleidiai_is_a_safe_mend() -> None:
+def test_without_kleidiai_is_a_safe_fix() -> None:
     found = read((LOGS / "no-kleidiai.log").read_bytes())
     assert found.finding
     assert found.finding.auto
     assert found.finding.auto.switches == {"USE_KLEIDIAI": "0"}
+
+
+NVCC = [
+    ('a.cu(12): error: identifier "x" is undefined', "cuda-source"),
+    (
+        '/tmp/tmpxft_000061b5_00000000-1_stdin(1): error #177-D: variable "y" was declared but never referenced',
+        "cuda-source",
+    ),
+    ('k.cuh(3): catastrophic error: cannot open source file "cub/cub.cuh"', "missing-header"),
+    ("ptxas fatal   : Unresolved extern function '_Z1fi'", "device-link"),
+    ("ptxas fatal   : Input file 'k.ptx' could not be opened", "ptxas-error"),
+    ("nvlink fatal   : Input file 'k.o' newer than toolkit (130 vs 128)", "cuda-toolkits-mixed"),
+    ("nvlink error   : Multiple definition of '_Z1fv' in 'b.o', first defined in 'a.o'", "nvlink-error"),
+]
+
+
+@pytest.mark.parametrize(("line", "failure"), NVCC, ids=lambda value: value[:20])
+def test_errors_of_nvcc_and_its_tools_are_errors(line: str, failure: str) -> None:
+    found = read(f"[1/2] Building CUDA object a.cu.o\n{line}\n")
+    assert found.first_error
+    assert found.first_error.text == line
+    assert found.finding
+    assert found.finding.failure == failure
+
+
+def test_a_compile_error_of_nvcc_is_named_with_its_place() -> None:
+    found = read((LOGS / "cuda-source.log").read_bytes())
+    assert found.finding
+    assert found.finding.cause == 'nvcc does not compile a.cu, line 12: identifier "x" is undefined.'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- **Error:** Flash Attention, XNNPACK, Protobuf build errors",  # as seed 002 writes it
+        "FAILED: third_party/protobuf/cmake/CMakeFiles/libprotobuf.dir/__/src/google/protobuf/any.cc.o",
+        "gmake[2]: *** [third_party/protobuf/cmake/CMakeFiles/libprotoc.dir/build.make:90: x.cc.o] Error 1",
+    ],
+)
+def test_protobuf_errors_of_seed_002(line: str) -> None:
+    found = read(line + "\n")
+    assert found.finding
+    assert (found.finding.failure, found.finding.confidence) == ("protobuf-build", "likely")
+
+
+def test_a_component_that_was_killed_for_memory_is_not_blamed() -> None:
+    killed = "cc: fatal error: Killed signal terminated program cc1\n"
+    found = read(f"FAILED: confu-deps/XNNPACK/CMakeFiles/x.dir/a.c.o\ncc -c a.c\n{killed}")
+    assert found.finding
+    assert found.finding.failure == "out-of-memory"
+    assert [other.failure for other in found.others] == ["xnnpack-arm"]
+
+
+def test_a_late_certain_cause_is_found_behind_many_likely_ones() -> None:
+    log = "".join(f"a.cpp:{n}:1: fatal error: h{n}.h: No such file or directory\n" for n in range(200))
+    found = read(log + "ld: final link failed: No space left on device\n")
+    assert found.finding
+    assert found.finding.failure == "disk-full"
+
+
+def test_a_hash_mismatch_is_named_from_the_lines_that_follow() -> None:
+    found = read((LOGS / "nix-hash.log").read_bytes())
+    assert found.finding
+    assert found.finding.names["what"] == "source"
+    assert found.finding.names["got"].startswith("sha256-i9Inbx")
 
 
 def test_progress() -> None:
@@ -153,7 +224,8 @@ def test_progress() -> None:
 @given(st.binary(max_size=400))
 def test_any_bytes_can_be_read(data: bytes) -> None:
     assert diagnose(io.BytesIO(data)).lines >= 0
-    assert "\x1b[" not in clean(b"\x1b[31m" + data.replace(b"\x1b", b"")[:100])
+    coloured = io.BytesIO(b"\x1b[31m" + data.replace(b"\x1b", b"")[:100])
+    assert b"\x1b[" not in b"".join(blocks(coloured))
 
 
 def test_excerpts_in_random_noise_are_found_where_they_stand() -> None:
@@ -165,6 +237,104 @@ def test_excerpts_in_random_noise_are_found_where_they_stand() -> None:
         assert found.finding
         assert found.finding.failure == failure
         assert at < found.finding.line <= at + excerpt.count("\n") + 1
+
+
+ALL_PATTERNS = [
+    *(pattern for failure in FAILURES.values() for pattern in failure.patterns),
+    *error_patterns(),
+    *summary_patterns(),
+]
+_parser: Any = importlib.import_module("re._parser")
+
+
+def walk(tree: Any, *, repeated: bool = False, last: bool = True) -> Iterator[str]:
+    """What could make an expression take more than linear time."""
+    items = list(tree)
+    for place, (operation, value) in enumerate(items):
+        ends = last and place == len(items) - 1
+        if str(operation) in ("MAX_REPEAT", "MIN_REPEAT"):
+            _, most, inner = value
+            if repeated and int(most) > 1:
+                yield "a repeat inside a repeat"
+            if int(most) > 400 and not ends:
+                yield "an unbounded repeat before something else"
+            yield from walk(inner, repeated=repeated or int(most) > 1, last=ends)
+        elif str(operation) == "SUBPATTERN":
+            yield from walk(value[-1], repeated=repeated, last=ends)
+        elif str(operation) == "BRANCH":
+            for branch in value[1]:
+                yield from walk(branch, repeated=repeated, last=ends)
+
+
+def literals(tree: Any) -> list[str]:
+    """The runs of characters that every match contains."""
+    runs = [""]
+    for operation, value in tree:
+        if str(operation) == "LITERAL":
+            runs[-1] += chr(value)
+        elif str(operation) == "SUBPATTERN":
+            first, *more = literals(value[-1])
+            runs = [*runs[:-1], runs[-1] + first, *more]
+        elif str(operation) != "AT":
+            runs.append("")
+    return runs
+
+
+@pytest.mark.parametrize("pattern", ALL_PATTERNS, ids=lambda pattern: pattern.regex.pattern[:40])
+def test_expressions_are_linear_and_contain_their_literal(pattern: Pattern) -> None:
+    for regex in (pattern.regex, *pattern.then):
+        assert not list(walk(_parser.parse(regex.pattern)))
+    tree = _parser.parse(pattern.regex.pattern)
+    assert str(tree[0][0]) not in ("MAX_REPEAT", "MIN_REPEAT"), "it would begin anew at every character"
+    assert any(pattern.literal.decode() in run for run in literals(tree))
+
+
+LONG_LINES = [
+    "x" * 20_000,
+    "ld" * 10_000,
+    "FAILED: XNNPACK/" * 1200,
+    "make: *** protobuf " * 1000,
+    "fatal error: cuda/" * 1000,
+    "a.cu(1): error: " * 1200,
+    "google/protobuf/: error" * 1000,
+    "lib.so: undefined symbol: " * 800,
+    "/nix/store/" * 2000 + "hash mismatch in fixed-output derivation '",
+    "error: " * 3000,
+]
+
+
+def work(log: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Characters that were given to expressions while reading a log."""
+    offered = 0
+    search = Pattern.search
+
+    def count(self: Pattern, line: str) -> re.Match[str] | None:
+        nonlocal offered
+        offered += len(line)
+        return search(self, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pattern, "search", count)
+        read(log)
+    return offered
+
+
+@pytest.mark.parametrize("line", LONG_LINES, ids=lambda line: line[:16])
+def test_work_is_linear_in_the_size_of_a_log(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = work((line + "\n") * 40, monkeypatch)
+    assert once <= 40 * MAX_LINE * 40  # of 200 expressions, few are tried on a line
+    assert work((line + "\n") * 80, monkeypatch) <= 2 * once
+    assert work(line * 80 + "\n", monkeypatch) <= MAX_LINE * 40  # one line of a megabyte: its front alone
+
+
+@given(st.lists(st.sampled_from([*LONG_LINES, "ok", ""]), max_size=6), st.binary(max_size=50))
+def test_lines_are_counted_however_long_they_are(lines: list[str], more: bytes) -> None:
+    log = "".join(f"{line}\n" for line in lines).encode() + more
+    assert read(log).lines == len(log.splitlines())
+
+
+def test_a_log_without_anything_telling_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work(NOISE, monkeypatch) == 0
 
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.fetch import client
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.settings import IndexSettings
 
 
 @pytest.fixture
@@ -31,10 +32,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def settings(site: Site) -> Callable[..., Settings]:
-    def make(**changes: object) -> Settings:
-        source = Source(f"{site.url}/simple", SourceKind.INDEX, "test")
+def settings(site: Site) -> Callable[..., IndexSettings]:
+    def make(**changes: object) -> IndexSettings:
+        source = IndexLocation(f"{site.url}/simple", LocationKind.INDEX, "test")
         values: dict[str, object] = {"sources": (source,), "timeout": 1.0, "retries": 3} | changes
-        return Settings(**values)  # type: ignore[arg-type]
+        return IndexSettings(**values)  # type: ignore[arg-type]
 
     return make

@@ -18,8 +18,9 @@ from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache, EntryKind
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader, Fetched, WrongBytesError
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.pages import WheelFile
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.settings import IndexSettings
 
 DATA = Package(
     "big", "1.0", files={"big/data.bin": bytes((i * i * 7 + i // 251) % 251 for i in range(400_000))}
@@ -30,13 +31,13 @@ PATH = "/files/big-1.0-py3-none-any.whl"
 @pytest.fixture
 def file(site: Site) -> WheelFile:
     site.content[PATH] = DATA
-    source = Source(site.url, SourceKind.INDEX, "test")
+    source = IndexLocation(site.url, LocationKind.INDEX, "test")
     name = PATH.rsplit("/", 1)[1]
-    return WheelFile(name, site.url + PATH, source, {"sha256": hashlib.sha256(DATA).hexdigest()}, len(DATA))
+    return WheelFile(name, site.url + PATH, {"sha256": hashlib.sha256(DATA).hexdigest()}, len(DATA), source=source)
 
 
 @pytest.fixture
-def fetch(settings: Callable[..., Settings], cache: Cache) -> Callable[..., Fetched]:
+def fetch(settings: Callable[..., IndexSettings], cache: Cache) -> Callable[..., Fetched]:
     def one(file: WheelFile, **changes: object) -> Fetched:
         return Downloader(Client(settings(**changes)), cache).fetch([file])[file.url]
 
@@ -123,7 +124,7 @@ def test_many_drops_are_fine_as_long_as_each_brings_something(
         (Fault(status=500), "answered 500"),
         (Fault(status=429, retry_after="0"), "answered 429"),
         (Fault(drop_after=0), "broke off|cannot be reached"),
-        (Fault(wrong_bytes=True), "is not the file that its index names"),
+        (Fault(wrong_bytes=True), "is not the file that its index lists"),
         (Fault(extra=5000), "sends more than"),
         (Fault(short=5000), "416|ended after|no such range|differs|broke off"),
     ],
@@ -176,7 +177,7 @@ def test_half_a_download_of_an_older_file_is_not_joined_to_the_new_one(
 
 
 def test_one_failure_stops_the_others_and_is_the_one_reported(
-    file: WheelFile, settings: Callable[..., Settings], site: Site, cache: Cache
+    file: WheelFile, settings: Callable[..., IndexSettings], site: Site, cache: Cache
 ) -> None:
     site.delay = 0.05
     files = [replace(file, filename=f"big-1.{n}-py3-none-any.whl", hashes={"sha256": str(n) * 64}) for n in range(1, 5)]
@@ -187,7 +188,7 @@ def test_one_failure_stops_the_others_and_is_the_one_reported(
 
 
 def test_two_at_once_download_one_file(
-    file: WheelFile, settings: Callable[..., Settings], site: Site, cache: Cache
+    file: WheelFile, settings: Callable[..., IndexSettings], site: Site, cache: Cache
 ) -> None:
     site.delay = 0.02
     results: list[Fetched] = []

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import FactsReader
 from torchtailor.fetch.pages import WheelFile
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.settings import IndexSettings
 
 PACKAGE = Package("big", "1.0", ("numpy>=1",), files={"big/data.bin": os.urandom(3_000_000)})
 DATA = PACKAGE.wheel()
@@ -26,12 +30,12 @@ PATH = f"/files/{PACKAGE.filename}"
 @pytest.fixture
 def file(site: Site) -> WheelFile:
     site.content[PATH] = DATA
-    source = Source(site.url, SourceKind.INDEX, "test")
-    return WheelFile(PACKAGE.filename, site.url + PATH, source, {"sha256": hashlib.sha256(DATA).hexdigest()})
+    source = IndexLocation(site.url, LocationKind.INDEX, "test")
+    return WheelFile(PACKAGE.filename, site.url + PATH, {"sha256": hashlib.sha256(DATA).hexdigest()}, source=source)
 
 
 @pytest.fixture
-def reader(settings: Callable[..., Settings], cache: Cache) -> FactsReader:
+def reader(settings: Callable[..., IndexSettings], cache: Cache) -> FactsReader:
     return FactsReader(Client(settings()), cache)
 
 
@@ -67,7 +71,7 @@ def test_a_metadata_file_is_preferred_and_checked(
 
 def test_a_server_without_ranges_is_an_error_not_a_download(file: WheelFile, reader: FactsReader, site: Site) -> None:
     site.ranges = False
-    with pytest.raises(NetworkError, match="nor answers range requests") as caught:
+    with pytest.raises(NetworkError, match="does not support range requests") as caught:
         reader.read(file)
     assert "--find-links" in caught.value.hint
     assert site.sent < 1_000_000  # what the socket took before it was closed
@@ -85,7 +89,7 @@ def test_passing_faults(file: WheelFile, reader: FactsReader, site: Site) -> Non
     assert reader.read(file).text == PACKAGE.metadata
 
 
-def test_offline_without_a_note(file: WheelFile, settings: Callable[..., Settings], cache: Cache) -> None:
+def test_offline_without_a_note(file: WheelFile, settings: Callable[..., IndexSettings], cache: Cache) -> None:
     with pytest.raises(NetworkError, match="offline"):
         FactsReader(Client(settings()), cache, offline=True).read(file)
 
@@ -95,6 +99,16 @@ def test_what_is_no_wheel_of_that_name(data: bytes, file: WheelFile, reader: Fac
     site.content[PATH] = data
     with pytest.raises((BadInputError, NetworkError)):
         reader.read(file)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_wheel_that_no_command_would_take(
+    tmp_path: Path, local: bool, file: WheelFile, reader: FactsReader, site: Site
+) -> None:
+    link = build_wheel(tmp_path, {"big/a": b"/etc/passwd"}, name="big", modes={"big/a": stat.S_IFLNK | 0o777})
+    site.content[PATH] = link.read_bytes()
+    with pytest.raises(BadInputError, match="symbolic link"):
+        reader.read(replace(file, url=link.as_uri()) if local else file)
 
 
 def test_a_requirement_that_cannot_be_read(site: Site, reader: FactsReader, file: WheelFile) -> None:

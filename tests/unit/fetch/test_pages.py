@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.unit.fetch.packages import Package, json_page
 from torchtailor.errors import NetworkError
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.pages import JSON_TYPE, list_folder, parse_page
-from torchtailor.fetch.settings import Source, SourceKind
 
-SOURCE = Source("https://index/simple", SourceKind.INDEX, "test")
+SOURCE = IndexLocation("https://index/simple", LocationKind.INDEX, "test")
 URL = "https://index/simple/torch/"
 
 HTML = b"""<!DOCTYPE html><html><head><base href="https://files/"></head><body>
@@ -52,7 +52,7 @@ def test_json() -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"files": [{"filename": 3}]}', b'{"files": {}}', b"\xff\xfe"])
 def test_bad_json_is_a_clear_error(body: bytes) -> None:
-    with pytest.raises(NetworkError, match="is not the index answer"):
+    with pytest.raises(NetworkError, match="not valid JSON of a package index"):
         parse_page(body, JSON_TYPE, URL, SOURCE)
 
 

@@ -14,9 +14,10 @@ from tests.unit.fetch.serving import Fault, Site
 from torchtailor.errors import NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.pages import JSON_TYPE
 from torchtailor.fetch.resolve import resolve
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 
 X86 = Target("3.13", "x86_64")
@@ -47,7 +48,7 @@ PACKAGES = [
 
 
 @pytest.fixture
-def finder(settings: Callable[..., Settings], cache: Cache, site: Site) -> Finder:
+def finder(settings: Callable[..., IndexSettings], cache: Cache, site: Site) -> Finder:
     site.content |= html_index(PACKAGES)
     return Finder(settings(), cache)
 
@@ -128,7 +129,7 @@ def test_yanked_only_when_pinned(finder: Finder, site: Site) -> None:
 
 
 def test_json_pages_metadata_files_and_revalidation(
-    settings: Callable[..., Settings], cache: Cache, site: Site
+    settings: Callable[..., IndexSettings], cache: Cache, site: Site
 ) -> None:
     packages = [Package("a", "1.0"), Package("a", "1.1")]
     site.content |= html_index(packages, metadata=True)
@@ -141,7 +142,9 @@ def test_json_pages_metadata_files_and_revalidation(
     assert [request.status for request in site.requests if request.path == "/simple/a/"] == [200, 304]
 
 
-def test_offline_uses_the_pages_of_the_last_run(settings: Callable[..., Settings], cache: Cache, site: Site) -> None:
+def test_offline_uses_the_pages_of_the_last_run(
+    settings: Callable[..., IndexSettings], cache: Cache, site: Site
+) -> None:
     site.content |= html_index([Package("a", "1.0", ("b",)), Package("b", "1.0")])
     first = run(Finder(settings(), cache), "a")
     before = len(site.requests)
@@ -152,7 +155,7 @@ def test_offline_uses_the_pages_of_the_last_run(settings: Callable[..., Settings
 
 
 def test_several_sources_are_joined_and_local_ones_work(
-    settings: Callable[..., Settings], cache: Cache, site: Site, tmp_path: Path
+    settings: Callable[..., IndexSettings], cache: Cache, site: Site, tmp_path: Path
 ) -> None:
     site.content |= html_index([Package("a", "1.0", ("b", "c"))])
     folder, index = tmp_path / "links", tmp_path / "index"
@@ -162,26 +165,26 @@ def test_several_sources_are_joined_and_local_ones_work(
         (where / package.filename).write_bytes(package.wheel())
     (index / "c" / "index.html").write_text(f'<a href="../{Package("c", "3.0").filename}">c</a>')
     sources = (
-        Source(folder.as_uri(), SourceKind.LINKS, "links"),
-        Source(f"{site.url}/simple", SourceKind.INDEX, "web"),
-        Source(index.as_uri(), SourceKind.INDEX, "local"),
-        Source((tmp_path / "absent").as_uri(), SourceKind.LINKS, "absent"),
+        IndexLocation(folder.as_uri(), LocationKind.LINKS, "links"),
+        IndexLocation(f"{site.url}/simple", LocationKind.INDEX, "web"),
+        IndexLocation(index.as_uri(), LocationKind.INDEX, "local"),
+        IndexLocation((tmp_path / "absent").as_uri(), LocationKind.LINKS, "absent"),
     )
     found = run(Finder(settings(sources=sources), cache), "a")
     assert found == ["a-1.0-py3-none-any.whl", "b-2.0-py3-none-any.whl", "c-3.0-py3-none-any.whl"]
 
 
 def test_folders_do_not_say_for_which_python_a_wheel_is_but_the_wheel_does(
-    settings: Callable[..., Settings], cache: Cache, tmp_path: Path
+    settings: Callable[..., IndexSettings], cache: Cache, tmp_path: Path
 ) -> None:
     for package in (Package("a", "1.0"), Package("a", "2.0", requires_python=">=3.14"), Package("b", "1.0", ("a",))):
         (tmp_path / package.filename).write_bytes(package.wheel())
-    source = Source(tmp_path.as_uri(), SourceKind.LINKS, "links")
+    source = IndexLocation(tmp_path.as_uri(), LocationKind.LINKS, "links")
     assert run(Finder(settings(sources=(source,)), cache), "b") == ["a-1.0-py3-none-any.whl", "b-1.0-py3-none-any.whl"]
 
 
-def test_a_dead_index_is_asked_once_and_then_reported(settings: Callable[..., Settings], cache: Cache) -> None:
-    sources = (Source("http://127.0.0.1:9/simple", SourceKind.INDEX, "dead"),)
+def test_a_dead_index_is_asked_once_and_then_reported(settings: Callable[..., IndexSettings], cache: Cache) -> None:
+    sources = (IndexLocation("http://127.0.0.1:9/simple", LocationKind.INDEX, "dead"),)
     with pytest.raises(NetworkError, match="cannot be reached"):
         run(Finder(settings(sources=sources, retries=0), cache), "a")
 

@@ -9,7 +9,8 @@ import pytest
 
 from torchtailor.errors import UsageError
 from torchtailor.fetch import pipconfig
-from torchtailor.fetch.settings import Settings, SourceKind, read_settings, redact
+from torchtailor.fetch.locations import LocationKind, redact
+from torchtailor.fetch.settings import IndexSettings, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +21,11 @@ def no_files_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(Path, "is_file", lambda self: not str(self).startswith("/etc/") and real(self))
 
 
-def read(tmp_path: Path, environment: dict[str, str] | None = None, **options: object) -> Settings:
+def read(tmp_path: Path, environment: dict[str, str] | None = None, **options: object) -> IndexSettings:
     return read_settings(environment={"HOME": str(tmp_path)} | (environment or {}), directory=tmp_path, **options)  # type: ignore[arg-type]
 
 
-def urls(settings: Settings, kind: SourceKind = SourceKind.INDEX) -> list[str]:
+def urls(settings: IndexSettings, kind: LocationKind = LocationKind.INDEX) -> list[str]:
     return [source.url for source in settings.sources if source.kind is kind]
 
 
@@ -61,7 +62,7 @@ def test_pip_environment_over_files_and_later_files_over_earlier(tmp_path: Path)
     )
     settings = read(tmp_path)
     assert urls(settings) == ["https://user/simple", "https://a/simple", "https://b/simple"]
-    assert urls(settings, SourceKind.LINKS) == ["file:///wheels", "https://links/page.html"]
+    assert urls(settings, LocationKind.LINKS) == ["file:///wheels", "https://links/page.html"]
     assert settings.timeout == 7
     assert settings.trusted_hosts == {"a"}
     write(tmp_path / "prefix/pip.conf", "[global]\nindex-url = https://venv/simple\n")
@@ -89,7 +90,7 @@ def test_uv_environment_and_files(tmp_path: Path) -> None:
     settings = read(tmp_path, {"UV_INDEX_CORP_USERNAME": "me", "UV_INDEX_CORP_PASSWORD": "se/cret"})
     assert urls(settings) == ["https://me:se%2Fcret@corp/simple", "https://more/simple"]
     assert settings.indexes[0].shown == "https://****@corp/simple"
-    assert urls(settings, SourceKind.LINKS) == [(tmp_path / "wheels").as_uri(), "https://flat/page"]
+    assert urls(settings, LocationKind.LINKS) == [(tmp_path / "wheels").as_uri(), "https://flat/page"]
     environment = {"UV_DEFAULT_INDEX": "https://env/simple", "UV_INDEX": "n=https://one/simple https://two/simple"}
     assert urls(read(tmp_path, environment))[:3] == ["https://env/simple", "https://one/simple", "https://two/simple"]
     assert read(tmp_path, {"UV_NO_CONFIG": "1", "UV_OFFLINE": "true"}).offline
@@ -125,7 +126,7 @@ def test_certificates_and_numbers(tmp_path: Path) -> None:
     assert read(tmp_path, {"SSL_CERT_FILE": str(bundle)}).ca_bundle == bundle
     with pytest.raises(UsageError, match="does not exist"):
         read(tmp_path, {"PIP_CERT": "/nowhere.pem"})
-    with pytest.raises(UsageError, match="'soon' where a number belongs"):
+    with pytest.raises(UsageError, match="'soon' instead of a number"):
         read(tmp_path, {"PIP_TIMEOUT": "soon"})
 
 
@@ -140,7 +141,7 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
 def test_bad_addresses_and_paths(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not http, https or file"):
         read(tmp_path, index_url="ftp://me:secret@host/simple")
-    with pytest.raises(UsageError, match="neither an address nor an existing path"):
+    with pytest.raises(UsageError, match="neither a URL nor an existing path"):
         read(tmp_path, find_links=["nowhere"])
     (tmp_path / "here").mkdir()
     assert read(tmp_path, find_links=["here"]).sources[0].local_path == tmp_path / "here"
@@ -149,3 +150,14 @@ def test_bad_addresses_and_paths(tmp_path: Path) -> None:
 def test_passwords_are_not_shown() -> None:
     assert redact("https://a:b@host:80/x") == "https://****@host:80/x"
     assert redact("https://host/x@y") == "https://host/x@y"
+
+
+def test_pip_and_uv_configuration_import_nothing_of_the_settings_that_join_them() -> None:
+    """They were a circle: settings imported both, and both imported settings."""
+    import subprocess
+    import sys
+
+    code = "import sys, torchtailor.fetch.{name}; print('torchtailor.fetch.settings' in sys.modules)"
+    for name in ("pipconfig", "uvconfig", "locations"):
+        line = [sys.executable, "-c", code.format(name=name)]
+        assert subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -14,7 +14,8 @@ from torchtailor.catalog import Method, load_catalog
 from torchtailor.errors import NetworkError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.settings import Settings, Source, SourceKind
+from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import choose_torch, closure_requirements, label_of
 from torchtailor.variants import Matrix, Variant
@@ -71,20 +72,20 @@ def test_label_from_requirements(line: str, label: str) -> None:
     assert found in (label, "cu140") if "<14" in line else found == label
 
 
-def test_the_default_index_has_it(default: Site, settings: Callable[..., Settings], cache: Cache) -> None:
+def test_the_default_index_has_it(default: Site, settings: Callable[..., IndexSettings], cache: Cache) -> None:
     choice = choose_torch(Finder(settings(), cache), variant("sm90-avx512", "main"), Target("3.13", "x86_64"), "unused")
     assert (choice.label, choice.file.filename, choice.notes) == ("cu128", f"torch-2.8.0-{CP313}.whl", ())
 
 
 def test_the_same_metadata_is_another_build_on_another_platform(
-    default: Site, settings: Callable[..., Settings], cache: Cache
+    default: Site, settings: Callable[..., IndexSettings], cache: Cache
 ) -> None:
     choice = choose_torch(Finder(settings(), cache), variant("cpu-armv9", "main"), Target("3.13", "aarch64"), "unused")
     assert choice.label == "cpu"
 
 
 def test_another_build_comes_from_pytorch_and_is_said(
-    default: Site, settings: Callable[..., Settings], cache: Cache
+    default: Site, settings: Callable[..., IndexSettings], cache: Cache
 ) -> None:
     finder = Finder(settings(), cache)
     choice = choose_torch(finder, variant("cpu-avx2", "2.15"), Target("3.13", "x86_64"), other_index(default))
@@ -95,30 +96,30 @@ def test_another_build_comes_from_pytorch_and_is_said(
 
 
 def test_a_local_file_is_as_good_as_an_index(
-    default: Site, settings: Callable[..., Settings], cache: Cache, tmp_path: Path
+    default: Site, settings: Callable[..., IndexSettings], cache: Cache, tmp_path: Path
 ) -> None:
     package = Package("torch", "2.15.0+cpu", (), CP313)
     (tmp_path / package.filename).write_bytes(package.wheel())
-    sources = (*settings().sources, Source(tmp_path.as_uri(), SourceKind.LINKS, "--find-links"))
+    sources = (*settings().sources, IndexLocation(tmp_path.as_uri(), LocationKind.LINKS, "--find-links"))
     finder = Finder(settings(sources=sources), cache)
     choice = choose_torch(finder, variant("cpu-avx2", "2.15"), Target("3.13", "x86_64"), "http://127.0.0.1:9/{label}")
     assert choice.file.local_path == tmp_path / package.filename
 
 
-def test_words_where_it_cannot_be_had(default: Site, settings: Callable[..., Settings], cache: Cache) -> None:
+def test_words_where_it_is_not_available(default: Site, settings: Callable[..., IndexSettings], cache: Cache) -> None:
     wanted, target = variant("cpu-avx2", "2.15"), Target("3.13", "x86_64")
     with pytest.raises(NetworkError, match=r"as cu132 .*PyTorch's own index for cpu cannot be used") as caught:
         choose_torch(Finder(settings(retries=0), cache), wanted, target, "http://127.0.0.1:9/{label}")
     assert "--find-links" in caught.value.hint
     with pytest.raises(NoMatchError, match="does not have it either"):
         choose_torch(Finder(settings(), cache), wanted, target, default.url + "/none/{label}")
-    with pytest.raises(NoMatchError, match="--index-url says where to look"):
+    with pytest.raises(NoMatchError, match="because of --index-url"):
         choose_torch(Finder(settings(explicit_index=True), cache), wanted, target, other_index(default))
     with pytest.raises(NoMatchError, match=r"do not have PyTorch 2\.10\.0"):
         choose_torch(Finder(settings(offline=True), cache), variant("cpu-avx2", "2.10"), target, other_index(default))
 
 
-def test_companions(default: Site, settings: Callable[..., Settings], cache: Cache) -> None:
+def test_companions(default: Site, settings: Callable[..., IndexSettings], cache: Cache) -> None:
     choice = choose_torch(Finder(settings(), cache), variant("sm90-avx512", "main"), Target("3.13", "x86_64"), "unused")
     wanted = closure_requirements(choice, ["torchvision", "triton>=3"])
     assert [str(item) for item in wanted] == ["torch===2.8.0", "torchvision", "triton>=3"]

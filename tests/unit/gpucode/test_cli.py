@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.gpucode.builders import FIXTURES
+from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
+from torchtailor.gpucode.targets import read_targets
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -71,6 +73,13 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["totals"]["tailored"] == [{"gpu": "9.0", "saved": gpu["saved"], "saved_with_consent_only": 0}]
 
 
+@pytest.mark.parametrize("words", [["sm_90a"], ["9.0a,8.9"], ["8.9 9.0"], ["H100", "RTX 4090"], ["9.0+PTX"]])
+def test_gpus_are_named_as_for_tailor_and_verify(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    options = [option for word in words for option in ("--gpu", word)]
+    gpus = run_json(capsys, str(FIXTURES / "size.so"), *options)["gpus"]
+    assert gpus == [str(gpu) for gpu in read_targets(words, load_catalog(), {}).devices]
+
+
 def test_nvidias_own_libraries_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "libcurand.so.10").write_bytes((FIXTURES / "raw.so").read_bytes())
     (tmp_path / "libmine.so").write_bytes((FIXTURES / "raw.so").read_bytes())
@@ -81,7 +90,7 @@ def test_nvidias_own_libraries_are_told_apart(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{fixtures}/make.sh"], ExitCode.BAD_INPUT, "not an ELF file"),
+        (["{fixtures}/make.sh"], ExitCode.BAD_INPUT, "is no library, wheel, folder or environment"),
         (["{fixtures}/nothing"], ExitCode.NO_MATCH, "does not exist"),
         (["{fixtures}/size.so", "--gpu", "1.7"], ExitCode.NO_MATCH, "1.7"),
         (["{fixtures}/size.so", "--gpu", "Radeon"], ExitCode.NO_MATCH, "Radeon"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Place, elf
 from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
-from torchtailor.binary.elf_headers import DynamicTag, Machine, SegmentType
+from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, SegmentType
 from torchtailor.errors import BadInputError
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
@@ -22,7 +22,7 @@ PLAIN = elf(Place(".rodata", bytes(64)), Place(".data", b"x" * 32, flags=3))
 def test_real_headers_agree_with_readelf() -> None:
     """`readelf -hSlW size.so`, recorded."""
     file = ElfFile.from_buffer(SIZE)
-    assert file.machine is Machine.X86_64
+    assert file.machine is ElfMachine.X86_64
     assert len(file.sections) == file.header.section_count
     wrapper = file.section(".nvFatBinSegment")
     assert wrapper is not None and wrapper.size == 24 and wrapper.allocated

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.checks import policy
 from tests.unit.surgery.libraries import Linker, Recipe
-from torchtailor.artifact.inputs import InputKind, open_input
+from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import Capability, Fit, load_catalog
 from torchtailor.errors import BadInputError, NoMatchError
@@ -45,6 +45,20 @@ def link_all(folder: Path) -> Path:
     return folder
 
 
+class Recorder:
+    """Progress that is remembered."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.steps: list[int] = []
+
+    def begin(self, what: str, total: int) -> None:
+        self.total = total
+
+    def advance(self, size: int) -> None:
+        self.steps.append(size)
+
+
 # -- inputs ---------
 
 
@@ -56,9 +70,9 @@ def test_a_folder_lists_each_library_once(tmp_path: Path) -> None:
     (folder / "loop").symlink_to(folder)
     (folder / "module.py").write_bytes(b"\x7fELF is how it starts")
     (folder / "text.so").write_text("/* GNU ld script */")
-    found = open_input(tmp_path)
-    assert found.kind is InputKind.FOLDER
-    assert len(found.items) == len(list(FIXTURES.glob("*.so")))
+    found = open_artifact(tmp_path)
+    assert found.kind is ArtifactKind.FOLDER
+    assert len(found.libraries) == len(list(FIXTURES.glob("*.so")))
 
 
 @pytest.mark.parametrize("marker", ["pyvenv.cfg", "conda-meta/history", ""])
@@ -68,20 +82,20 @@ def test_environments_are_known(tmp_path: Path, marker: str) -> None:
     if marker:
         (tmp_path / marker).parent.mkdir(exist_ok=True)
         (tmp_path / marker).write_text("")
-    found = open_input(tmp_path if marker else packages)
-    assert found.kind is InputKind.ENVIRONMENT
-    assert all("torch/lib/" in item.name for item in found.items)
+    found = open_artifact(tmp_path if marker else packages)
+    assert found.kind is ArtifactKind.ENVIRONMENT
+    assert all(item.name.startswith("torch/lib/") for item in found.libraries)
 
 
 def test_what_does_not_exist_is_said(tmp_path: Path) -> None:
     with pytest.raises(NoMatchError, match="does not exist"):
-        open_input(tmp_path / "nothing.so")
+        open_artifact(tmp_path / "nothing.so")
 
 
 def test_a_file_given_by_name_must_be_readable(tmp_path: Path) -> None:
     path = tmp_path / "no.so"
     path.write_bytes(b"not a library")
-    with pytest.raises(BadInputError, match="not an ELF file"):
+    with pytest.raises(BadInputError, match="is no library, wheel, folder or environment"):
         inspect([path])
 
 
@@ -91,7 +105,7 @@ def test_damage_in_a_folder_is_skipped_and_reported(tmp_path: Path) -> None:
     foreign = bytearray((FIXTURES / "raw.so").read_bytes())
     foreign[18] = 190
     (folder / "kernel.cubin").write_bytes(foreign)
-    (found,) = inspect([folder])
+    (found,) = inspect(folder).artifacts
     assert {(skipped.name, skipped.damaged) for skipped in found.skipped} == {
         ("cut.so", True),
         ("kernel.cubin", False),
@@ -105,9 +119,9 @@ def test_a_wheel_a_folder_and_processes_give_the_same_answers(tmp_path: Path) ->
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for library in sorted(folder.iterdir()):
             archive.write(library, library.name)
-    (unpacked,) = inspect([folder])
-    (packed,) = inspect([wheel])
-    assert packed.kind is InputKind.WHEEL
+    (unpacked,) = inspect([folder]).artifacts
+    (packed,) = inspect(str(wheel)).artifacts
+    assert packed.kind is ArtifactKind.WHEEL
     assert packed.libraries == unpacked.libraries
 
 
@@ -115,9 +129,10 @@ def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
     folder = link_all(tmp_path)
     alone = inspect([folder])
     monkeypatch.setattr("torchtailor.gpucode.inspect._WORTH_PROCESSES", 0)
-    told: list[str] = []
-    assert inspect([folder], processes=2, done=lambda item: told.append(item.name)) == alone
-    assert sorted(told) == sorted(library.name for library in alone[0].libraries)
+    progress = Recorder()
+    assert inspect([folder], processes=2, progress=progress).artifacts == alone.artifacts
+    sizes = [library.size for library in alone.libraries]
+    assert (sum(sizes), sorted(sizes)) == (progress.total, sorted(progress.steps))
 
 
 # -- numbers ---------

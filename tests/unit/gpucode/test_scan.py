@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import decompress
@@ -57,7 +57,7 @@ def test_what_nvcc_made(name: str, compressions: dict[str, int]) -> None:
     assert Counter(image.compression.value for image in code.images) == compressions
     (found,) = code.containers
     assert (found.section, found.reference, len(found.pointers)) == (".nv_fatbin", Reference.WRAPPER, 1)
-    assert code.machine is Machine.X86_64
+    assert code.machine is ElfMachine.X86_64
 
 
 def test_payloads_are_what_they_say() -> None:
@@ -95,9 +95,9 @@ def test_a_device_link_and_what_it_was_made_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machine"), [("places-aarch64.so", Machine.AARCH64), ("places-relr.so", Machine.X86_64)]
+    ("name", "machine"), [("places-aarch64.so", ElfMachine.AARCH64), ("places-relr.so", ElfMachine.X86_64)]
 )
-def test_every_place(name: str, machine: Machine) -> None:
+def test_every_place(name: str, machine: ElfMachine) -> None:
     code = scan_file(FIXTURES / name)
     assert code.machine is machine
     places = Counter((found.section, found.reference) for found in code.containers)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
-from torchtailor.artifact.wheel import begins_with, list_members, open_member
 from torchtailor.binary.inflate import InflateSource
 from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.scan import scan_file, scan_member, scan_source
+from torchtailor.gpucode.scan import LibraryCode, scan_file, scan_source
+from torchtailor.wheels.archive import Member, WheelArchive, open_member
 
 LIBRARIES = sorted(FIXTURES.glob("*.so"))
 
@@ -28,20 +28,30 @@ def make_wheel(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DE
     return path
 
 
+def list_members(wheel: Path) -> tuple[Member, ...]:
+    with WheelArchive(wheel) as archive:
+        return tuple(archive.files)
+
+
+def scan_member(wheel: Path, member: Member) -> LibraryCode:
+    with open_member(wheel, member) as source:
+        return scan_source(source)
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
 def test_a_packed_library_reads_like_an_unpacked_one(tmp_path: Path, method: int) -> None:
     wheel = make_wheel(tmp_path / "x.whl", {f"x/{lib.name}": lib.read_bytes() for lib in LIBRARIES}, method)
     for member, library in zip(list_members(wheel), LIBRARIES, strict=True):
-        assert begins_with(member, b"\x7fELF")
-        assert scan_member(member) == scan_file(library)
+        assert scan_member(wheel, member) == scan_file(library)
 
 
 def test_two_passes_and_little_memory_are_enough(tmp_path: Path) -> None:
     """Containers spread over 24 MB, read through windows of one."""
     blob = container(Entry(bytes(range(256)) * 4000))
     data = elf(Place(".nv_fatbin", blob * 12), Place(".ldata", (blob + bytes(8)) * 12, flags=3))
-    (member,) = list_members(make_wheel(tmp_path / "x.whl", {"x.so": data}))
-    with open_member(member) as source:
+    wheel = make_wheel(tmp_path / "x.whl", {"x.so": data})
+    (member,) = list_members(wheel)
+    with open_member(wheel, member) as source:
         assert isinstance(source, InflateSource)
         assert scan_source(source) == scan_source(BufferSource(data))
         assert source.passes == 2
@@ -52,8 +62,9 @@ def test_holes_do_not_cost_passes(tmp_path: Path) -> None:
     """A library whose code was zeroed in place, as some tools do, has long rows of zeros between containers."""
     blob = container(Entry(b"code"))
     data = elf(Place(".nv_fatbin", (blob + bytes(3 << 20)) * 5))
-    (member,) = list_members(make_wheel(tmp_path / "x.whl", {"x.so": data}))
-    with open_member(member) as source:
+    wheel = make_wheel(tmp_path / "x.whl", {"x.so": data})
+    (member,) = list_members(wheel)
+    with open_member(wheel, member) as source:
         assert isinstance(source, InflateSource)
         assert len(scan_source(source).containers) == 5
         assert source.passes == 2
@@ -89,7 +100,7 @@ def test_a_wrong_checksum_is_noticed(tmp_path: Path) -> None:
         corrupt(wheel, struct.pack("<I", member.crc), struct.pack("<I", member.crc ^ 1))
         (member,) = list_members(wheel)
         with pytest.raises(BadInputError, match="checksum"):
-            scan_member(member)
+            scan_member(wheel, member)
 
 
 @pytest.mark.parametrize("change", [-1, 1, -4096])
@@ -99,7 +110,7 @@ def test_a_wrong_size_is_noticed(tmp_path: Path, change: int) -> None:
     corrupt(wheel, struct.pack("<I", len(data)), struct.pack("<I", len(data) + change))
     (member,) = list_members(wheel)
     with pytest.raises(BadInputError):
-        scan_member(member)
+        scan_member(wheel, member)
 
 
 @settings(max_examples=150, deadline=None)
@@ -112,24 +123,9 @@ def test_damaged_packed_bytes_never_crash(tmp_path_factory: pytest.TempPathFacto
     wheel.write_bytes(image)
     try:
         for member in list_members(wheel):
-            scan_member(member)
+            scan_member(wheel, member)
     except BadInputError as error:
         assert str(wheel) in error.message
-
-
-@pytest.mark.parametrize("name", ["../evil.so", "/etc/evil.so", "a/../../evil.so", "a\\..\\evil.so"])
-def test_names_outside_the_wheel_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInputError, match="outside the wheel"):
-        list_members(make_wheel(tmp_path / "x.whl", {name: b"data"}))
-
-
-def test_duplicates_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.whl"
-    with zipfile.ZipFile(path, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr("a.so", b"1")
-        archive.writestr("a.so", b"2")
-    with pytest.raises(BadInputError, match="twice"):
-        list_members(path)
 
 
 def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
@@ -141,7 +137,7 @@ def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(BadInputError):
         for member in list_members(path):
-            scan_member(member)
+            scan_member(path, member)
     assert extra_size == 0
     zip64 = struct.pack("<HHQ", 1, 8, 5 << 30)  # 5 GB, in the field for large sizes
     struct.pack_into("<I", data, at + 24, 0xFFFFFFFF)
@@ -154,29 +150,3 @@ def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(BadInputError, match="unpacks from"):
         list_members(path)
-
-
-@pytest.mark.parametrize("data", [b"", b"PK", b"PK\x05\x06" + bytes(18)[:10], b"not a zip at all" * 10])
-def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "x.whl"
-    path.write_bytes(data)
-    with pytest.raises(BadInputError, match="zip"):
-        list_members(path)
-
-
-def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
-    path = make_wheel(tmp_path / "x.whl", {"a.so": b"data"})
-    data = bytearray(path.read_bytes())
-    at = data.rindex(b"PK\x01\x02")
-    struct.pack_into("<H", data, at + 8, 1)
-    path.write_bytes(data)
-    with pytest.raises(BadInputError, match="encrypted"):
-        list_members(path)
-
-
-def test_a_header_with_another_name_is_refused(tmp_path: Path) -> None:
-    path = make_wheel(tmp_path / "x.whl", {"a.so": (FIXTURES / "size.so").read_bytes()})
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"a.so", b"b.so", 1))
-    with pytest.raises(BadInputError, match="another name"):
-        scan_member(list_members(path)[0])

@@ -10,7 +10,7 @@ import pytest
 
 from tests import machines
 from torchtailor.host.detect import detect
-from torchtailor.host.probe import Basics, LiveProbe, Outcome, Ran
+from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, LiveProbe
 
 
 class BrokenProbe:
@@ -31,10 +31,10 @@ class BrokenProbe:
     def which(self, name: str) -> str | None:
         return f"/bin/{name}"
 
-    def run(self, args: Sequence[str], timeout: float) -> Ran:
+    def run(self, args: Sequence[str], timeout: float) -> CommandResult:
         raise ValueError("no commands")
 
-    def nvml(self, timeout: float) -> Ran:
+    def nvml(self, timeout: float) -> CommandResult:
         raise SystemError("NVML")
 
     def gpu_code(self, path: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def test_a_machine_on_which_everything_fails_is_described_and_it_is_said() -> No
 def test_a_command_that_hangs_is_killed_in_time() -> None:
     start = time.monotonic()
     ran = LiveProbe().run((sys.executable, "-c", "import time; time.sleep(60)"), 0.3)
-    assert ran.outcome is Outcome.TIMED_OUT
+    assert ran.outcome is CommandOutcome.TIMED_OUT
     assert time.monotonic() - start < 5
 
 
@@ -60,20 +60,20 @@ def test_a_commands_children_are_killed_with_it() -> None:
     """A shell whose child holds the pipe open must not keep us waiting."""
     start = time.monotonic()
     ran = LiveProbe().run(("/bin/sh", "-c", "sleep 60 & wait"), 0.3)
-    assert ran.outcome is Outcome.TIMED_OUT
+    assert ran.outcome is CommandOutcome.TIMED_OUT
     assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
     ("args", "outcome"),
     [
-        (("/bin/sh", "-c", "echo hello"), Outcome.DONE),
-        (("/bin/sh", "-c", "echo no; exit 3"), Outcome.FAILED),
-        (("/nonexistent/tool",), Outcome.MISSING),
-        (("/etc/passwd",), Outcome.MISSING),
+        (("/bin/sh", "-c", "echo hello"), CommandOutcome.DONE),
+        (("/bin/sh", "-c", "echo no; exit 3"), CommandOutcome.FAILED),
+        (("/nonexistent/tool",), CommandOutcome.MISSING),
+        (("/etc/passwd",), CommandOutcome.MISSING),
     ],
 )
-def test_how_commands_end(args: tuple[str, ...], outcome: Outcome) -> None:
+def test_how_commands_end(args: tuple[str, ...], outcome: CommandOutcome) -> None:
     assert LiveProbe().run(args, 5).outcome is outcome
 
 

@@ -10,7 +10,7 @@ from tests import machines
 from torchtailor.host.detect import detect
 from torchtailor.host.gpus import detect_gpus
 from torchtailor.host.model import Host
-from torchtailor.host.probe import Outcome, Ran, ReplayProbe
+from torchtailor.host.probe import CommandOutcome, CommandResult, ReplayProbe
 from torchtailor.host.system import detect_system
 from torchtailor.host.tegra import parse_l4t, tegra_table
 
@@ -25,9 +25,11 @@ def topics(host: Host) -> list[str]:
     return [note.topic for note in host.notes]
 
 
-def smi(output: str, outcome: Outcome = Outcome.DONE) -> Host:
+def smi(output: str, outcome: CommandOutcome = CommandOutcome.DONE) -> Host:
     """A machine whose only source is an nvidia-smi that says this."""
-    return machines.host("zen4", programs={"nvidia-smi": SMI}, commands={QUERY: Ran(outcome=outcome, output=output)})
+    return machines.host(
+        "zen4", programs={"nvidia-smi": SMI}, commands={QUERY: CommandResult(outcome=outcome, output=output)}
+    )
 
 
 def test_nvml_tells_all() -> None:
@@ -95,7 +97,7 @@ def test_nonsense_of_nvidia_smi_is_said_and_not_used(output: str) -> None:
 
 def test_nvidia_smi_without_a_module_says_what_to_do() -> None:
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that ...\n"
-    host = smi(said, Outcome.FAILED)
+    host = smi(said, CommandOutcome.FAILED)
     assert any("modprobe nvidia" in note.text for note in host.notes)
 
 
@@ -134,7 +136,8 @@ def test_under_wsl_the_number_is_the_windows_drivers() -> None:
 
 def test_wsl_whose_cuda_version_is_an_error() -> None:
     host = machines.host(
-        "rtx-4090-wsl", commands={f"{SMI} --version": Ran(outcome=Outcome.DONE, output="CUDA Version: ERR!")}
+        "rtx-4090-wsl",
+        commands={f"{SMI} --version": CommandResult(outcome=CommandOutcome.DONE, output="CUDA Version: ERR!")},
     )
     assert host.driver is not None and host.driver.cuda is None
 
@@ -192,17 +195,19 @@ def test_every_tegra_chip_is_a_gpu_of_the_catalog() -> None:
         assert catalog.gpu(chip.capability).tegra
 
 
-@given(st.text(max_size=200), st.sampled_from(Outcome))
-def test_any_answer_of_nvidia_smi_is_survived(output: str, outcome: Outcome) -> None:
+@given(st.text(max_size=200), st.sampled_from(CommandOutcome))
+def test_any_answer_of_nvidia_smi_is_survived(output: str, outcome: CommandOutcome) -> None:
     recording = machines.recording(
-        "zen4", programs={"nvidia-smi": SMI}, commands={QUERY: Ran(outcome=outcome, output=output)}
+        "zen4", programs={"nvidia-smi": SMI}, commands={QUERY: CommandResult(outcome=outcome, output=output)}
     )
     probe = ReplayProbe(recording)
     detect_gpus(probe, machines.catalog(), detect_system(probe), None)
 
 
-@given(st.text(max_size=200) | st.just('{"driver": "1", "gpus": [{}]}') | st.just("[1]"), st.sampled_from(Outcome))
-def test_any_answer_of_nvml_is_survived(output: str, outcome: Outcome) -> None:
-    probe = ReplayProbe(machines.recording("zen4", nvml=Ran(outcome=outcome, output=output)))
+@given(
+    st.text(max_size=200) | st.just('{"driver": "1", "gpus": [{}]}') | st.just("[1]"), st.sampled_from(CommandOutcome)
+)
+def test_any_answer_of_nvml_is_survived(output: str, outcome: CommandOutcome) -> None:
+    probe = ReplayProbe(machines.recording("zen4", nvml=CommandResult(outcome=outcome, output=output)))
     found = detect_gpus(probe, machines.catalog(), detect_system(probe), None)
     assert found.gpus == ()

@@ -6,7 +6,7 @@ import pytest
 
 from tests import machines
 from torchtailor.host.detect import detect
-from torchtailor.host.probe import Outcome, Ran, ReplayProbe
+from torchtailor.host.probe import CommandOutcome, CommandResult, ReplayProbe
 from torchtailor.host.system import parse_os_release
 from torchtailor.host.torches import parse_version
 
@@ -43,8 +43,8 @@ def test_libc() -> None:
 
 
 def test_tools_with_their_versions() -> None:
-    def said(text: str) -> Ran:
-        return Ran(outcome=Outcome.DONE, output=text)
+    def said(text: str) -> CommandResult:
+        return CommandResult(outcome=CommandOutcome.DONE, output=text)
 
     host = machines.host(
         "zen4",
@@ -54,7 +54,7 @@ def test_tools_with_their_versions() -> None:
             "/usr/bin/gcc -dumpfullversion": said("14.2.0\n"),
             "/usr/bin/clang --version": said("Ubuntu clang version 18.1.3 (1ubuntu1)\n"),
             "/usr/local/cuda/bin/nvcc --version": said("Cuda compilation tools, release 12.8, V12.8.93\n"),
-            "/bin/uv --version": Ran(outcome=Outcome.TIMED_OUT),
+            "/bin/uv --version": CommandResult(outcome=CommandOutcome.TIMED_OUT),
         },
     )
     assert {tool.name: tool.version for tool in host.tools} == {
@@ -95,7 +95,7 @@ def test_an_installed_pytorch_is_found_once_with_its_gpu_code() -> None:
     from torchtailor.host.torches import _SCRIPT
 
     folder = "/venv/lib/python3.12/site-packages/torch"
-    answer = Ran(outcome=Outcome.DONE, output=f"3.12\n/venv\n{folder}/__init__.py\n")
+    answer = CommandResult(outcome=CommandOutcome.DONE, output=f"3.12\n/venv\n{folder}/__init__.py\n")
     recording = machines.recording(
         "zen4",
         env={"VIRTUAL_ENV": "/venv"},
@@ -119,7 +119,7 @@ def test_the_pytorch_of_a_real_machine() -> None:
 def test_a_python_without_pytorch_is_passed_over() -> None:
     from torchtailor.host.torches import _SCRIPT
 
-    answer = Ran(outcome=Outcome.DONE, output="3.12\n/usr\n\n")
+    answer = CommandResult(outcome=CommandOutcome.DONE, output="3.12\n/usr\n\n")
     host = machines.host(
         "zen4", programs={"python3": "/usr/bin/python3"}, commands={f"/usr/bin/python3 -c {_SCRIPT}": answer}
     )

@@ -43,7 +43,7 @@ def test_who_is_visible(value: str | None, visible: list[int]) -> None:
 def test_hiding_is_said() -> None:
     assert any("hides every GPU" in note.text for note in box("").notes)
     assert any("leaves only GPU 1 visible" in note.text for note in box("1").notes)
-    assert any("'9' names no device here" in note.text for note in box("0,9").notes)
+    assert any("'9' matches no device" in note.text for note in box("0,9").notes)
     assert not any(note.topic == "visible-devices" for note in box("0,1").notes)
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError
-from torchtailor.verify.compare import Verdict, compare
+from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.imports import cpu_checks
 from torchtailor.verify.ongpu import comparison_checks, gpu_checks
-from torchtailor.verify.result import Outcome
+from torchtailor.verify.result import CheckOutcome
 from torchtailor.verify.suite_results import CaseResult, OutputHash, SuiteResults, load_results, steady
 
 
@@ -27,7 +27,7 @@ def results(*cases: CaseResult, unusable: str | None = None) -> SuiteResults:
     return SuiteResults(1, {}, unusable, cases)
 
 
-def verdicts(stock: list[SuiteResults], tailored: SuiteResults) -> dict[str, Verdict]:
+def verdicts(stock: list[SuiteResults], tailored: SuiteResults) -> dict[str, CaseVerdict]:
     return {one.name: one.verdict for one in compare(stock, tailored).cases}
 
 
@@ -70,16 +70,16 @@ def test_verdicts() -> None:
         case("aten/no", outcome="not-applicable"),
     )
     assert verdicts(stock, tailored) == {
-        "aten/same": Verdict.IDENTICAL,
-        "aten/changed": Verdict.DIFFERS,
-        "aten/unsteady": Verdict.CLOSE,
-        "aten/across": Verdict.CLOSE,
-        "aten/lost": Verdict.LOST,
-        "aten/dropped": Verdict.LOST,
-        "aten/refused": Verdict.LOST,
-        "aten/broken": Verdict.NEITHER,
-        "aten/mended": Verdict.GAINED,
-        "aten/no": Verdict.NEITHER,
+        "aten/same": CaseVerdict.IDENTICAL,
+        "aten/changed": CaseVerdict.DIFFERS,
+        "aten/unsteady": CaseVerdict.CLOSE,
+        "aten/across": CaseVerdict.CLOSE,
+        "aten/lost": CaseVerdict.LOST,
+        "aten/dropped": CaseVerdict.LOST,
+        "aten/refused": CaseVerdict.LOST,
+        "aten/broken": CaseVerdict.NEITHER,
+        "aten/mended": CaseVerdict.GAINED,
+        "aten/no": CaseVerdict.NEITHER,
     }
     comparison = compare(stock, tailored)
     assert [one.name for one in comparison.bad] == ["aten/changed", "aten/lost", "aten/dropped", "aten/refused"]
@@ -89,13 +89,13 @@ def test_verdicts() -> None:
 def test_a_case_that_became_unsteady_is_different() -> None:
     stock = [results(case("aten/a")), results(case("aten/a"))]
     found = compare(stock, results(case("aten/a", "y", deterministic=False)))
-    assert found.cases[0].verdict is Verdict.DIFFERS
+    assert found.cases[0].verdict is CaseVerdict.DIFFERS
     assert "same bytes twice" in found.cases[0].reason
 
 
 def test_a_case_that_stock_passes_only_sometimes_is_not_lost() -> None:
     stock = [results(case("aten/a")), results(case("aten/a", outcome="fail"))]
-    assert verdicts(stock, results(case("aten/a", outcome="fail"))) == {"aten/a": Verdict.NEITHER}
+    assert verdicts(stock, results(case("aten/a", outcome="fail"))) == {"aten/a": CaseVerdict.NEITHER}
 
 
 def test_nothing_to_compare_with() -> None:
@@ -113,7 +113,7 @@ def test_stock_against_itself_is_never_bad(rows: list[tuple[str, bool, str]]) ->
     comparison = compare([stock, stock], stock)
     assert not comparison.bad
     assert len(comparison.cases) == len(cases)
-    assert comparison.count(Verdict.IDENTICAL) == len(steady([stock, stock]))
+    assert comparison.count(CaseVerdict.IDENTICAL) == len(steady([stock, stock]))
 
 
 def test_lines_for_a_comparison() -> None:
@@ -122,24 +122,24 @@ def test_lines_for_a_comparison() -> None:
         case("aten/a"), case("cufft/a", outcome="fail", reason="CUFFT_INTERNAL_ERROR"), case("nccl/a", outcome="fail")
     )
     lines = {check.name: check for check in comparison_checks(compare(stock, tailored))}
-    assert lines["as stock (aten)"].outcome is Outcome.PASS
-    assert lines["as stock (cufft)"].outcome is Outcome.FAIL
+    assert lines["as stock (aten)"].outcome is CheckOutcome.PASS
+    assert lines["as stock (cufft)"].outcome is CheckOutcome.FAIL
     assert "CUFFT_INTERNAL_ERROR" in lines["as stock (cufft)"].reason
-    assert lines["as stock (nccl)"].outcome is Outcome.NOT_APPLICABLE
+    assert lines["as stock (nccl)"].outcome is CheckOutcome.NOT_APPLICABLE
 
 
 def test_what_stock_fails_does_not_count_against_a_build() -> None:
     found = results(case("aten/a"), case("aten/b", outcome="fail", reason="torch bug"))
     alone = list(gpu_checks(found))
-    assert [check.outcome for check in alone] == [Outcome.FAIL]
+    assert [check.outcome for check in alone] == [CheckOutcome.FAIL]
     beside = list(gpu_checks(found, [found]))
-    assert [check.outcome for check in beside] == [Outcome.PASS, Outcome.NOT_APPLICABLE]
+    assert [check.outcome for check in beside] == [CheckOutcome.PASS, CheckOutcome.NOT_APPLICABLE]
     assert "aten/b" in beside[1].reason
 
 
 def test_an_unusable_gpu_is_one_line() -> None:
     lines = list(gpu_checks(results(case("aten/a", outcome="fail"), unusable="no kernel image")))
-    assert [(line.outcome, "no kernel image" in line.reason) for line in lines] == [(Outcome.FAIL, True)]
+    assert [(line.outcome, "no kernel image" in line.reason) for line in lines] == [(CheckOutcome.FAIL, True)]
 
 
 def test_cpu_lines() -> None:
@@ -150,10 +150,10 @@ def test_cpu_lines() -> None:
         case("nccl/a", outcome="not-applicable", reason="not run on cpu"),
     )
     lines = {check.name: check for check in cpu_checks(found)}
-    assert lines["CPU ops (kernels of torch)"].outcome is Outcome.FAIL
+    assert lines["CPU ops (kernels of torch)"].outcome is CheckOutcome.FAIL
     assert "aten/b: differs" in lines["CPU ops (kernels of torch)"].reason
-    assert lines["CPU ops (Fourier transforms)"].outcome is Outcome.PASS
-    assert lines["CPU ops (GPU libraries)"].outcome is Outcome.NOT_APPLICABLE
+    assert lines["CPU ops (Fourier transforms)"].outcome is CheckOutcome.PASS
+    assert lines["CPU ops (GPU libraries)"].outcome is CheckOutcome.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.launch import Launch, NotHereError, Ran, op_suite, open_target
+from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
+from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.verify import imports
-from torchtailor.verify.crashes import how_it_ended, missing_dependency
 from torchtailor.verify.imports import verify_imports
 from torchtailor.verify.measures import Figure, Ratio, drop_caches, ratios
-from torchtailor.verify.result import Check, Outcome
+from torchtailor.verify.result import Check, CheckOutcome
 from torchtailor.verify.suite_results import SuiteResults
 
 TORCH = """
@@ -57,7 +57,7 @@ def checks(folder: Path) -> dict[str, Check]:
 @pytest.mark.usefixtures("no_suite")
 def test_a_good_torch(tmp_path: Path) -> None:
     found = checks(install(tmp_path))
-    assert all(check.outcome is Outcome.PASS for check in found.values())
+    assert all(check.outcome is CheckOutcome.PASS for check in found.values())
     assert found["import torch"].details["arch_list"] == ["sm_90"]
     assert "CUDA 13.0; CPU kernels for AVX2" in found["configuration"].reason
     assert len(found["time and memory"].details["import_seconds"]) == imports.STARTS
@@ -68,17 +68,17 @@ def test_configuration_without_a_gpu(tmp_path: Path) -> None:
     """torch then leaves out its CUDA runtime and names CUDA in its build settings alone."""
     built = "  - Build settings: BLAS_INFO=nvpl, CUDA_VERSION=13.0, CUDNN_VERSION=9.26.0"
     found = checks(install(tmp_path / "right", TORCH.replace("  - CUDA Runtime 13.0", built)))["configuration"]
-    assert found.outcome is Outcome.PASS
+    assert found.outcome is CheckOutcome.PASS
     wrong = built.replace("13.0", "12.8")
     found = checks(install(tmp_path / "wrong", TORCH.replace("  - CUDA Runtime 13.0", wrong)))["configuration"]
-    assert found.outcome is Outcome.FAIL
+    assert found.outcome is CheckOutcome.FAIL
 
 
 @pytest.mark.usefixtures("no_suite")
 @pytest.mark.parametrize(
     ("torch", "metadata", "name", "says"),
     [
-        (TORCH, "2.12.0", "versions", "but 2.12.0 says"),
+        (TORCH, "2.12.0", "versions", "but its metadata has 2.12.0"),
         (TORCH.replace("CUDA Runtime 13.0", "CUDA Runtime 12.8"), "2.13.0", "configuration", "does not agree"),
         (TORCH.replace("  - CUDA Runtime 13.0", ""), "2.13.0", "configuration", "does not agree"),
         ("import os; os.kill(os.getpid(), 4)", "2.13.0", "import torch", "an illegal instruction"),
@@ -88,7 +88,7 @@ def test_configuration_without_a_gpu(tmp_path: Path) -> None:
 )
 def test_bad_torches(tmp_path: Path, torch: str, metadata: str, name: str, says: str) -> None:
     found = checks(install(tmp_path, torch, metadata))[name]
-    assert found.outcome is Outcome.FAIL
+    assert found.outcome is CheckOutcome.FAIL
     assert says in found.reason
 
 
@@ -103,20 +103,20 @@ def test_loose_packages_without_their_dependencies(tmp_path: Path, torch: str, m
     """A wheel alone cannot be imported, which says nothing against it; an environment must be whole."""
     folder = install(tmp_path, torch)
     found = checks(folder)["import torch"]
-    assert found.outcome is Outcome.NOT_APPLICABLE
+    assert found.outcome is CheckOutcome.NOT_APPLICABLE
     assert missing in found.reason
     whole = Launch(Path(sys.executable), (folder,), whole=True)
-    assert verify_imports(whole)[0].outcome is Outcome.FAIL
+    assert verify_imports(whole)[0].outcome is CheckOutcome.FAIL
 
 
 def test_no_metadata_is_said(tmp_path: Path, no_suite: None) -> None:
-    assert checks(install(tmp_path, metadata=None))["versions"].outcome is Outcome.NOT_APPLICABLE
+    assert checks(install(tmp_path, metadata=None))["versions"].outcome is CheckOutcome.NOT_APPLICABLE
 
 
 def test_a_suite_that_cannot_start(tmp_path: Path) -> None:
     """The torch of a few lines has no tensors: the real suite says so instead of passing."""
     found = checks(install(tmp_path))["CPU ops"]
-    assert found.outcome is Outcome.FAIL
+    assert found.outcome is CheckOutcome.FAIL
     assert "AttributeError" in found.reason
 
 
@@ -201,12 +201,12 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_words_for_ends() -> None:
-    assert "illegal instruction" in how_it_ended(Ran(-4, "", "", 0))
-    assert "SIGQUIT" in how_it_ended(Ran(-3, "", "", 0))
-    assert how_it_ended(Ran(1, "", "a\nb\n", 0)) == "It ended with: b"
-    assert how_it_ended(Ran(1, "", "", 0)) == "It ended with: it said nothing"
-    assert missing_dependency(Ran(1, "", "No module named 'torch._C'", 0)) is None
-    assert missing_dependency(Ran(1, "", "ValueError", 0)) is None
+    assert "illegal instruction" in how_it_ended(FinishedProcess(-4, "", "", 0))
+    assert "SIGQUIT" in how_it_ended(FinishedProcess(-3, "", "", 0))
+    assert how_it_ended(FinishedProcess(1, "", "a\nb\n", 0)) == "It ended with: b"
+    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: it said nothing"
+    assert missing_dependency(FinishedProcess(1, "", "No module named 'torch._C'", 0)) is None
+    assert missing_dependency(FinishedProcess(1, "", "ValueError", 0)) is None
 
 
 def test_figures_and_ratios() -> None:

@@ -13,11 +13,11 @@ from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.torch_code import TorchCode, suitable_gpus
 from torchtailor.verify import ongpu
-from torchtailor.verify.gpu_presence import TorchCode, presence_checks, suitable_gpus
 from torchtailor.verify.measures import Figure, Measures
-from torchtailor.verify.ongpu import measure_checks, verify_on_gpu
-from torchtailor.verify.result import Check, Outcome
+from torchtailor.verify.ongpu import measure_checks, presence_checks, verify_on_gpu
+from torchtailor.verify.result import Check, CheckOutcome
 
 
 def library(name: str, *codes: str) -> LibraryReport:
@@ -48,14 +48,14 @@ def presence(machine: str, held: TorchCode, *wanted: str) -> Check:
 
 def test_the_right_gpu() -> None:
     check = presence("h200-driver-580", code("sm_90", "sm_90a"), "9.0")
-    assert check.outcome is Outcome.PASS
+    assert check.outcome is CheckOutcome.PASS
     assert "NVIDIA H200 (9.0) runs this torch: native" in check.reason
 
 
 def test_the_wrong_gpu_is_refused_in_words() -> None:
     """A torch cut for 8.0 on an H200: said before CUDA fails, with what would work."""
     check = presence("h200-driver-580", code("sm_80"), "8.0")
-    assert check.outcome is Outcome.FAIL
+    assert check.outcome is CheckOutcome.FAIL
     for words in ("NVIDIA H200 (9.0) runs none", "sm_80", "no kernel image is available", "A100", "--gpu 9.0"):
         assert words in check.reason
     assert check.details["capability"] == "9.0"
@@ -63,7 +63,7 @@ def test_the_wrong_gpu_is_refused_in_words() -> None:
 
 def test_a_compatible_gpu_is_not_the_variants_own() -> None:
     check = presence("l40s", code("sm_86"), "8.6")
-    assert check.outcome is Outcome.PASS
+    assert check.outcome is CheckOutcome.PASS
     assert "compatible through 8.6 (the variant is for 8.6)" in check.reason
 
 
@@ -73,14 +73,14 @@ def test_code_that_must_be_compiled_first() -> None:
 
 def test_libraries_with_nothing_for_the_gpu_are_named() -> None:
     check = presence("h200-driver-580", code("sm_90", others=(library("nvidia/libcufft.so.12", "sm_80"),)))
-    assert check.outcome is Outcome.PASS
+    assert check.outcome is CheckOutcome.PASS
     assert check.details["libraries_without_code"] == ["nvidia/libcufft.so.12"]
     assert "libcufft.so.12" in check.reason
 
 
 def test_no_gpu_here() -> None:
     check = presence("zen4", code("sm_90"))
-    assert check.outcome is Outcome.NOT_APPLICABLE
+    assert check.outcome is CheckOutcome.NOT_APPLICABLE
     assert check.reason.startswith("No NVIDIA GPU was found; this torch runs on")
     assert "H100" in check.reason
 
@@ -88,13 +88,13 @@ def test_no_gpu_here() -> None:
 def test_hidden_gpus_are_said_to_be() -> None:
     host = machines.host("h200-driver-580", env={"CUDA_VISIBLE_DEVICES": "-1"})
     check = presence_checks(host, code("sm_90"), machines.catalog())[0]
-    assert check.outcome is Outcome.NOT_APPLICABLE
+    assert check.outcome is CheckOutcome.NOT_APPLICABLE
     assert "CUDA_VISIBLE_DEVICES=-1" in check.reason
 
 
 def test_a_torch_without_cuda() -> None:
     check = presence_checks(machines.host("h200-driver-580"), TorchCode(()), machines.catalog())[0]
-    assert check.outcome is Outcome.NOT_APPLICABLE
+    assert check.outcome is CheckOutcome.NOT_APPLICABLE
 
 
 def test_several_gpus_have_a_line_each() -> None:
@@ -106,7 +106,7 @@ def test_several_gpus_have_a_line_each() -> None:
 def test_suitable_gpus_of_many_codes_are_numbers() -> None:
     codes = [CodeTarget.parse(text) for text in ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")]
     assert suitable_gpus(codes, machines.catalog()).startswith("7.5, 8.0, 8.6, 8.9, 9.0")
-    assert suitable_gpus([], machines.catalog()) == "no GPU that is known"
+    assert suitable_gpus([], machines.catalog()) == "no known GPU"
 
 
 def test_the_wrong_gpu_stops_before_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_the_wrong_gpu_stops_before_the_suite(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ongpu, "run_suite", lambda *_: pytest.fail("the suite was run"))
     launch = Launch(Path(sys.executable), (tmp_path,))
     proof = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog())
-    assert [check.outcome for check in proof.checks] == [Outcome.FAIL, Outcome.NOT_APPLICABLE]
+    assert [check.outcome for check in proof.checks] == [CheckOutcome.FAIL, CheckOutcome.NOT_APPLICABLE]
 
 
 def measures(import_seconds: float, matmul: tuple[float, ...]) -> Measures:
@@ -131,7 +131,7 @@ def test_measured_lines() -> None:
     stock = measures(2.0, (1e-3, 1.02e-3))
     beside = {check.name: check for check in measure_checks(measures(2.5, (1.05e-3,)), stock)}
     assert "import time, s 1.25 x stock" in beside["start, warm"].reason
-    assert beside["throughput"].outcome is Outcome.PASS
+    assert beside["throughput"].outcome is CheckOutcome.PASS
     slow = {check.name: check for check in measure_checks(measures(2.5, (1.3e-3,)), stock)}
-    assert slow["throughput"].outcome is Outcome.FAIL
+    assert slow["throughput"].outcome is CheckOutcome.FAIL
     assert "slower than its noise explains" in slow["throughput"].reason

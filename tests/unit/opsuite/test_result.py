@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchtailor.catalog import Capability
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem
-from torchtailor.verify import Check, Level, Outcome, Report
+from torchtailor.verify import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verify.output import as_json, as_junit, from_json, write_json, write_junit
 
 PASS = Check.of(Level.STATIC, "gpu code", True, "all 9.0")
@@ -18,7 +18,7 @@ SKIP = Check.not_applicable(Level.GPU, "op suite", "no GPU")
 
 
 def test_report_counts_and_levels() -> None:
-    report = Report("x", (PASS, SKIP)).plus([FAIL], torch="2.13.0")
+    report = VerifyReport("x", (PASS, SKIP)).plus([FAIL], torch="2.13.0")
     assert report.levels == (Level.STATIC, Level.IMPORT, Level.GPU)
     assert [level.number for level in report.levels] == [1, 2, 3]
     assert not report.passed
@@ -30,15 +30,15 @@ def test_report_counts_and_levels() -> None:
 
 
 def test_a_report_of_nothing_but_skips_has_not_passed() -> None:
-    assert Report("x", (PASS, SKIP)).passed
-    assert not Report("x", (SKIP,)).passed
+    assert VerifyReport("x", (PASS, SKIP)).passed
+    assert not VerifyReport("x", (SKIP,)).passed
     with pytest.raises(CheckFailedError, match="Nothing of x"):
-        Report("x", (SKIP,)).raise_if_failed()
-    Report("x", (PASS,)).raise_if_failed()
+        VerifyReport("x", (SKIP,)).raise_if_failed()
+    VerifyReport("x", (PASS,)).raise_if_failed()
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
-    report = Report("x", (PASS, FAIL, SKIP), {"where": Path("/a"), "level": Level.GPU})
+    report = VerifyReport("x", (PASS, FAIL, SKIP), {"where": Path("/a"), "level": Level.GPU})
     write_json(report, tmp_path / "r.json")
     again = from_json((tmp_path / "r.json").read_bytes())
     assert as_json(again) == as_json(report)
@@ -53,7 +53,7 @@ def test_bad_json(text: str) -> None:
 
 
 def test_junit(tmp_path: Path) -> None:
-    write_junit(Report("x", (PASS, FAIL, SKIP)), tmp_path / "deep" / "r.xml")
+    write_junit(VerifyReport("x", (PASS, FAIL, SKIP)), tmp_path / "deep" / "r.xml")
     root = ElementTree.parse(tmp_path / "deep" / "r.xml").getroot()
     assert root.attrib["tests"] == "3"
     assert [suite.attrib["name"] for suite in root] == ["1 static", "2 import", "3 gpu"]
@@ -69,15 +69,15 @@ def test_any_message_makes_readable_xml(name: str, reason: str) -> None:
     check = Check(
         Level.GPU,
         name.encode("utf-8", "replace").decode(),
-        Outcome.FAIL,
+        CheckOutcome.FAIL,
         reason.encode("utf-8", "replace").decode(),
     )
-    root = ElementTree.fromstring(as_junit(Report("x", (check,))))
+    root = ElementTree.fromstring(as_junit(VerifyReport("x", (check,))))
     assert root.attrib["failures"] == "1"
 
 
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem):
-        write_json(Report("x", (PASS,)), tmp_path / "file" / "r.json")
+        write_json(VerifyReport("x", (PASS,)), tmp_path / "file" / "r.json")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

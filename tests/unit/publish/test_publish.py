@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
-from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import IndexedFile, index_pages, project_pages, read_project_json
@@ -102,7 +102,7 @@ def read_page(store: Store, path: str) -> dict[str, IndexedFile]:
 
 
 def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=Options(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
     cache = Cache(workshop.root / "cache")
     away = memory_store("plain")
     result = publish(workshop.out, away, cache=cache)
@@ -125,7 +125,7 @@ def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_pat
 
 
 def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=Options(nvidia=True, variants=True))
+    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, variants=True))
     store = memory_store("variants")
     publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
     assert not [name for name in read_page(store, "variants/nvidia-cublas-cu12/index.json") if "sm90" in name]
@@ -133,7 +133,7 @@ def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # n
 
 
 def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=Options(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
     for path in workshop.out.glob("*/manifest.json"):
         manifest = json.loads(path.read_text())
         for item in manifest["wheels"]:
@@ -144,10 +144,10 @@ def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop)
     (stock,) = read_page(store, "cu128-sm90/nvidia-cublas-cu12/index.json").values()
     assert stock.url.startswith("../../files/")
     empty = publish(workshop.out, memory_store("empty"), cache=Cache(workshop.root / "no-cache"))
-    assert any("readers need another index" in note for note in empty.notes)
+    assert any("clients need another index" in note for note in empty.notes)
 
 
-def test_a_lost_update_on_a_store_without_locks_is_mended(workshop: Workshop) -> None:  # noqa: F811
+def test_a_lost_update_on_a_store_without_locks_is_repeated(workshop: Workshop) -> None:  # noqa: F811
     """Another publisher overwrites the page right after us, once."""
     workshop.build("sm90-avx512")
 
@@ -210,7 +210,7 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match="no flox"):
+    with pytest.raises(EnvironmentProblem, match="flox is not installed"):
         call.check()
     (tools / "flox").write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit $(cat {log}.code)\n')
     (tools / "flox").chmod(0o755)
@@ -236,5 +236,5 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
     (tmp_path / "log.code").write_text("3")
     from torchtailor.errors import BuildFailedError
 
-    with pytest.raises(BuildFailedError, match="ended with 3"):
+    with pytest.raises(BuildFailedError, match="exit code 3"):
         call.run()

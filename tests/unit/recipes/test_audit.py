@@ -90,7 +90,7 @@ def test_several_pins_in_one_release(catalog: Catalog, tmp_path: Path) -> None:
     write_tree(catalog, tmp_path, "cuda-13_0", "sm90-avx*")
     path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cuda13_0-sm90-avx512.nix"
     path.write_text(path.read_text().replace("6a030d535719c5190187c4cec156f335e95e3211", "a" * 40))
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
     hits = [finding for finding in audit_context(context) if finding.rule == "pins-several"]
     assert [Path(hit.file).name for hit in hits] == [path.name]
 
@@ -100,7 +100,7 @@ def test_the_manifest_must_not_build_a_recipes_name(catalog: Catalog, tmp_path: 
     manifest = tmp_path / ".flox" / "env" / "manifest.toml"
     name = "pytorch-python313-cuda13_0-sm90-avx512"
     manifest.write_text(f'version = 1\n# {name}\n[build.{name}]\ncommand = "true"\n')
-    context = open_tree(catalog, tree_at(tmp_path), release="cuda-13_0", by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), release="cuda-13_0", with_nix=False)
     hits = [finding for finding in audit_context(context) if finding.rule == "manifest-clash"]
     assert [hit.line for hit in hits] == [3]
     manifest.write_text("version = [\n")
@@ -121,7 +121,7 @@ def test_the_manifest_must_not_build_a_recipes_name(catalog: Catalog, tmp_path: 
 def test_scripts_that_check_nothing(catalog: Catalog, tmp_path: Path, script: str, rules: set[str]) -> None:
     write_tree(catalog, tmp_path, "cuda-13_0", "cpu-*")
     (tmp_path / "check.sh").write_text(script)
-    context = open_tree(catalog, tree_at(tmp_path), release="cuda-13_0", by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), release="cuda-13_0", with_nix=False)
     found = {name for name in ("script-exit", "script-glob") if list(RULES[name].on_tree(context))}  # type: ignore[misc]
     assert found == rules
 
@@ -153,11 +153,11 @@ def test_the_command_says_it_in_three_formats(capsys: pytest.CaptureFixture[str]
     assert main(arguments) == ExitCode.CHECK_FAILED
     text = capsys.readouterr().out
     assert ".flox/pkgs/pytorch-python313-cuda13_0-sm110-armv9.nix:9: error: nixpkgs is pinned to fe5e41d7ffc0" in text
-    assert "How to mend:" in text
+    assert "How to fix:" in text
     assert main([*arguments, "--format", "json"]) == ExitCode.CHECK_FAILED
     document = json.loads(capsys.readouterr().out)
     assert document["passed"] is False
-    assert set(document["trees"][0]["findings"][0]) == {"rule", "severity", "file", "line", "message", "mend"}
+    assert set(document["trees"][0]["findings"][0]) == {"rule", "severity", "file", "line", "message", "fix"}
     assert main([*arguments, "--format", "github"]) == ExitCode.CHECK_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith(("::error file=", "::warning file=")) for line in lines)
@@ -191,7 +191,7 @@ def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_tree_of_a_cuda_that_no_release_has_is_audited_by_its_names(catalog: Catalog, tmp_path: Path) -> None:
-    """As the seeds had it: CUDA 13.0 said in a 13_1 file, B200 under SM103."""
+    """As in the original recipes: CUDA 13.0 mentioned in a 13_1 file, B200 under SM103."""
     good = (HANDMADE / ".flox" / "pkgs" / "pytorch-python313-cuda13_0-sm120-avx512.nix").read_text()
     text = (
         good.replace("cuda13_0", "cuda13_1").replace("12.0", "10.3").replace("SM120", "SM103").replace("sm120", "sm103")

@@ -10,7 +10,7 @@ import pytest
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.recipes.extra import need
+from torchtailor.recipes import require
 from torchtailor.recipes.pins import Pins
 from torchtailor.recipes.render import render_all
 from torchtailor.recipes.report import rules_table
@@ -34,7 +34,7 @@ def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str])
     assert main(["recipes", "check", str(REPO)]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert "0 errors" in lines[-1]
-    assert len([line for line in lines if "[pin-hash]" in line]) == 1  # said once for all files
+    assert len([line for line in lines if "[pin-hash]" in line]) == 1  # once for all files
 
 
 def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -> None:
@@ -46,7 +46,7 @@ def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tree_sitter_nix", None)
     with pytest.raises(EnvironmentProblem, match="tree-sitter-nix") as caught:
-        need("tree_sitter_nix")
+        require("tree_sitter_nix")
     assert "torchtailor[recipes]" in caught.value.hint
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import BuildFailedError
-from torchtailor.recipes.hashes import insert_pin_hash, replace_placeholder, to_sri
+from tests.unit.recipes.conftest import write_tree
+from torchtailor.catalog import Catalog
+from torchtailor.errors import BuildFailedError, NoMatchError
+from torchtailor.recipes.hashes import find_hashes, insert_pin_hash, replace_placeholder, to_sri
 from torchtailor.recipes.recipe import PinUse
-from torchtailor.recipes.syntax import Source
+from torchtailor.recipes.syntax import NixSource
 
 # The same hash as a real Nix prints it in both spellings
 BASE32 = "14dam9fj7kcickysspiydlfas91d56fqdfqdacvn6b2vhk764awd"
@@ -38,10 +41,23 @@ def test_a_pin_without_hash_gets_one_after_its_url() -> None:
     text = f'import (builtins.fetchTarball {{\n    url = "https://x/nixpkgs/archive/{rev}.tar.gz";\n  }}) {{ }}\n'
     new = insert_pin_hash(text, PinUse(rev, "", 2), SRI)
     assert new.splitlines()[2] == f'    sha256 = "{SRI}";'
-    assert Source(new).error_line is None
+    assert NixSource(new).error_line is None
 
 
 def test_a_placeholder_is_replaced_in_code_and_not_in_comments() -> None:
     text = 'fetchFromGitHub {\n  # hash = "";\n  rev = "v1";\n  hash = "";\n}\n'
     wanted = text.replace('  hash = "";\n}', f'  hash = "{SRI}";\n}}')
-    assert replace_placeholder(Source(text), SRI) == wanted
+    assert replace_placeholder(NixSource(text), SRI) == wanted
+
+
+def test_a_name_may_be_in_any_of_several_trees(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA recipes are in one release's tree only; the other trees must not refuse the name."""
+    for release in ("cuda-12_9", "cuda-13_0"):
+        write_tree(catalog, tmp_path / release, release, "sm90-avx512")
+    monkeypatch.setattr("torchtailor.recipes.hashes.need_tool", Path)
+    results = find_hashes(catalog, tmp_path, ["pytorch-python313-cuda13_0-sm90-avx512"])
+    assert [result.found for result in results] == [(), ()]
+    with pytest.raises(NoMatchError, match="no recipe nope"):
+        find_hashes(catalog, tmp_path, ["nope"])

@@ -13,7 +13,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
 from torchtailor.recipes.audit import audit
-from torchtailor.recipes.migrate import Fate, plan_migration
+from torchtailor.recipes.migrate import MigrationStatus, plan_migration
 from torchtailor.recipes.tree import tree_at
 
 PREFIX = "pytorch-python313-cuda13_0-"
@@ -31,13 +31,15 @@ def names(root: Path) -> set[str]:
 
 def test_the_plan_of_the_seeds(catalog: Catalog, handmade: Path) -> None:
     migration = plan_migration(catalog, tree_at(handmade), prune=True)
-    fates = {fate: {move.name.removeprefix(PREFIX) for move in migration.of(fate)} for fate in Fate}
-    assert fates[Fate.REWRITTEN] == {"sm110-armv8_2", "sm110-armv9", "sm120-avx512"}
-    assert fates[Fate.DELETED] == {"sm120-avx", "sm120-avx512-magma", "sm121-armv9-nightly"}
-    assert len(fates[Fate.CREATED]) == 56
-    assert fates[Fate.LEFT] == set()
+    found = {
+        status: {recipe.name.removeprefix(PREFIX) for recipe in migration.of(status)} for status in MigrationStatus
+    }
+    assert found[MigrationStatus.REWRITTEN] == {"sm110-armv8_2", "sm110-armv9", "sm120-avx512"}
+    assert found[MigrationStatus.DELETED] == {"sm120-avx", "sm120-avx512-magma", "sm121-armv9-nightly"}
+    assert len(found[MigrationStatus.CREATED]) == 56
+    assert found[MigrationStatus.PRUNABLE] == set()
     assert migration.total == 59
-    why = {move.name.removeprefix(PREFIX): move.why for move in migration.moves}
+    why = {recipe.name.removeprefix(PREFIX): recipe.reason for recipe in migration.recipes}
     assert "pin-wrong" in why["sm110-armv9"]
     assert why["sm120-avx512-magma"].startswith("variant-redundant")
     assert why["sm121-armv9-nightly"].startswith("foreign-pattern")
@@ -46,7 +48,7 @@ def test_the_plan_of_the_seeds(catalog: Catalog, handmade: Path) -> None:
 def test_nothing_is_deleted_unless_asked(catalog: Catalog, handmade: Path) -> None:
     before = names(handmade)
     migration = plan_migration(catalog, tree_at(handmade))
-    assert len(migration.of(Fate.LEFT)) == 3
+    assert len(migration.of(MigrationStatus.PRUNABLE)) == 3
     migration.apply()
     assert before <= names(handmade)
     plan_migration(catalog, tree_at(handmade), prune=True).apply()
@@ -61,7 +63,7 @@ def test_afterwards_the_recipes_pass_and_a_second_run_does_nothing(catalog: Cata
     assert recipes == {"pin-hash"}
     again = plan_migration(catalog, tree_at(handmade), prune=True)
     assert not again.needed
-    assert {move.fate for move in again.moves} == {Fate.KEPT}
+    assert {recipe.status for recipe in again.recipes} == {MigrationStatus.KEPT}
 
 
 def test_what_is_unique_and_right_is_kept(catalog: Catalog, handmade: Path) -> None:
@@ -92,7 +94,7 @@ def test_documents_scripts_and_strangers_are_not_touched(catalog: Catalog, handm
     migration = plan_migration(catalog, tree_at(handmade), prune=True)
     migration.apply()
     assert {path: path.read_bytes() for path in beside} == beside
-    assert "my-tool" in {move.name for move in migration.of(Fate.KEPT)}
+    assert "my-tool" in {recipe.name for recipe in migration.of(MigrationStatus.KEPT)}
 
 
 def test_a_dry_run_shows_the_diff_and_changes_nothing(handmade: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +103,7 @@ def test_a_dry_run_shows_the_diff_and_changes_nothing(handmade: Path, capsys: py
     out = capsys.readouterr().out
     assert '-  gpuArchSM = "sm_110";' in out
     assert '+  gpuArchSM = "11.0";' in out
-    assert "3 rewritten, 56 created, 3 deleted; 59 would be there" in out
+    assert "3 rewritten, 56 created, 3 deleted; 59 recipes afterwards" in out
     assert {path: path.read_bytes() for path in handmade.rglob("*") if path.is_file()} == before
 
 
@@ -109,7 +111,7 @@ def test_scripts_can_read_it(handmade: Path, capsys: pytest.CaptureFixture[str])
     assert main(["recipes", "migrate", str(handmade), "--json"]) == ExitCode.OK
     (tree,) = json.loads(capsys.readouterr().out)
     assert tree["total"] == 62
-    assert {recipe["fate"] for recipe in tree["recipes"]} == {"rewritten", "created", "left"}
+    assert {recipe["status"] for recipe in tree["recipes"]} == {"rewritten", "created", "prunable"}
 
 
 def test_what_was_changed_by_hand_in_a_generated_recipe_is_kept_if_it_is_right(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, ImpossibleError, NetworkError, NoMatchError
-from torchtailor.recipes.nixerrors import Cause, explain
+from torchtailor.recipes.nixerrors import BUILDER_FAILED, UNKNOWN, explain
 from torchtailor.recipes.nixlog import NixLog, read_log
 
 LOGS = Path(__file__).parent / "logs"
@@ -45,17 +45,17 @@ def test_progress_counts_builds_phases_and_steps() -> None:
 @pytest.mark.parametrize(
     ("name", "cause", "kind", "words"),
     [
-        ("fod", Cause.HASH_MISMATCH, BuildFailedError, "The hash of src is sha256-Q0copBCnj1b8G1iZw1k0NuYasMcx6Qct"),
-        ("fail", Cause.OUT_OF_DISK, EnvironmentProblem, "disk is full"),
-        ("missing", Cause.MISSING_ATTRIBUTE, NoMatchError, "has no nope"),
-        ("sys", Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "build is for riscv64-linux"),
-        ("oom", Cause.OUT_OF_MEMORY, EnvironmentProblem, "out of memory"),
+        ("fod", "nix-hash", BuildFailedError, "The hash of src is sha256-Q0copBCnj1b8G1iZw1k0NuYasMcx6Qct"),
+        ("fail", "disk-full", EnvironmentProblem, "disk is full"),
+        ("missing", "nix-attribute", NoMatchError, "has no nope"),
+        ("sys", "nix-unsupported-system", ImpossibleError, "build is for riscv64-linux"),
+        ("oom", "out-of-memory", EnvironmentProblem, "out of memory"),
     ],
 )
-def test_recorded_failures_are_explained(name: str, cause: Cause, kind: type[Exception], words: str) -> None:
+def test_recorded_failures_are_explained(name: str, cause: str, kind: type[Exception], words: str) -> None:
     log = recorded(name)
     failure = explain(log.errors, log.tail)
-    assert failure.cause is cause
+    assert failure.cause == cause
     assert isinstance(failure.error(), kind)
     assert words in failure.message
     assert failure.hint
@@ -100,43 +100,43 @@ ARGUMENT = "error: function 'anonymous lambda' called with unexpected argument '
 @pytest.mark.parametrize(
     ("text", "cause", "kind", "words"),
     [
-        (UNFREE, Cause.UNFREE, BuildFailedError, "cuda_cudart-13.0.96"),
-        (NEWER_BROKEN, Cause.BROKEN, BuildFailedError, "python3.13-torch-2.9.1 is marked as broken"),
+        (UNFREE, "nix-unfree", BuildFailedError, "cuda_cudart-13.0.96"),
+        (NEWER_BROKEN, "nix-broken", BuildFailedError, "python3.13-torch-2.9.1 is marked as broken"),
         (
             NEWER_SYSTEM,
-            Cause.UNSUPPORTED_SYSTEM,
+            "nix-unsupported-system",
             ImpossibleError,
             "build is for aarch64-linux, and this machine is x86_64",
         ),
-        (NEWER_HASH, Cause.HASH_MISMATCH, BuildFailedError, "The hash of source is sha256-Q0copBCnj1b8G1iZw1k0"),
-        (BROKEN, Cause.BROKEN, BuildFailedError, "python3.13-torch-2.9.1"),
-        (PLATFORM, Cause.UNSUPPORTED_SYSTEM, ImpossibleError, "pytorch210-python313-cpu-armv9-2.10.0"),
-        ("error: attribute 'cudaPackages_13_7' missing\n", Cause.MISSING_ATTRIBUTE, NoMatchError, "13_7"),
-        (ARGUMENT, Cause.WRONG_ARGUMENT, BuildFailedError, "cudnnSupport"),
-        ("error: syntax error, unexpected end of file", Cause.SYNTAX, BuildFailedError, "end of file"),
-        (DOWNLOAD, Cause.NETWORK, NetworkError, "a.tar.gz"),
-        (TARBALL, Cause.HASH_MISMATCH, BuildFailedError, "sha256:111"),
+        (NEWER_HASH, "nix-hash", BuildFailedError, "The hash of source is sha256-Q0copBCnj1b8G1iZw1k0"),
+        (BROKEN, "nix-broken", BuildFailedError, "python3.13-torch-2.9.1"),
+        (PLATFORM, "nix-package-platform", ImpossibleError, "pytorch210-python313-cpu-armv9-2.10.0"),
+        ("error: attribute 'cudaPackages_13_7' missing\n", "nix-attribute", NoMatchError, "13_7"),
+        (ARGUMENT, "nix-argument", BuildFailedError, "cudnnSupport"),
+        ("error: syntax error, unexpected end of file", "nix-syntax", BuildFailedError, "end of file"),
+        (DOWNLOAD, "nix-download", NetworkError, "a.tar.gz"),
+        (TARBALL, "nix-hash", BuildFailedError, "sha256:111"),
         (
             "error: creating directory '/nix/var': Permission denied",
-            Cause.NO_PERMISSION,
+            "nix-permission",
             EnvironmentProblem,
             "/nix/var",
         ),
-        (BUILDER, Cause.BUILDER, BuildFailedError, "torch failed"),
-        ("error: something new", Cause.UNKNOWN, BuildFailedError, "something new"),
-        ("", Cause.UNKNOWN, BuildFailedError, "does not say why"),
+        (BUILDER, BUILDER_FAILED, BuildFailedError, "torch failed"),
+        ("error: something new", UNKNOWN, BuildFailedError, "something new"),
+        ("", UNKNOWN, BuildFailedError, "printed no message"),
     ],
 )
-def test_messages_are_explained(text: str, cause: Cause, kind: type[Exception], words: str) -> None:
+def test_messages_are_explained(text: str, cause: str, kind: type[Exception], words: str) -> None:
     failure = explain(text)
-    assert failure.cause is cause
+    assert failure.cause == cause
     assert isinstance(failure.error(), kind)
     assert words in failure.message
 
 
 def test_the_log_of_a_build_tells_what_nix_does_not() -> None:
     killed = ["[100/200] CXX a.o", "c++: fatal error: Killed signal terminated program cc1plus", "ninja: build stopped"]
-    assert explain(BUILDER, killed).cause is Cause.OUT_OF_MEMORY
+    assert explain(BUILDER, killed).cause == "out-of-memory"
     assert "ninja: build stopped" in explain(BUILDER, ["ninja: build stopped"]).message
 
 

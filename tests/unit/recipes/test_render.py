@@ -10,11 +10,11 @@ import pytest
 
 from torchtailor.catalog import Catalog
 from torchtailor.errors import ImpossibleError
-from torchtailor.recipes.blueprint import Blas, Blueprint
+from torchtailor.recipes.blueprint import BlasChoice, Blueprint
 from torchtailor.recipes.pins import UNKNOWN_HASH, Pins
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import render, render_all, spark_recipes
-from torchtailor.recipes.syntax import Source
+from torchtailor.recipes.syntax import NixSource
 from torchtailor.recipes.write import recipe_variants
 from torchtailor.variants.variant import Variant
 
@@ -45,7 +45,7 @@ def one(everything: Everything, release: str, short: str) -> str:
 def test_every_variant_of_a_release_has_a_recipe_that_parses(everything: Everything, release: str, count: int) -> None:
     assert len({variant.name for variant, _ in everything[release]}) == count
     for variant, text in everything[release]:
-        assert Source(text).error_line is None, variant.name
+        assert NixSource(text).error_line is None, variant.name
 
 
 @pytest.mark.parametrize("release", COUNTS)
@@ -85,7 +85,7 @@ def test_package_sets_are_named_with_their_versions(everything: Everything) -> N
     sets = {"main": "cudaPackages_12_8", "cuda-12_9": "cudaPackages_12_9", "cuda-13_0": "cudaPackages_13_0"}
     for release, texts in everything.items():
         for variant, text in texts:
-            words = {word for line in Source(text).selections for word in line.text.split(".")}
+            words = {word for line in NixSource(text).selections for word in line.text.split(".")}
             assert "python313Packages" in words
             assert "python3Packages" not in words
             assert {word for word in words if word.startswith("cudaPackages_")} == (
@@ -188,13 +188,13 @@ def test_a_known_hash_is_on_the_pin_and_an_unknown_one_is_not_made_up(catalog: C
 
 
 def test_mkl_is_an_alternative_for_x86_cpus(catalog: Catalog, pins: Pins) -> None:
-    texts = render_all(catalog, pins, recipe_variants(catalog, "main"), blas=Blas.MKL)
+    texts = render_all(catalog, pins, recipe_variants(catalog, "main"), blas=BlasChoice.MKL)
     using = [name for name, text in texts.items() if "blasProvider = final.mkl" in text]
     assert len(using) == 4
     assert all("-cpu-avx" in name for name in using)
     arm = next(v for v in recipe_variants(catalog, "main") if v.short_name == "cpu-armv9")
     with pytest.raises(ImpossibleError, match="MKL"):
-        Blueprint(catalog, pins, arm, Blas.MKL)
+        Blueprint(catalog, pins, arm, BlasChoice.MKL)
 
 
 def test_spark_has_components_nightly_and_wrapper(catalog: Catalog, pins: Pins) -> None:
@@ -209,8 +209,8 @@ def test_spark_has_components_nightly_and_wrapper(catalog: Catalog, pins: Pins) 
     assert UNKNOWN_HASH in texts[nightly]
     assert "../../../build-cudatoolkit" in texts[f"{nightly}-wrapper"]
     for text in texts.values():
-        assert Source(text).error_line is None
-        assert not any("result" in path.text for path in Source(text).paths)
+        assert NixSource(text).error_line is None
+        assert not any("result" in path.text for path in NixSource(text).paths)
 
 
 def test_the_same_catalog_gives_the_same_bytes(catalog: Catalog, pins: Pins) -> None:

@@ -12,12 +12,11 @@ from tests.unit.recipes.conftest import HASH, write_tree
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.recipes.audit import audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
-from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.render import render
-from torchtailor.recipes.rules import RULES, Context
-from torchtailor.recipes.tree import tree_at
+from torchtailor.recipes.rules import RULES, AuditContext
+from torchtailor.recipes.tree import FileOrigin, origin, tree_at
 from torchtailor.recipes.write import recipe_variants
 
 SM90 = "pytorch-python313-cuda13_0-sm90-avx512"
@@ -125,7 +124,7 @@ CASES = [
     case("driver-floor", "Driver: NVIDIA 580.95.05 or newer", "Driver: NVIDIA 550+", line_of="550+"),
     case(
         "driver-minor",
-        "Driver: NVIDIA 575.57.08 or newer (525.60.13 by minor-version compatibility)",
+        "Driver: NVIDIA 575.57.08 or newer (525.60.13 with minor-version compatibility)",
         "Driver: NVIDIA 550+",
         name=OLD,
         release="cuda-12_9",
@@ -140,7 +139,7 @@ CASES = [
 
 @cache
 def good(release: str, name: str) -> str:
-    """A recipe as it is written, with its pin locked, less the mark that it is ours."""
+    """A generated recipe with its pin locked, without the header."""
     catalog, pins = load_catalog(Path("/nonexistent")), load_pins()
     variant = recipe_variants(catalog, release, [name])[0]
     for row in pins.file.nixpkgs:
@@ -149,11 +148,11 @@ def good(release: str, name: str) -> str:
     return "".join(line for line in lines if "torchtailor-content" not in line)
 
 
-def context_of(catalog: Catalog, root: Path, item: Case, text: str, *, by_nix: bool = False) -> Context:
+def context_of(catalog: Catalog, root: Path, item: Case, text: str, *, with_nix: bool = False) -> AuditContext:
     path = root / ".flox" / "pkgs" / f"{item.rename or item.name}.nix"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return open_tree(catalog, tree_at(root), release=item.release, by_nix=by_nix)
+    return open_tree(catalog, tree_at(root), release=item.release, with_nix=with_nix)
 
 
 def broken_text(item: Case) -> str:
@@ -164,7 +163,7 @@ def broken_text(item: Case) -> str:
     return text
 
 
-def hits_of(rule: str, context: Context) -> list[tuple[int, str]]:
+def hits_of(rule: str, context: AuditContext) -> list[tuple[int, str]]:
     check = RULES[rule].on_recipe
     assert check is not None
     return list(check(context.recipes[0], context))
@@ -174,7 +173,7 @@ def hits_of(rule: str, context: Context) -> list[tuple[int, str]]:
 def test_a_broken_recipe_is_caught_at_its_line(catalog: Catalog, tmp_path: Path, item: Case) -> None:
     if item.needs_nix and not has_nix():
         pytest.skip("needs nix-instantiate")
-    context = context_of(catalog, tmp_path, item, broken_text(item), by_nix=item.needs_nix)
+    context = context_of(catalog, tmp_path, item, broken_text(item), with_nix=item.needs_nix)
     hits = hits_of(item.rule, context)
     assert hits
     assert all(message for _, message in hits)
@@ -218,7 +217,7 @@ def test_a_generated_recipe_changed_by_hand_is_edited(catalog: Catalog, tmp_path
     write_tree(catalog, tmp_path, "cuda-13_0", SM90)
     path = tmp_path / ".flox" / "pkgs" / f"{SM90}.nix"
     path.write_text(path.read_text().replace('cpuISA = "avx512"', 'cpuISA = "avx2"'))
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
     found = [finding.rule for finding in audit_context(context) if finding.file.endswith(path.name)]
     assert found == ["edited"]
 
@@ -226,15 +225,15 @@ def test_a_generated_recipe_changed_by_hand_is_edited(catalog: Catalog, tmp_path
 def test_a_generated_recipe_of_another_catalog_is_stale(catalog: Catalog, tmp_path: Path) -> None:
     write_tree(catalog, tmp_path, "cuda-13_0", SM90, locked=False)  # without the hash that the lock gets now
     path = tmp_path / ".flox" / "pkgs" / f"{SM90}.nix"
-    assert origin(path.read_text()) is Origin.GENERATED
+    assert origin(path.read_text()) is FileOrigin.GENERATED
     lock = tmp_path / ".flox" / "torchtailor-hashes.toml"
     lock.write_text(f'[hashes]\n"nixpkgs/{PIN}" = "{HASH}"\n')
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
     stale = [found for found in audit_context(context) if found.rule == "stale"]
     assert len(stale) == 1
     assert "sha256 is not known" in path.read_text().splitlines()[stale[0].line - 1]
     write_tree(catalog, tmp_path, "cuda-13_0", SM90, locked=False)
-    context = open_tree(catalog, tree_at(tmp_path), by_nix=False)
+    context = open_tree(catalog, tree_at(tmp_path), with_nix=False)
     assert not [found for found in audit_context(context) if found.rule == "stale"]
 
 
@@ -260,5 +259,5 @@ def test_every_rule_has_a_case() -> None:
 def test_rules_have_words() -> None:
     for rule in RULES.values():
         assert rule.looks_for, rule.id
-        assert rule.mend.endswith("."), rule.id
+        assert rule.fix.endswith("."), rule.id
         assert (rule.on_recipe is None) != (rule.on_tree is None), rule.id

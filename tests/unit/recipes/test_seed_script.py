@@ -1,4 +1,4 @@
-"""The seeds' own verification script, run as it is with the counts of the full matrix."""
+"""The original verification script, run unchanged with the counts of the full matrix."""
 
 from __future__ import annotations
 

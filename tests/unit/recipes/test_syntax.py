@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.recipes.shell import commands, exports, split
-from torchtailor.recipes.syntax import Line, Source
+from torchtailor.recipes.syntax import NixSource, TextLine
 
 TEXT = """\
 # a comment with cudaPackages_13
@@ -27,7 +27,7 @@ in
 
 
 def test_bindings_values_and_lines() -> None:
-    source = Source(TEXT)
+    source = NixSource(TEXT)
     assert source.error_line is None
     values = {".".join(binding.path): source.value(binding.node) for binding in source.bindings}
     assert values["pname"] == "p-9.0"
@@ -40,7 +40,7 @@ def test_bindings_values_and_lines() -> None:
 
 
 def test_strings_line_by_line() -> None:
-    source = Source(TEXT)
+    source = NixSource(TEXT)
     phase = source.last("phase")
     assert phase is not None
     assert [(line.number, line.text.strip()) for line in source.lines(phase.node)] == [
@@ -50,15 +50,15 @@ def test_strings_line_by_line() -> None:
 
 
 def test_syntax_errors_are_found_and_trailing_commas_are_not_errors() -> None:
-    assert Source("{\n  a ? 1,\n  b,\n}:\na\n").error_line is None
-    assert Source("{\n  a ? 1,\n}:\na\n").error_line is None
-    assert Source("{ a }: {\n  b = 1;\n").error_line is not None
-    assert Source("{ a }: a +\n").error_line is not None
+    assert NixSource("{\n  a ? 1,\n  b,\n}:\na\n").error_line is None
+    assert NixSource("{\n  a ? 1,\n}:\na\n").error_line is None
+    assert NixSource("{ a }: {\n  b = 1;\n").error_line is not None
+    assert NixSource("{ a }: a +\n").error_line is not None
 
 
 @given(st.text(max_size=200))
 def test_any_text_can_be_read(text: str) -> None:
-    source = Source(text)
+    source = NixSource(text)
     for answer in (source.bindings, source.comments, source.selections, source.strings, source.calls, source.paths):
         assert isinstance(answer, tuple)
     for binding in source.bindings:
@@ -74,7 +74,7 @@ export E=5
 # not a comment here
 END
 export F='#6'"""
-    lines = [Line(at, text) for at, text in enumerate(script.splitlines(), 1)]
+    lines = [TextLine(at, text) for at, text in enumerate(script.splitlines(), 1)]
     found = exports(commands(lines))
     assert found == {"A": ("1", 1), "B": ("two words", 1), "F": ("#6", 7)}
     assert [c.text for c in commands(lines) if c.document] == ["export E=5", "# not a comment here"]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.recipes.conftest import HASH, write_tree
 from torchtailor.catalog import Catalog
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
-from torchtailor.recipes.header import MARKDOWN, Origin, origin, stamp
 from torchtailor.recipes.pins import LOCK_NAME, KeptRow, kept_text, load_pins, lock_text, read_kept, read_lock
-from torchtailor.recipes.write import Action, plan_trees, recipe_variants, write_file
+from torchtailor.recipes.tree import MARKDOWN, FileOrigin, origin, stamp, write_file
+from torchtailor.recipes.write import Action, plan_trees, recipe_variants
 
 NAME = "pytorch-python313-cuda13_0-sm90-avx512"
 
@@ -89,15 +89,15 @@ def test_hashes_of_the_lock_are_written_and_bad_ones_refused(catalog: Catalog, t
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+    with pytest.raises(EnvironmentProblem, match=str(tmp_path)):
         write_file(tmp_path / "a" / "b.nix", "")
 
 
-def test_a_file_in_the_way_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file where a folder should be")
-    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+    with pytest.raises(EnvironmentProblem, match="a: File exists"):
         write_file(tmp_path / "a" / "b.nix", "")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -116,14 +116,14 @@ def test_what_cannot_be_asked_for(catalog: Catalog, tmp_path: Path) -> None:
 @given(st.text(), st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])))
 def test_a_stamp_knows_its_own_text_and_no_other(body: str, title: str) -> None:
     for text in (stamp(body, title), stamp(body, title, MARKDOWN)):
-        assert origin(text) is Origin.GENERATED
-        assert origin(text + "x") is Origin.EDITED
-        assert origin("x" + text) in (Origin.EDITED, Origin.FOREIGN)
+        assert origin(text) is FileOrigin.GENERATED
+        assert origin(text + "x") is FileOrigin.EDITED
+        assert origin("x" + text) in (FileOrigin.EDITED, FileOrigin.FOREIGN)
 
 
 def test_no_stamp_is_foreign() -> None:
-    assert origin("{ }: 1\n") is Origin.FOREIGN
-    assert origin("") is Origin.FOREIGN
+    assert origin("{ }: 1\n") is FileOrigin.FOREIGN
+    assert origin("") is FileOrigin.FOREIGN
 
 
 @given(

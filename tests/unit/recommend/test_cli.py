@@ -45,9 +45,9 @@ def test_strange_machines_can_be_shown(name: str, tmp_path: Path, capsys: pytest
 def test_recommend_from_a_file(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--from", str(described)]) == 0
     shown = capsys.readouterr().out
-    assert "Recommended: pytorch214-python313-cuda12_6-sm90-avx512 by way of wheel" in shown
-    assert "Driver 580.65.06 or newer (595.71.05 for full support) unlocks PyTorch 2.15.0" in shown
-    assert "Not these:" in shown and "Alternatives:" in shown
+    assert "Recommended: pytorch214-python313-cuda12_6-sm90-avx512, using the official wheel" in shown
+    assert "Driver 580.65.06 or newer (595.71.05 for full support) enables PyTorch 2.15.0" in shown
+    assert "Rejected:" in shown and "Other variants that run:" in shown
 
 
 def test_recommend_from_standard_input(
@@ -64,25 +64,26 @@ def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str
     assert main(["recommend", "--gpu", "RTX 4090", *arguments]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["best"]["name"] == "pytorch-python312-cuda12_6-sm89-avx512vnni"
-    assert answer["unlocks"][0]["needs"] == "driver 580.65.06"
+    assert answer["upgrades"][0]["needs"] == "driver 580.65.06"
     assert set(answer) == {
-        "machine", "workload", "python", "best", "per_gpu", "alternatives", "rejected", "unlocks", "ways_out", "notes",
+        "machine", "workload", "python", "best", "per_gpu", "other_variants", "rejected", "upgrades",
+        "alternatives", "notes",
     }  # fmt: skip
 
 
-def test_where_nothing_fits_the_ways_out_are_shown_and_the_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--gpu", "Jetson Orin", "--jetpack", "6.2"]) == ExitCode.NO_MATCH
     shown = capsys.readouterr().out
-    assert "No variant in the matrix runs here." in shown
+    assert "No variant in the matrix runs on this machine." in shown
     assert 'gpus = ["8.7"]' in shown and 'release = "2.14"' in shown
-    assert "pytorch215-python313-cpu-armv8_2 runs today" in shown
+    assert "pytorch215-python313-cpu-armv8_2 runs on this machine" in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         (["recommend", "--gpu", "Foo"], ExitCode.NO_MATCH, "No GPU is known as 'Foo'"),
-        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Offered are 3.11"),
+        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Supported are 3.11"),
         (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
         (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),

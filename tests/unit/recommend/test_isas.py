@@ -6,7 +6,7 @@ import pytest
 
 from tests import machines
 from torchtailor.recommend import Workload
-from torchtailor.recommend.isas import rank_isas
+from torchtailor.recommend.request import rank_isas
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from tests import machines
 from torchtailor.catalog import Capability, CodeKind, CodeTarget
-from torchtailor.recommend import Recommendation, Request, Workload, recommend
+from torchtailor.recommend import Recommendation, Request, Workload
+from torchtailor.recommend.engine import recommend_for
 
 
 @dataclass(frozen=True)
@@ -20,75 +21,81 @@ class Row:
     variant: str | None
     pytorch: str | None = None
     cuda: str | None = None
-    way: str = "wheel"
+    method: str = "wheel"
     says: tuple[str, ...] = ()
-    unlock: str | None = None
-    ways_out: tuple[str, ...] = ()
+    upgrade: str | None = None
+    alternatives: tuple[str, ...] = ()
 
 
 TABLE = (
     # CPUs alone
-    Row("graviton1", None, says=("armv8_2: This CPU does not run ARMv8.2: asimddp",), ways_out=("source",)),
+    Row("graviton1", None,
+        says=("armv8_2: This CPU does not support ARMv8.2: it lacks asimddp",), alternatives=("source",)),
     Row("graviton2", "cpu-armv8_2", "2.15.0"),
-    Row("graviton3", "cpu-armv8_2", "2.15.0", says=("armv9: This CPU does not run ARMv9: frint, sve2 missing.",)),
+    Row("graviton3", "cpu-armv8_2", "2.15.0", says=("armv9: This CPU does not support ARMv9: it lacks frint, sve2.",)),
     Row("graviton4", "cpu-armv9", "2.15.0"),
     Row("grace", "cpu-armv9", "2.15.0"),
     Row("cobalt100", "cpu-armv9", "2.15.0"),
     Row("vera", "cpu-armv9", "2.15.0"),
-    Row("ampereone", "cpu-armv8_2", says=("armv9: This CPU does not run ARMv9: sve, sve2 missing.",)),
-    Row("a64fx", None, says=("ARMv8.2: asimddp missing",), ways_out=("source",)),
-    Row("thunderx2", None, says=("ARMv8.2: asimddp, asimdhp, fphp missing.",), ways_out=("source",)),
-    Row("apple-m1-asahi", "cpu-armv8_2", says=("armv9: This CPU does not run ARMv9: sve, sve2 missing.",)),
+    Row("ampereone", "cpu-armv8_2", says=("armv9: This CPU does not support ARMv9: it lacks sve, sve2.",)),
+    Row("a64fx", None, says=("ARMv8.2: it lacks asimddp",), alternatives=("source",)),
+    Row("thunderx2", None, says=("ARMv8.2: it lacks asimddp, asimdhp, fphp.",), alternatives=("source",)),
+    Row("apple-m1-asahi", "cpu-armv8_2", says=("armv9: This CPU does not support ARMv9: it lacks sve, sve2.",)),
     Row("arm-two-cores", "cpu-armv8_2", "2.15.0", says=("No NVIDIA GPU was found.",)),
     Row("emerald-rapids-vm", "cpu-avx512", "2.15.0", says=("No NVIDIA GPU was found.",)),
-    Row("core-i9-12900k", "cpu-avx2", says=("avx512: This CPU does not run AVX-512",)),
-    Row("core-ultra-285", "cpu-avx2", says=("avx512vnni: This CPU does not run AVX-512 VNNI: avx512_vnni",)),
-    Row("skylake-sp", "cpu-avx512", says=("avx512vnni: This CPU does not run AVX-512 VNNI: avx512_vnni missing.",)),
-    Row("cascade-lake", "cpu-avx512", says=("avx512bf16: This CPU does not run AVX-512 BF16: avx512_bf16 missing.",)),
+    Row("core-i9-12900k", "cpu-avx2", says=("avx512: This CPU does not support AVX-512",)),
+    Row("core-ultra-285", "cpu-avx2",
+        says=("avx512vnni: This CPU does not support AVX-512 VNNI: it lacks avx512_vnni",)),
+    Row("skylake-sp", "cpu-avx512",
+        says=("avx512vnni: This CPU does not support AVX-512 VNNI: it lacks avx512_vnni.",)),
+    Row("cascade-lake", "cpu-avx512",
+        says=("avx512bf16: This CPU does not support AVX-512 BF16: it lacks avx512_bf16.",)),
     Row("cooper-lake", "cpu-avx512"),
-    Row("ice-lake-sp", "cpu-avx512", says=("AVX-512 BF16: avx512_bf16 missing.",)),
+    Row("ice-lake-sp", "cpu-avx512", says=("AVX-512 BF16: it lacks avx512_bf16.",)),
     Row("sapphire-rapids", "cpu-avx512"),
-    Row("knights-landing", "cpu-avx2", says=("avx512: This CPU does not run AVX-512: avx512bw, avx512dq, avx512vl",)),
-    Row("sandy-bridge", "cpu-avx", says=("avx2: This CPU does not run AVX2: avx2, f16c, fma missing.",)),
+    Row("knights-landing", "cpu-avx2",
+        says=("avx512: This CPU does not support AVX-512: it lacks avx512bw, avx512dq, avx512vl",)),
+    Row("sandy-bridge", "cpu-avx", says=("avx2: This CPU does not support AVX2: it lacks avx2, f16c, fma.",)),
     Row("zen1", "cpu-avx2"),
     Row("zen3", "cpu-avx2"),
     Row("zen4", "cpu-avx512"),
     Row("zen5", "cpu-avx512"),
-    Row("opteron-k10", None, ways_out=("source",)),
-    Row("power9", None, says=("for aarch64 and x86_64, and this machine is ppc64le",), ways_out=("platform",)),
-    Row("alpine", "cpu-avx512", way="source", says=("made for glibc, and this system has musl",)),
+    Row("opteron-k10", None, alternatives=("source",)),
+    Row("power9", None, says=("for aarch64 and x86_64; this machine is ppc64le",), alternatives=("platform",)),
+    Row("alpine", "cpu-avx512", method="source", says=("built for glibc, and this system has musl",)),
     # data-centre GPUs
     Row(
         "h200-driver-550", "sm90-avx512", "2.14.1", "12.6",
-        says=("CUDA 13 needs driver 580.65.06 or newer; this one is 550.54.15", "minor-version compatibility"),
-        unlock="driver 580.65.06",
+        says=("CUDA 13 needs driver 580.65.06 or newer; this machine has 550.54.15", "minor-version compatibility"),
+        upgrade="driver 580.65.06",
     ),
-    Row("h200-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("Driver 580.159.04 runs CUDA 13.2 by minor",)),
-    Row("h100-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("595.71.05 would run it in full",)),
-    Row("h100-driver-595", "sm90-avx512", "2.15.0", "13.2", says=("runs CUDA 13.2 in full",)),
+    Row("h200-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("Driver 580.159.04 runs CUDA 13.2 through minor",)),
+    Row("h100-driver-580", "sm90-avx512", "2.15.0", "13.2", says=("595.71.05 supports it fully",)),
+    Row("h100-driver-595", "sm90-avx512", "2.15.0", "13.2", says=("fully supports CUDA 13.2",)),
     Row("h100-mig", "sm90-avx512", "2.15.0", "13.2", says=("2 MIG instances",)),
-    Row("kubernetes-pod", "sm90-avx512", "2.15.0", "13.2", says=("Of 4 CPUs, 2 may be used",)),
+    Row("kubernetes-pod", "sm90-avx512", "2.15.0", "13.2", says=("Only 2 of 4 CPUs are usable",)),
     Row("l40s", "sm89-avx512", "2.15.0", "13.2", says=("sm_86, which runs on SM89", "sm90, sm100")),
-    Row("v100", "sm70-avx512", "2.14.1", "12.6", says=("CUDA 13 knows no SM70 (Volta) any more: 12.9 was the last",)),
-    Row("v100-driver-470", None, unlock="driver 525.60.13", ways_out=("cpu", "container", "remote")),
-    Row("centos7-v100", "sm70-avx512", "2.15.0", "12.9", way="source", says=("need glibc 2.28 or newer",)),
-    Row("t4", "sm75-avx512", "2.14.1", "12.6", unlock="driver 580.65.06"),
-    Row("t4g-graviton2", "sm75-armv8_2", "2.15.0", "13.2", way="source", says=("nothing that SM75 runs",)),
-    Row("b200", "sm100-avx512", "2.13.0", "12.9", unlock="driver 580.65.06"),
+    Row("v100", "sm70-avx512", "2.14.1", "12.6", says=("CUDA 13 no longer supports SM70 (Volta): 12.9 was the last",)),
+    Row("v100-driver-470", None, upgrade="driver 525.60.13", alternatives=("cpu", "container", "remote")),
+    Row("centos7-v100", "sm70-avx512", "2.15.0", "12.9", method="source", says=("need glibc 2.28 or newer",)),
+    Row("t4", "sm75-avx512", "2.14.1", "12.6", upgrade="driver 580.65.06"),
+    Row("t4g-graviton2", "sm75-armv8_2", "2.15.0", "13.2", method="source", says=("none of which runs on SM75",)),
+    Row("b200", "sm100-avx512", "2.13.0", "12.9", upgrade="driver 580.65.06"),
     Row("b300", "sm103-avx512", "2.15.0", "13.2", says=("sm_100, which runs on SM103",)),
     Row("gb300", "sm103-armv9", "2.15.0", "13.2"),
-    Row("gh200", "sm90-armv9", "2.14.1", "12.6", unlock="driver 580.65.06"),
+    Row("gh200", "sm90-armv9", "2.14.1", "12.6", upgrade="driver 580.65.06"),
     Row("rtx-pro-6000", "sm120-avx512", "2.15.0", "13.2"),
     # desktop GPUs
-    Row("rtx-5090", "sm120-avx512", "2.13.0", "12.9", unlock="driver 580.65.06"),
+    Row("rtx-5090", "sm120-avx512", "2.13.0", "12.9", upgrade="driver 580.65.06"),
     Row("rtx-5090-driver-580", "sm120-avx2", "2.15.0", "13.2"),
-    Row("rtx-4090-wsl", "sm89-avx512", "2.14.1", "12.6", says=("The Windows driver 566.36",), unlock="CUDA 13.2"),
-    Row("gtx-1080-ti", "sm61-avx2", "2.14.1", "12.6", says=("CUDA 13 knows no SM61 (Pascal) any more",)),
-    Row("gtx-1080-ti-driver-590", "cpu-avx2", says=("Driver 590.48.01 does not drive", "R580 was the last branch")),
+    Row("rtx-4090-wsl", "sm89-avx512", "2.14.1", "12.6", says=("The Windows driver 566.36",), upgrade="CUDA 13.2"),
+    Row("gtx-1080-ti", "sm61-avx2", "2.14.1", "12.6", says=("CUDA 13 no longer supports SM61 (Pascal)",)),
+    Row("gtx-1080-ti-driver-590", "cpu-avx2",
+        says=("Driver 590.48.01 does not support the NVIDIA GPU", "R580 was the last branch")),
     # several GPUs
     Row(
         "a100-rtx-3090", "sm80-avx2", "2.15.0", "13.2",
-        says=("natively on GPU 0 (NVIDIA A100-PCIE-40GB), by binary compatibility on GPU 1",),
+        says=("natively on GPU 0 (NVIDIA A100-PCIE-40GB), through binary compatibility on GPU 1",),
     ),
     Row(
         "h100-gtx-1080-ti", "sm90-avx512", "2.15.0", "13.2",
@@ -98,37 +105,43 @@ TABLE = (
     Row("dgx-spark", "sm121-armv9", "2.15.0", "13.2", says=("sm_120, which runs on SM121",)),
     Row(
         "dgx-spark-driver-570", None,
-        says=("Driver 570.133.20 is older than SM121: that needs 575.51.03 or newer.",),
-        unlock="driver 580.65.06", ways_out=("cpu", "container", "remote"),
+        says=("Driver 570.133.20 is too old for SM121, which needs 575.51.03 or newer.",),
+        upgrade="driver 580.65.06", alternatives=("cpu", "container", "remote"),
     ),
-    Row("thor-jetpack-7", "sm110-armv9", "2.15.0", "13.2", says=("JetPack 7.0 is made for CUDA 13.0",)),
+    Row("thor-jetpack-7", "sm110-armv9", "2.15.0", "13.2", says=("JetPack 7.0 supports CUDA 13.0",)),
     Row(
         "orin-jetpack-6", None,
-        says=("made for servers (SBSA); this system takes them from JetPack 7.2 on", "JetPack 6.2 runs CUDA"),
-        unlock="JetPack 7.2", ways_out=("cpu", "source", "container", "remote"),
+        says=(
+            "built for servers (SBSA), which needs JetPack 7.2 or newer; this system has JetPack 6.2",
+            "JetPack 6.2 supports CUDA",
+        ),
+        upgrade="JetPack 7.2", alternatives=("cpu", "source", "container", "remote"),
     ),
     Row(
         "orin-jetpack-7", "sm80-armv8_2", "2.15.0", "13.2",
-        says=("no stock variant for SM87", "whose driver stack is SBSA"), ways_out=("wheel",),
+        says=("no stock variant for SM87", "whose driver stack is SBSA"), alternatives=("wheel",),
     ),
-    Row("orin-nano-jetpack-5", None, says=("JetPack 5 runs CUDA up to 11.4",), unlock="JetPack 7.2",
-        ways_out=("cpu", "container", "remote")),
-    Row("xavier-jetpack-5", None, says=("JetPack 5 runs CUDA up to 11.4", "ARMv8.2: asimddp missing"),
-        ways_out=("source", "container", "remote")),
-    Row("tx2-jetpack-4", None, says=("JetPack 4 runs CUDA up to 10.2",), ways_out=("source", "container", "remote")),
-    # trouble
-    Row("no-driver", "cpu-avx512", says=("(10de:2335), but the nouveau driver holds it: install NVIDIA's driver",)),
-    Row("docker-without-gpu", "cpu-avx512", says=("this docker container was given no GPU",)),
-    Row("nvml-hangs", "sm90-avx512", "2.14.1", "12.6", says=("NVML did not answer",), unlock="driver 580.65.06"),
-    Row("nvidia-smi-hangs", "sm90-avx512", "2.14.1", says=("nvidia-smi did not answer",), unlock="driver 580.65.06"),
-    Row("nvidia-smi-nonsense", "sm90-avx512", "2.14.1", says=("makes no sense",), unlock="driver 580.65.06"),
-    Row("driver-mismatch", "sm90-avx512", "2.14.1", says=("reboot, or reload",), unlock="driver 580.65.06"),
+    Row("orin-nano-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4",), upgrade="JetPack 7.2",
+        alternatives=("cpu", "container", "remote")),
+    Row("xavier-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4", "ARMv8.2: it lacks asimddp"),
+        alternatives=("source", "container", "remote")),
+    Row("tx2-jetpack-4", None,
+        says=("JetPack 4 supports CUDA up to 10.2",), alternatives=("source", "container", "remote")),
+    # broken drivers and containers
+    Row("no-driver", "cpu-avx512",
+        says=("(10de:2335), but it is bound to the nouveau driver: install the NVIDIA driver",)),
+    Row("docker-without-gpu", "cpu-avx512",
+        says=("this docker container has no GPU: start the container with --gpus all",)),
+    Row("nvml-hangs", "sm90-avx512", "2.14.1", "12.6", says=("NVML did not answer",), upgrade="driver 580.65.06"),
+    Row("nvidia-smi-hangs", "sm90-avx512", "2.14.1", says=("nvidia-smi did not answer",), upgrade="driver 580.65.06"),
+    Row("nvidia-smi-nonsense", "sm90-avx512", "2.14.1", says=("malformed output",), upgrade="driver 580.65.06"),
+    Row("driver-mismatch", "sm90-avx512", "2.14.1", says=("reboot, or reload",), upgrade="driver 580.65.06"),
 )  # fmt: skip
 
 
 @cache
 def answer(machine: str, workload: Workload = Workload.GENERAL) -> Recommendation:
-    return recommend(machines.matrix(), machines.host(machine), Request(workload))
+    return recommend_for(machines.matrix(), machines.host(machine), Request(workload))
 
 
 def everything_said(recommendation: Recommendation) -> str:
@@ -138,8 +151,8 @@ def everything_said(recommendation: Recommendation) -> str:
             *recommendation.notes,
             *(best.reasons if best else ()),
             *(f"{one.what}: {one.reason}" for one in recommendation.rejected),
-            *(one.text for one in recommendation.unlocks),
-            *(one.text for one in recommendation.ways_out),
+            *(one.text for one in recommendation.upgrades),
+            *(one.text for one in recommendation.alternatives),
         )
     )
 
@@ -155,15 +168,15 @@ def test_the_table(row: Row) -> None:
     best = found.best
     assert (best.short_name if best else None) == row.variant
     if best is not None:
-        assert best.way == row.way
+        assert best.method == row.method
         assert row.pytorch in (None, best.pytorch)
         assert row.cuda in (None, best.cuda)
         assert best.gpu is None or best.cuda is not None
     said = everything_said(found)
     for text in row.says:
         assert text in said
-    assert [one.needs for one in found.unlocks] == ([row.unlock] if row.unlock else [])
-    assert tuple(one.kind for one in found.ways_out) == row.ways_out
+    assert [one.needs for one in found.upgrades] == ([row.upgrade] if row.upgrade else [])
+    assert tuple(one.kind for one in found.alternatives) == row.alternatives
 
 
 @pytest.mark.parametrize("name", machines.NAMES)
@@ -171,7 +184,7 @@ def test_nothing_recommended_can_fail_to_run(name: str) -> None:
     """Every variant that is named, best or alternative, holds to the rules by itself."""
     host, found = machines.host(name), answer(name)
     catalog = machines.catalog()
-    for pick in (*((found.best,) if found.best else ()), *found.alternatives, *found.per_gpu):
+    for pick in (*((found.best,) if found.best else ()), *found.other_variants, *found.per_gpu):
         assert set(catalog.isas[pick.isa].requires) <= set(host.cpu.flags)
         assert catalog.isas[pick.isa].arch == host.cpu.arch
         for device in (gpu for gpu in host.gpus if gpu.index in pick.gpus):

@@ -1,4 +1,4 @@
-"""What a user may ask for: Python, release, way, hidden GPUs, rows of one's own."""
+"""What a user may ask for: Python, release, build method, hidden GPUs, rows of one's own."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from tests.unit.recommend.test_machines import TABLE
 from torchtailor.catalog import Method, load_catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import Host
-from torchtailor.recommend import Recommendation, Request, recommend
+from torchtailor.recommend import Recommendation, Request
+from torchtailor.recommend.engine import recommend_for
 from torchtailor.variants import Matrix
 
 
 def ask(host: Host, **wishes: object) -> Recommendation:
-    return recommend(machines.matrix(), host, Request(**wishes))  # type: ignore[arg-type]
+    return recommend_for(machines.matrix(), host, Request(**wishes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [row.machine for row in TABLE if {"source", "wheel"} & set(row.ways_out)])
-def test_the_rows_that_are_shown_work_as_they_are(name: str, tmp_path: Path) -> None:
-    """Put into torchtailor.toml, they give the very variant they promise, by the way they promise."""
+@pytest.mark.parametrize("name", [row.machine for row in TABLE if {"source", "wheel"} & set(row.alternatives)])
+def test_the_rows_that_are_shown_work_unchanged(name: str, tmp_path: Path) -> None:
+    """Put into torchtailor.toml, they give the very variant they promise, with the build method they promise."""
     host = machines.host(name)
-    way_out = next(way for way in ask(host).ways_out if way.toml)
-    assert way_out.toml is not None and way_out.variant is not None
-    (tmp_path / "torchtailor.toml").write_text(way_out.toml)
+    alternative = next(one for one in ask(host).alternatives if one.toml)
+    assert alternative.toml is not None and alternative.variant is not None
+    (tmp_path / "torchtailor.toml").write_text(alternative.toml)
     matrix = Matrix(load_catalog(tmp_path))
-    via = None
-    if way_out.variant.startswith("cpu-"):
-        assert "--gpu none --via source" in way_out.text
-        host, via = msgspec.structs.replace(host, gpus=()), Method.SOURCE
-    best = recommend(matrix, host, Request(via=via)).best
+    method = None
+    if alternative.variant.startswith("cpu-"):
+        assert "--gpu none --via source" in alternative.text
+        host, method = msgspec.structs.replace(host, gpus=()), Method.SOURCE
+    best = recommend_for(matrix, host, Request(method=method)).best
     assert best is not None
-    assert (best.short_name, best.way) == (way_out.variant, way_out.kind)
+    assert (best.short_name, best.method) == (alternative.variant, alternative.kind)
 
 
 def test_another_python_is_kept_to() -> None:
@@ -45,22 +46,22 @@ def test_another_python_is_kept_to() -> None:
 def test_a_python_that_only_the_newest_release_has_and_what_it_costs() -> None:
     found = ask(machines.host("h200-driver-550"), python="3.15")
     assert found.best is None  # PyTorch 2.15 has no CUDA 12 build for it
-    assert {unlock.needs for unlock in found.unlocks} == {"driver 580.65.06", "Python 3.13"}
-    assert any(one.reason == "Not offered for Python 3.15." for one in found.rejected)
+    assert {upgrade.needs for upgrade in found.upgrades} == {"driver 580.65.06", "Python 3.13"}
+    assert any(one.reason == "Not available for Python 3.15." for one in found.rejected)
 
 
 @pytest.mark.parametrize("python", ["3.9", "2.7", "4", "nonsense"])
 def test_a_python_nobody_offers_is_refused_with_the_list(python: str) -> None:
     with pytest.raises(NoMatchError) as caught:
         ask(machines.host("zen4"), python=python)
-    assert f"Python {python} is not offered by any release" in caught.value.message
+    assert f"Python {python} is not supported by any release" in caught.value.message
     assert "3.11, 3.12, 3.13" in caught.value.hint
 
 
 def test_a_python_that_a_release_lacks_is_refused_with_its_list() -> None:
     with pytest.raises(NoMatchError) as caught:
         ask(machines.host("zen4"), python="3.15", release="main")
-    assert "PyTorch 2.8.0" in caught.value.message and caught.value.hint == "Offered are 3.11, 3.12, 3.13, 3.13t."
+    assert "PyTorch 2.8.0" in caught.value.message and caught.value.hint == "Supported are 3.11, 3.12, 3.13, 3.13t."
 
 
 def test_a_release_is_kept_to() -> None:
@@ -73,20 +74,20 @@ def test_a_release_is_kept_to() -> None:
 def test_a_release_that_does_not_run_here_says_why_and_what_would() -> None:
     found = ask(machines.host("h200-driver-550"), release="2.15")
     assert found.best is None
-    assert found.unlocks[0].needs == "driver 580.65.06"
+    assert found.upgrades[0].needs == "driver 580.65.06"
     assert any("CUDA 13 needs driver 580.65.06" in one.reason for one in found.rejected)
 
 
 @pytest.mark.parametrize(
-    ("via", "pytorch"), [(Method.WHEEL, "2.14.1"), (Method.SOURCE, "2.15.0"), (Method.NIX, "2.9.1")]
+    ("method", "pytorch"), [(Method.WHEEL, "2.14.1"), (Method.SOURCE, "2.15.0"), (Method.NIX, "2.9.1")]
 )
-def test_a_way_is_kept_to(via: Method, pytorch: str) -> None:
-    best = ask(machines.host("gtx-1080-ti"), via=via).best
-    assert best is not None and (best.way, best.pytorch, best.gpu) == (via.value, pytorch, "sm61")
+def test_a_build_method_is_kept_to(method: Method, pytorch: str) -> None:
+    best = ask(machines.host("gtx-1080-ti"), method=method).best
+    assert best is not None and (best.method, best.pytorch, best.gpu) == (method.value, pytorch, "sm61")
 
 
-def test_a_way_that_gives_nothing() -> None:
-    assert ask(machines.host("t4g-graviton2"), via=Method.WHEEL).best is None
+def test_a_build_method_that_gives_nothing() -> None:
+    assert ask(machines.host("t4g-graviton2"), method=Method.WHEEL).best is None
 
 
 def test_hidden_gpus_do_not_count() -> None:
@@ -133,19 +134,21 @@ def test_the_uncut_wheel_that_serves_all_is_the_default_indexs_where_it_can_be()
     assert any("The official cu132 wheel of PyTorch 2.15.0, uncut" in note for note in found.notes)
 
 
-def test_a_container_is_no_way_out_where_the_cpu_is_what_is_missing() -> None:
+def test_a_container_is_no_alternative_where_the_cpu_is_what_is_missing() -> None:
     host = msgspec.structs.replace(machines.host("rtx-5090-driver-580"), cpu=machines.host("sandy-bridge").cpu)
-    assert [way.kind for way in ask(host).ways_out] == ["cpu", "wheel", "remote"]
+    assert [one.kind for one in ask(host).alternatives] == ["cpu", "wheel", "remote"]
 
 
-def test_alternatives_differ_in_one_thing_each() -> None:
+def test_other_variants_differ_in_one_thing_each() -> None:
     found = ask(machines.host("h100-driver-580"))
     assert found.best is not None
-    assert len({(pick.variant, pick.way) for pick in (found.best, *found.alternatives)}) == 1 + len(found.alternatives)
-    first = found.alternatives[0]
-    assert (first.cuda, first.driver) == ("13.0", "full") and "your driver runs it in full" in first.reasons[0]
-    assert found.alternatives[-1].gpu is None
-    assert all(pick.reasons for pick in found.alternatives)
+    assert len({(pick.variant, pick.method) for pick in (found.best, *found.other_variants)}) == 1 + len(
+        found.other_variants
+    )
+    first = found.other_variants[0]
+    assert (first.cuda, first.driver) == ("13.0", "full") and "your driver fully supports it" in first.reasons[0]
+    assert found.other_variants[-1].gpu is None
+    assert all(pick.reasons for pick in found.other_variants)
 
 
 def test_ptx_needs_the_full_floor(tmp_path: Path) -> None:
@@ -162,8 +165,8 @@ def test_ptx_needs_the_full_floor(tmp_path: Path) -> None:
     host = machines.host("h100-driver-580")
     tomorrow = msgspec.structs.replace(host.gpus[0], capability="13.0", name="Tomorrow")
     old = msgspec.structs.replace(host, gpus=(tomorrow,))
-    assert recommend(matrix, old, Request(via=Method.WHEEL)).best is None
+    assert recommend_for(matrix, old, Request(method=Method.WHEEL)).best is None
     assert host.driver is not None
     new = msgspec.structs.replace(old, driver=msgspec.structs.replace(host.driver, version="700.20"))
-    best = recommend(matrix, new, Request(via=Method.WHEEL)).best
+    best = recommend_for(matrix, new, Request(method=Method.WHEEL)).best
     assert best is not None and (best.fit, best.code, best.gpu) == ("jit", "compute_120", "sm130")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.binary.elf_headers import Machine, Segment
+from torchtailor.binary.elf_headers import ElfMachine, Segment
 from torchtailor.surgery.layout import (
     MAX_HOLES,
     AddressMap,
@@ -115,9 +115,9 @@ def test_small_ranges_are_no_holes() -> None:
 
 
 def test_page_size_is_the_machines_unless_the_file_says_less() -> None:
-    assert page_size(Machine.X86_64, [segment(0, 1, align=0x200000)]) == 0x1000
-    assert page_size(Machine.AARCH64, [segment(0, 1, align=0x10000), segment(0, 1, align=0x200000)]) == 0x10000
-    assert page_size(Machine.AARCH64, [segment(0, 1, align=0x1000)]) == 0x1000
+    assert page_size(ElfMachine.X86_64, [segment(0, 1, align=0x200000)]) == 0x1000
+    assert page_size(ElfMachine.AARCH64, [segment(0, 1, align=0x10000), segment(0, 1, align=0x200000)]) == 0x10000
+    assert page_size(ElfMachine.AARCH64, [segment(0, 1, align=0x1000)]) == 0x1000
 
 
 def test_first_and_executable_segments_keep_large_alignment() -> None:

@@ -14,7 +14,7 @@ from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailor import environment
-from torchtailor.tailor.environment import find_sites, tailor_environment
+from torchtailor.tailor.environment import environment_sites, tailor_environment
 from torchtailor.tailor.journal import Journal
 from torchtailor.tailor.restore import restore_environment
 
@@ -282,19 +282,19 @@ def test_journal_is_written_before_the_file_is_replaced(site: Path, monkeypatch:
 
 def test_finding_environments(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = tmp_path / "env"
-    assert find_sites(env) == (site,)
-    assert find_sites(site) == (site,)
+    assert environment_sites(env) == (site,)
+    assert environment_sites(site) == (site,)
     (env / "lib64").symlink_to("lib")
-    assert len(find_sites(env)) == 1
+    assert len(environment_sites(env)) == 1
     monkeypatch.setenv("VIRTUAL_ENV", str(env))
-    assert find_sites(None)[0].resolve() == site
+    assert environment_sites(None)[0].resolve() == site
     monkeypatch.delenv("VIRTUAL_ENV")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    assert find_sites(None)[0].is_dir()
+    assert environment_sites(None)[0].is_dir()
     with pytest.raises(NoMatchError, match="no installed Python packages"):
-        find_sites(tmp_path / "wheels")
-    with pytest.raises(NoMatchError, match="not a folder"):
-        find_sites(tmp_path / "none")
+        environment_sites(tmp_path / "wheels")
+    with pytest.raises(NoMatchError, match="does not exist"):
+        environment_sites(tmp_path / "none")
 
 
 def test_damaged_record_of_a_package(site: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.tailor.helpers import install, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.inputs import InputKind
+from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
 from torchtailor.surgery.result import LibraryStatus
@@ -126,13 +126,15 @@ def test_several_inputs_and_folders_of_wheels(tmp_path: Path, library: Path, fat
     second = build_wheel(wheels, {"b/x.so": fat}, name="b")
     tasks = plan_tasks([wheels, library], tmp_path / "out")
     assert [(task.kind, task.source) for task in tasks] == [
-        (InputKind.WHEEL, first),
-        (InputKind.WHEEL, second),
-        (InputKind.LIBRARY, library),
+        (ArtifactKind.WHEEL, first),
+        (ArtifactKind.WHEEL, second),
+        (ArtifactKind.LIBRARY, library),
     ]
     assert tasks[2].output == tmp_path / "out" / "libx.so"
     (wheels / "sub").mkdir()
-    assert plan_tasks([wheels], tmp_path / "out")[0].kind is InputKind.FOLDER
+    assert plan_tasks([wheels], tmp_path / "out")[0].kind is ArtifactKind.WHEEL
+    (wheels / "sub" / "libx.so").write_bytes(fat)
+    assert plan_tasks([wheels], tmp_path / "out")[0].kind is ArtifactKind.FOLDER
     with pytest.raises(UsageError, match="2 inputs"):
         plan_tasks([first, second], library)
     with pytest.raises(NoMatchError):

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from torchtailor.catalog import Catalog, Fit, Method, load_catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
-from torchtailor.variants import Matrix, Rule, coverage, expand_braces, select, why_impossible
+from torchtailor.variants import (
+    Matrix,
+    MatrixRule,
+    available_methods,
+    coverage,
+    expand_braces,
+    find_variants,
+    select,
+    why_impossible,
+)
 from torchtailor.variants.why import explain
 
 SIX = {"avx2", "avx512", "avx512bf16", "avx512vnni", "armv8_2", "armv9"}
@@ -55,8 +64,8 @@ def test_every_variant_can_exist(matrix: Matrix) -> None:
     assert [str(v) for v in matrix.variants(python="all") if matrix.why_impossible(v)] == []
 
 
-def test_every_official_row_can_be_made_some_way(matrix: Matrix, catalog: Catalog) -> None:
-    unmade = [str(v) for v in matrix.variants() if not any(coverage(catalog, v, way).available for way in Method)]
+def test_every_official_row_has_a_build_method(matrix: Matrix, catalog: Catalog) -> None:
+    unmade = [str(v) for v in matrix.variants() if not available_methods(catalog, v)]
     assert unmade == []
 
 
@@ -88,13 +97,13 @@ def test_every_name_of_a_variant_finds_it(matrix: Matrix) -> None:
 def test_what_a_name_is_taken_for(matrix: Matrix, name: str, via: Method, chosen: str) -> None:
     resolution = matrix.resolve(name, via=via)
     assert resolution.variant.unique_name == chosen
-    assert chosen in resolution.said
+    assert chosen in resolution.message
 
 
 def test_an_ambiguous_name_says_what_else_it_could_mean(matrix: Matrix) -> None:
     resolution = matrix.resolve("pytorch-python313-cpu-avx2")
     assert len(resolution.others) == 7
-    assert "could also mean pytorch214-python313-cpu-avx2" in resolution.said
+    assert "also matches pytorch214-python313-cpu-avx2" in resolution.message
 
 
 @pytest.mark.parametrize(
@@ -106,8 +115,8 @@ def test_names_that_mean_nothing(matrix: Matrix, name: str) -> None:
     assert error.value.hint
 
 
-def test_a_way_that_does_not_cover_says_why(matrix: Matrix) -> None:
-    with pytest.raises(NoMatchError, match="by way of nix"):
+def test_a_method_that_does_not_build_it_says_why(matrix: Matrix) -> None:
+    with pytest.raises(NoMatchError, match="built with Nix"):
         matrix.resolve("sm70-avx512", via=Method.NIX)
 
 
@@ -127,17 +136,19 @@ def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("release", "build", "gpu", "isa", "python", "rules"),
     [
-        ("cuda-13_0", "cu130", "12.1", "avx2", "3.13", {Rule.HOST}),
-        ("cuda-13_0", "cu130", "11.0", "avx512", "3.13", {Rule.HOST}),
-        ("cuda-13_0", "cu130", "6.1", "avx2", "3.13", {Rule.TOOLKIT}),
-        ("main", "cu128", "10.3", "avx2", "3.13", {Rule.TOOLKIT}),
-        ("main", "cu128", "9.0", "avx2", "3.14", {Rule.PYTHON}),
-        ("main", "cu128", "12.1", "avx2", "3.10", {Rule.HOST, Rule.TOOLKIT, Rule.PYTHON}),
-        ("cuda-13_0", "cu130", "8.8", "armv9", "3.13", {Rule.NOT_OFFERED}),
+        ("cuda-13_0", "cu130", "12.1", "avx2", "3.13", {MatrixRule.HOST}),
+        ("cuda-13_0", "cu130", "11.0", "avx512", "3.13", {MatrixRule.HOST}),
+        ("cuda-13_0", "cu130", "6.1", "avx2", "3.13", {MatrixRule.TOOLKIT}),
+        ("main", "cu128", "10.3", "avx2", "3.13", {MatrixRule.TOOLKIT}),
+        ("main", "cu128", "9.0", "avx2", "3.14", {MatrixRule.PYTHON}),
+        ("main", "cu128", "12.1", "avx2", "3.10", {MatrixRule.HOST, MatrixRule.TOOLKIT, MatrixRule.PYTHON}),
+        ("cuda-13_0", "cu130", "8.8", "armv9", "3.13", {MatrixRule.NOT_OFFERED}),
         ("cuda-13_0", "cu130", "9.0", "avx2", "3.13", set()),
     ],
 )
-def test_rules(catalog: Catalog, release: str, build: str, gpu: str, isa: str, python: str, rules: set[Rule]) -> None:
+def test_rules(
+    catalog: Catalog, release: str, build: str, gpu: str, isa: str, python: str, rules: set[MatrixRule]
+) -> None:
     found = catalog.release(release)
     label = found.build(build)
     assert label
@@ -149,6 +160,7 @@ def test_rules(catalog: Catalog, release: str, build: str, gpu: str, isa: str, p
 def test_why(matrix: Matrix) -> None:
     impossible = explain(matrix, "sm121-avx2")
     assert not impossible.possible
+    assert impossible.text.startswith("sm121-avx2 is not possible.")
     assert "exists only with aarch64 hosts" in impossible.text
     orin = explain(matrix, "sm87-armv8_2")
     assert orin.possible
@@ -166,7 +178,7 @@ def test_why_of_one_release_and_one_python(matrix: Matrix) -> None:
         explain(matrix, "pytorch28-python39-cpu-avx2"),
     ):
         assert not refused.possible
-        assert "is not offered for Python" in refused.text
+        assert "is not available for Python" in refused.text
 
 
 def test_the_cpu_wheel_does_not_claim_kernels_it_has_not(matrix: Matrix, catalog: Catalog) -> None:
@@ -180,6 +192,18 @@ def test_an_impossible_row_of_the_user_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ImpossibleError, match="aarch64 hosts"):
         Matrix(load_catalog(tmp_path))
+
+
+def test_variants_are_found_by_product_capability_and_isa(matrix: Matrix) -> None:
+    found = find_variants(matrix, release="2.15", gpus=["RTX 4090", "9.0", "cpu"], cpus=["AVX2"], python="3.12")
+    assert {variant.short_name for variant in found} == {"sm89-avx2", "sm90-avx2", "cpu-avx2"}
+    assert {variant.python for variant in found} == {"3.12"}
+    assert find_variants(matrix, ["nope"]) == ()
+    for wrong in ({"gpus": ["Foo"]}, {"cpus": ["mmx"]}, {"python": "2.7"}, {"release": "9.9"}):
+        with pytest.raises(NoMatchError):
+            find_variants(matrix, **wrong)
+    with pytest.raises(NoMatchError, match=r"Python '2\.7'"):
+        explain(matrix, "sm90-avx2", python="2.7")
 
 
 def test_selectors(matrix: Matrix) -> None:

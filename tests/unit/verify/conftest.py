@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 
 HOST = Path(__file__).parents[2] / "fixtures" / "hostcode"
 GPU = Path(__file__).parents[1] / "gpucode" / "fixtures"
@@ -35,7 +35,7 @@ def stock(tmp_path: Path, fat: bytes) -> Path:
 def arm_fat() -> bytes:
     """A library for aarch64 with code for five GPUs, twice."""
     code = container(*(Entry(bytes(range(256)) * 400, sm=sm) for sm in (80, 86, 90, 100, 120)))
-    return elf(Place(".nv_fatbin", code + code), machine=Machine.AARCH64)
+    return elf(Place(".nv_fatbin", code + code), machine=ElfMachine.AARCH64)
 
 
 @pytest.fixture

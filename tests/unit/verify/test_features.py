@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.hostcode import x86, x86_decode
 from torchtailor.hostcode.features import ASKS_CPU, UNKNOWN, feature_table
 
-X86 = feature_table(Machine.X86_64)
-ARM = feature_table(Machine.AARCH64)
+X86 = feature_table(ElfMachine.X86_64)
+ARM = feature_table(ElfMachine.AARCH64)
 
 # assembled with GNU as 2.40
 INSTRUCTIONS = [
@@ -58,7 +58,7 @@ def test_any_bytes_can_be_read(code: bytes) -> None:
 def test_every_isa_of_the_catalog_is_closed_by_its_words() -> None:
     """A word that no rule knows and no CPU has would make every build of the ISA fail."""
     for isa in load_catalog().isas.values():
-        table = feature_table(Machine[isa.arch.upper()])
+        table = feature_table(ElfMachine[isa.arch.upper()])
         assert isa.requires <= table.closure(isa.requires)
         assert table.needed(isa.requires) <= set(table.order), isa.name
 

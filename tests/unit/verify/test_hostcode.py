@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from torchtailor.artifact.artifact import LibraryFile
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.features import feature_table
-from torchtailor.hostcode.image import CodeImage, Origin, same_code, stripped
+from torchtailor.hostcode.image import CodeImage, FunctionOrigin, same_code, stripped
 from torchtailor.hostcode.reach import Reach
-from torchtailor.verify.result import Check, Outcome
+from torchtailor.verify.result import Check, CheckOutcome
 from torchtailor.verify.static.host_checks import host_checks, who_has
 from torchtailor.verify.static.read import LibraryFacts
 
@@ -38,7 +38,7 @@ def verdicts(arch: str, name: str, isa: str) -> list[Check]:
     return list(host_checks([facts], catalog.isa(isa), catalog))
 
 
-def within(arch: str, name: str, isa: str) -> Outcome:
+def within(arch: str, name: str, isa: str) -> CheckOutcome:
     (check,) = [check for check in verdicts(arch, name, isa) if check.name.startswith(f"host code within {isa}")]
     return check.outcome
 
@@ -98,7 +98,7 @@ def test_cores_are_named_where_no_isa_has_it_all() -> None:
     """Armv9-A does not ask for BF16, though its cores have it: the baseline of torch's official aarch64 wheels."""
     catalog = load_catalog()
     words = frozenset({"sve", "bf16"})
-    said = who_has(words, Machine.AARCH64, feature_table(Machine.AARCH64), catalog)
+    said = who_has(words, ElfMachine.AARCH64, feature_table(ElfMachine.AARCH64), catalog)
     assert said.startswith("no ISA of the catalog has all of it, but ")
     assert "neoverse_v1, neoverse_v2" in said
     assert "neoverse_n1" not in said
@@ -117,15 +117,15 @@ class TestVerdict:
 
     @pytest.mark.parametrize("name", ["dispatched", "helper", "own_template", "startup_base"])
     def test_what_is_behind_dispatch_is_not(self, arch: str, name: str) -> None:
-        assert within(arch, name, NARROW[arch]) is Outcome.PASS
+        assert within(arch, name, NARROW[arch]) is CheckOutcome.PASS
 
     @pytest.mark.parametrize("name", ["leaked_template", "plain_wide"])
     def test_what_anybody_may_call_is(self, arch: str, name: str) -> None:
-        assert within(arch, name, NARROW[arch]) is Outcome.FAIL
+        assert within(arch, name, NARROW[arch]) is CheckOutcome.FAIL
 
     @pytest.mark.parametrize("name", ["startup_wide", "leaked_template", "plain_wide"])
     def test_it_may_where_the_isa_has_it(self, arch: str, name: str) -> None:
-        assert within(arch, name, BROAD[arch]) is Outcome.PASS
+        assert within(arch, name, BROAD[arch]) is CheckOutcome.PASS
 
     def test_an_isa_that_nothing_uses(self, arch: str) -> None:
         (check,) = [c for c in verdicts(arch, "startup_base", BROAD[arch]) if c.name.startswith("host code uses")]
@@ -134,11 +134,11 @@ class TestVerdict:
 
     def test_an_isa_of_the_other_architecture(self, arch: str) -> None:
         other = NARROW[next(a for a in ARCHS if a != arch)]
-        assert within(arch, "startup_base", other) is Outcome.FAIL
+        assert within(arch, "startup_base", other) is CheckOutcome.FAIL
 
     def test_the_baseline_is_said(self, arch: str) -> None:
         check = verdicts(arch, "plain_wide", BROAD[arch])[0]
-        assert check.outcome is Outcome.PASS
+        assert check.outcome is CheckOutcome.PASS
         assert WIDE[arch] in check.details["needs"]
         assert check.details["loading"] == ()
         assert f"and no more; 1 behind no dispatch needs {WIDE[arch]}" in check.reason
@@ -166,7 +166,7 @@ def test_functions_cover_the_code_once(arch: str) -> None:
         assert (functions.starts[1:] >= functions.ends[:-1]).all()
         size = sum(section.size for section in image.code_sections)
         assert int((functions.ends - functions.starts).sum()) == size
-        assert set(functions.origins.tolist()) <= {Origin.SYMBOL, Origin.FRAME, Origin.GAP}
+        assert set(functions.origins.tolist()) <= {FunctionOrigin.SYMBOL, FunctionOrigin.FRAME, FunctionOrigin.GAP}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -175,7 +175,7 @@ def test_stripped_functions_are_known_from_unwind_tables(arch: str) -> None:
     assert not whole.stripped
     assert bare.stripped
     assert set(bare.functions.starts.tolist()) <= set(whole.functions.starts.tolist())
-    assert Origin.FRAME in bare.functions.origins
+    assert FunctionOrigin.FRAME in bare.functions.origins
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.report import render, write_report
-from torchtailor.report.figures import HOST, chart
+from torchtailor.report.chart import chart
 from torchtailor.report.terminal import bars
 from torchtailor.verify.output import as_json
-from torchtailor.verify.result import Check, Level, Report
+from torchtailor.verify.result import Check, Level, VerifyReport
+from torchtailor.verify.static.facts import HOST
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -24,7 +25,7 @@ def library(name: str, now: dict[str, int], before: dict[str, int] | None = None
     return row
 
 
-def report(**facts: Any) -> Report:
+def report(**facts: Any) -> VerifyReport:
     libraries = [
         library(
             "torch/lib/libtorch_cuda.so",
@@ -47,7 +48,7 @@ def report(**facts: Any) -> Report:
         "install": ["pip install torch.whl"],
         "total_seconds": 12.5,
     }
-    return Report("dist/sm90-avx2", checks, {**known, **facts})
+    return VerifyReport("dist/sm90-avx2", checks, {**known, **facts})
 
 
 class Page(HTMLParser):
@@ -118,7 +119,20 @@ def test_names_cannot_break_out() -> None:
 def test_no_past_no_libraries_no_facts() -> None:
     for libraries in ([], [library("a.so", {HOST: 5})]):
         assert Page(render(report(libraries=libraries, stock=None))).lines
-    assert Page(render(Report("x", ()))).lines == []
+    assert Page(render(VerifyReport("x", ()))).lines == []
+
+
+def cards(text: str) -> list[str]:
+    return re.findall(r'data-figure="(\w+)"', text)
+
+
+def test_no_card_repeats_another() -> None:
+    """A folder has no download, and what is on disk is its libraries."""
+    assert cards(render(report())) == ["download", "installed", "gpu", "checks", "time"]
+    assert cards(render(report(wheels=[]))) == ["installed", "gpu", "checks", "time"]
+    assert cards(render(report(wheels=[], stock=None))) == ["installed", "gpu", "checks", "time"]
+    assert "download" in cards(render(report(stock=None)))
+    assert "download" in cards(render(report(wheels=[], libraries=[library("a.so", {HOST: 5})])))
 
 
 def test_written_whole(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailor.helpers import install
 from tests.unit.verify.conftest import HOST
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import Artifact, LibraryFile, TargetKind, open_artifact
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import BadInputError, NoMatchError
-from torchtailor.verify.result import Check, Outcome
+from torchtailor.verify.result import Check, CheckOutcome
 from torchtailor.verify.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verify.static.elf_facts import ElfFacts
 from torchtailor.verify.static.expect import expectation
@@ -61,14 +62,14 @@ class TestGpuCode:
         proof = prove(stock, gpus=["9.0"])
         assert failures(proof) == []
         assert "native" in line(proof, "GPU code for sm90: libtorch_cuda.so").reason
-        assert line(proof, "GPU code: nothing foreign").outcome is Outcome.NOT_APPLICABLE
+        assert line(proof, "GPU code: nothing foreign").outcome is CheckOutcome.NOT_APPLICABLE
 
     def test_a_cut_for_the_gpu_passes_against_stock(self, stock: Path, tmp_path: Path) -> None:
         proof = prove(tailored(stock, "9.0", tmp_path), gpus=["9.0"], against=stock)
         assert failures(proof) == []
         assert "byte for byte" in line(proof, "coverage against stock").reason
         assert "9.0" in line(proof, "GPU code: nothing foreign").reason
-        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
 
     def test_a_cut_for_another_gpu_fails_with_the_right_words(self, stock: Path, tmp_path: Path) -> None:
         proof = prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"], against=stock)
@@ -86,7 +87,7 @@ class TestGpuCode:
         artifact = open_artifact(tailored(stock, "8.0", tmp_path))
         expected = expectation(artifact, CATALOG)
         assert [str(gpu) for gpu in expected.gpus] == ["8.0"]
-        assert expected.said_by == "torchtailor.json"
+        assert expected.source == "torchtailor.json"
 
     def test_figures_of_the_past_come_from_the_manifest(self, stock: Path, tmp_path: Path) -> None:
         rows = {row["name"]: row for row in prove(tailored(stock, "9.0", tmp_path)).facts["libraries"]}
@@ -111,10 +112,46 @@ class TestGpuCode:
         code = container(Entry(bytes(872), sm=52))
         (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
         check = line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so")
-        assert check.outcome is Outcome.NOT_APPLICABLE
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
         code = container(Entry(bytes(4000), sm=52))
         (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
         assert line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
+
+    def test_a_cut_for_another_gpu_is_foreign_to_the_one_asked_for(self, stock: Path, tmp_path: Path) -> None:
+        check = line(prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"]), "GPU code: nothing foreign")
+        assert check.failed
+        assert "cut for 8.0; code that 9.0 cannot use is left: libtorch_cuda.so (sm_80)" in check.reason
+
+    def test_one_of_two_targets_is_asked_for(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "8.0,9.0", tmp_path), gpus=["9.0"])
+        assert failures(proof) == []
+
+    def test_a_minor_that_runs_the_code_is_not_foreign(self, stock: Path, tmp_path: Path) -> None:
+        assert not line(prove(tailored(stock, "8.0", tmp_path), gpus=["8.9"]), "GPU code: nothing foreign").failed
+
+    def test_a_library_that_never_had_code_for_the_gpu(self, tmp_path: Path, fat: bytes) -> None:
+        """Without stock, the manifest tells that nothing was there to keep; what was never cut lost nothing."""
+        stock = _with_old_library(tmp_path, fat)
+        name = "GPU code for sm90: libold.so"
+        check = line(prove(stock, gpus=["9.0"]), name)
+        assert (check.outcome, "it was not cut by torchtailor" in check.reason) == (CheckOutcome.NOT_APPLICABLE, True)
+        cut = tailored(stock, "9.0", tmp_path)
+        proof = prove(cut)
+        check = line(proof, name)
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
+        assert "holds sm_75, nothing for 9.0: it had none before the cut" in check.reason
+        assert failures(proof) == []
+
+    def test_what_the_cut_took_is_a_failure_without_stock_too(self, tmp_path: Path, fat: bytes) -> None:
+        cut = tailored(_with_old_library(tmp_path, fat, fat), "7.5", tmp_path)
+        forged = _with_member(cut, "torch/lib/libtorch_cuda.so", fat, tmp_path)  # so that torch itself runs
+        assert line(prove(forged, gpus=["9.0"]), "GPU code for sm90: libold.so").failed
+
+    def test_a_stock_torch_without_code_for_the_gpu_fails(self, tmp_path: Path) -> None:
+        code = elf(Place(".nv_fatbin", container(Entry(bytes(4000), sm=80))))
+        proof = prove(_with_old_library(tmp_path, code), gpus=["9.0"])
+        assert line(proof, "GPU code for sm90: libtorch_cuda.so").failed
+        assert line(proof, "GPU code for sm90: libold.so").failed
 
     def test_a_library_that_went_missing(self, stock: Path, tmp_path: Path) -> None:
         bare = tmp_path / "bare"
@@ -132,8 +169,22 @@ class TestGpuCode:
 
     def test_nothing_asked_nothing_judged(self, stock: Path) -> None:
         check = line(prove(stock), "GPU code")
-        assert check.outcome is Outcome.NOT_APPLICABLE
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
         assert "sm_90" in check.reason
+
+
+def _with_old_library(tmp_path: Path, cuda: bytes, old: bytes = b"") -> Path:
+    """A stock wheel with a second library, which has code for one old GPU."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    old = old or elf(Place(".nv_fatbin", container(Entry(bytes(range(200)) * 20, sm=75))))
+    return build_wheel(
+        folder,
+        {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": cuda, "torch/lib/libold.so": old},
+        name="torch",
+        version="2.10.0",
+        tag="cp313-cp313-manylinux_2_28_x86_64",
+    )
 
 
 def _with_member(wheel: Path, name: str, data: bytes, tmp_path: Path) -> Path:
@@ -159,7 +210,7 @@ class TestHostCode:
     def test_stock_stays_within_its_isa(self, stock: Path) -> None:
         proof = prove(stock, isa="avx2")
         assert "x86-64 and no more" in line(proof, "host code: baseline").reason
-        assert line(proof, "host code within avx2").outcome is Outcome.PASS
+        assert line(proof, "host code within avx2").outcome is CheckOutcome.PASS
         assert failures(proof) == []
 
     def test_names_of_a_stripped_library_come_from_stock(self, tmp_path: Path) -> None:
@@ -177,11 +228,11 @@ class TestHostCode:
     @pytest.mark.parametrize(
         ("library", "outcome", "says"),
         [
-            ("leaked_template", Outcome.NOT_APPLICABLE, "stock's instructions are the same"),
-            ("startup_wide", Outcome.FAIL, "an illegal instruction on such a CPU"),
+            ("leaked_template", CheckOutcome.NOT_APPLICABLE, "stock's instructions are the same"),
+            ("startup_wide", CheckOutcome.FAIL, "an illegal instruction on such a CPU"),
         ],
     )
-    def test_what_stock_has_too(self, tmp_path: Path, library: str, outcome: Outcome, says: str) -> None:
+    def test_what_stock_has_too(self, tmp_path: Path, library: str, outcome: CheckOutcome, says: str) -> None:
         """A function of stock that only some operation calls is not this build's fault; what cannot even load fails."""
         stock, cut = tmp_path / "stock", tmp_path / "cut"
         for folder in (stock, cut):
@@ -252,7 +303,7 @@ class TestFiles:
 
     def test_a_short_name_means_the_torch_that_is_there(self, stock: Path) -> None:
         proof = prove(stock, variant="sm90-avx2")
-        assert line(proof, "PyTorch version").outcome is Outcome.PASS
+        assert line(proof, "PyTorch version").outcome is CheckOutcome.PASS
 
     def test_another_torch_than_the_variant(self, stock: Path) -> None:
         assert line(prove(stock, variant="pytorch215-python313-cuda13_2-sm90-avx2"), "PyTorch version").failed
@@ -315,14 +366,14 @@ class TestKinds:
         }
         (house / "manifest.json").write_text(json.dumps(manifest))
         artifact = open_artifact(house)
-        assert artifact.kind is TargetKind.WHEELHOUSE
+        assert artifact.kind is ArtifactKind.WHEELHOUSE
         proof = prove(house)
         check = line(proof, "dependencies")
         assert check.failed
         assert "filelock" in check.reason
         assert "numpy" not in check.reason
         build_wheel(house / "wheels", {"filelock/__init__.py": b""}, name="filelock", version="3.1")
-        assert line(prove(house), "dependencies").outcome is Outcome.PASS
+        assert line(prove(house), "dependencies").outcome is CheckOutcome.PASS
 
     def test_a_variant_of_another_catalog(self, stock: Path, tmp_path: Path) -> None:
         house = tmp_path / "house"
@@ -339,7 +390,7 @@ class TestKinds:
         install(stock, site)
         (env / "pyvenv.cfg").write_text("home = /usr\n")
         artifact = open_artifact(env)
-        assert artifact.kind is TargetKind.ENVIRONMENT
+        assert artifact.kind is ArtifactKind.ENVIRONMENT
         assert "torch/lib/libtorch_cuda.so" in {library.name for library in artifact.libraries}
         assert artifact.torch_version == "2.10.0"
         proof = prove(env, gpus=["9.0"], against=stock)
@@ -354,7 +405,7 @@ class TestKinds:
         assert main(["tailor", "--env", str(env), "--gpu", "9.0"]) == 0
         proof = prove(env, against=stock)
         assert failures(proof) == []
-        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
         assert "9.0" in line(proof, "GPU code: nothing foreign").reason
         assert "byte for byte" in line(proof, "coverage against stock").reason
 
@@ -366,7 +417,7 @@ class TestKinds:
         proof = prove(out, against=site)
         assert failures(proof) == []
         assert "1 library was cut for 9.0" in line(proof, "GPU code: nothing foreign").reason
-        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
         assert expectation(open_artifact(out), CATALOG).gpus == (H100,)
         (out / "torch" / "lib" / "libtorch_cuda.so").write_bytes((site / "torch/lib/libtorch_cuda.so").read_bytes())
         assert line(prove(out), "GPU code: nothing foreign").failed
@@ -381,14 +432,14 @@ class TestKinds:
         assert main(["tailor", str(env), "--gpu", "9.0", "-o", str(out)]) == 0
         proof = prove(out, against=env)
         assert failures(proof) == []
-        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
 
     def test_library_that_tailor_made(self, arm_fat: bytes, tmp_path: Path) -> None:
         (tmp_path / "libfat.so").write_bytes(arm_fat)
         assert main(["tailor", str(tmp_path / "libfat.so"), "--gpu", "9.0", "-o", str(tmp_path / "thin.so")]) == 0
         proof = prove(tmp_path / "thin.so")
         assert "9.0" in line(proof, "GPU code: nothing foreign").reason
-        assert line(proof, "manifest").outcome is Outcome.PASS
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
 
     def test_nix_result(self, tmp_path: Path) -> None:
         result = tmp_path / "result"
@@ -397,24 +448,24 @@ class TestKinds:
         (result / "nix-support").mkdir()
         shutil.copy(HOST / "x86_64" / "dispatched.so", lib / "libtorch_cpu.so")
         artifact = open_artifact(result)
-        assert artifact.kind is TargetKind.NIX
+        assert artifact.kind is ArtifactKind.NIX
         assert [library.name for library in artifact.libraries] == ["torch/lib/libtorch_cpu.so"]
 
     def test_library(self) -> None:
         artifact = open_artifact(HOST / "x86_64" / "dispatched.so")
-        assert artifact.kind is TargetKind.LIBRARY
+        assert artifact.kind is ArtifactKind.LIBRARY
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(NoMatchError):
             open_artifact(tmp_path / "none")
         with pytest.raises(BadInputError, match="no libraries"):
-            open_artifact(tmp_path)
+            _ = open_artifact(tmp_path).libraries
 
     def test_no_zip(self, tmp_path: Path) -> None:
         path = tmp_path / "torch-2.10.0-cp313-cp313-linux_x86_64.whl"
         path.write_bytes(b"no zip at all")
         with pytest.raises(BadInputError):
-            open_artifact(path)
+            _ = open_artifact(path).libraries
 
     def test_a_manifest_that_is_no_json(self, tmp_path: Path, stock: Path) -> None:
         house = tmp_path / "house"
@@ -422,31 +473,32 @@ class TestKinds:
         shutil.copy(stock, house)
         (house / "manifest.json").write_text("{")
         with pytest.raises(BadInputError, match="not JSON"):
-            open_artifact(house)
+            _ = open_artifact(house).manifest
 
 
 class TestLibrariesOfTheSystem:
     """A torch compiled here may be linked with what the system has: its wheelhouse says so, an environment shows it."""
 
     @staticmethod
-    def needed(kind: TargetKind, wanted: str, manifest: dict[str, object]) -> Check:
+    def needed(kind: ArtifactKind, wanted: str, manifest: dict[str, object]) -> Check:
         file = LibraryFile("torch/lib/libtorch_cpu.so", "", 1, Path("libtorch_cpu.so"))
         facts = LibraryFacts(file, elf=ElfFacts("x86_64", "libtorch_cpu.so", (wanted,), ("$ORIGIN",), (), ()))
-        artifact = Artifact(Path("x"), kind, (), (file,), manifest, {})
-        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "libraries found")
+        artifact = Artifact(Path("x"), kind)
+        vars(artifact).update(libraries=(file,), manifest=manifest, tailored={})
+        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "NEEDED entries")
 
     def test_what_the_manifest_names_is_found(self) -> None:
         manifest: dict[str, object] = {"proof": {"libraries_of_the_system": ["libopenblas.so.0"]}}
-        check = self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", manifest)
-        assert check.outcome is Outcome.PASS
+        check = self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", manifest)
+        assert check.outcome is CheckOutcome.PASS
         assert "libopenblas.so.0" in check.reason
 
     @pytest.mark.parametrize("proof", [None, {}, {"libraries_of_the_system": ["libfmt.so.10"]}])
     def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
-        assert self.needed(TargetKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
+        assert self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
 
     def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "libopenblas.so.0").touch()
         monkeypatch.setattr("torchtailor.verify.static.elf_checks._loader_places", lambda: (tmp_path,))
-        assert not self.needed(TargetKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
-        assert self.needed(TargetKind.ENVIRONMENT, "libfmt.so.10", {}).failed
+        assert not self.needed(ArtifactKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
+        assert self.needed(ArtifactKind.ENVIRONMENT, "libfmt.so.10", {}).failed

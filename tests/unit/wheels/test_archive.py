@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
-import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.wheels.builder import build_wheel
+from tests.unit.wheels.hostile import LIBRARIES, TABLES, Hostile, lie
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import WheelArchive, check_name
 from torchtailor.wheels.distribution import WheelDistribution
@@ -57,94 +57,48 @@ def test_names_outside_the_wheel(name: str) -> None:
         check_name("x.whl", name)
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "/etc/evil", "demo/../../evil"])
-def test_traversal_in_a_wheel(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInputError, match="outside the wheel"):
-        open_wheel(build_wheel(tmp_path, {name: b"1"}))
-
-
-def test_duplicate_entries(tmp_path: Path) -> None:
-    path = build_wheel(tmp_path, {"demo/a.py": b"1"})
-    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings(action="ignore"):
-        archive.writestr("demo/a.py", b"2")
-    with pytest.raises(BadInputError, match="twice"):
-        open_wheel(path)
-
-
-def test_symbolic_link(tmp_path: Path) -> None:
-    path = build_wheel(tmp_path, {"demo/a": b"/etc/passwd"}, modes={"demo/a": stat.S_IFLNK | 0o777})
-    with pytest.raises(BadInputError, match="symbolic link"):
-        open_wheel(path)
-
-
-def test_device_node(tmp_path: Path) -> None:
-    path = build_wheel(tmp_path, {"demo/a": b""}, modes={"demo/a": stat.S_IFCHR | 0o666})
-    with pytest.raises(BadInputError, match="neither a file nor a folder"):
-        open_wheel(path)
-
-
-def test_bomb_in_one_member(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="unpacks from"):
-        open_wheel(build_wheel(tmp_path, {"demo/zeros": bytes(80 << 20)}))
-
-
-def test_bomb_of_many_members(tmp_path: Path) -> None:
-    files = {f"demo/{number}": bytes(40 << 20) for number in range(4)}
-    with pytest.raises(BadInputError, match="unpacks from"):
-        open_wheel(build_wheel(tmp_path, files))
-
-
-def test_bomb_of_overlapping_members(tmp_path: Path) -> None:
-    """Two names for the same packed bytes: the trick of the bombs that need no nesting."""
-    path = build_wheel(tmp_path, {"demo/a.py": b"1" * 999, "demo/b.py": b"1" * 999})
-    data = bytearray(path.read_bytes())
-    first = data.index(b"PK\x01\x02")
-    second = data.index(b"PK\x01\x02", first + 4)
-    data[second + 42 : second + 46] = data[first + 42 : first + 46]  # offset of the local header
-    path.write_bytes(data)
-    with pytest.raises(BadInputError):
-        open_wheel(path)
-
-
-def lie(field: int, size: int, change: Callable[[int], int], *, local: bool = False) -> Callable[[bytearray], None]:
-    """A change of one field in the first central (or local) header."""
-
-    def apply(data: bytearray) -> None:
-        at = data.index(b"PK\x03\x04" if local else b"PK\x01\x02") + field
-        value = int.from_bytes(data[at : at + size], "little")
-        data[at : at + size] = change(value).to_bytes(size, "little")
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    ("apply", "said"),
-    [
-        (lie(8, 2, lambda flags: flags | 1), "encrypted"),
-        (lie(10, 2, lambda method: 12), "method 12"),
-        (lie(16, 4, lambda crc: crc ^ 1), "checksum"),
-        (lie(24, 4, lambda size: size - 1), "bytes long and RECORD"),
-        (lie(42, 4, lambda offset: offset + 1), "table says|another name|overlaps"),
-        (lie(20, 4, lambda size: size + (1 << 30)), "ends after|overlaps"),
-        (lie(30, 1, lambda letter: letter ^ 1, local=True), "another name"),
-    ],
-)
-def test_lying_headers(tmp_path: Path, apply: Callable[[bytearray], None], said: str) -> None:
-    path = build_wheel(tmp_path, {"demo/a.py": b"abc" * 100, "demo/b.py": b"1"})
-    data = bytearray(path.read_bytes())
-    apply(data)
-    path.write_bytes(data)
-    with pytest.raises(BadInputError, match=said):
-        open_wheel(path)
+@pytest.mark.parametrize("hostile", [*TABLES.values(), *LIBRARIES.values()], ids=[*TABLES, *LIBRARIES])
+def test_hostile_wheels(tmp_path: Path, hostile: Hostile) -> None:
+    with pytest.raises(BadInputError, match=rf"{hostile.said}|bytes long and RECORD"):
+        open_wheel(hostile.make(tmp_path))
 
 
 def test_bytes_that_unpack_to_more_than_said(tmp_path: Path) -> None:
-    path = build_wheel(tmp_path, {"demo/a.py": b"abc" * 100})
+    with (
+        WheelArchive(LIBRARIES["more than said"].make(tmp_path)) as archive,
+        pytest.raises(BadInputError, match="more"),
+    ):
+        archive.read("demo/libx.so")
+
+
+@pytest.mark.parametrize("crc", [1, 0])
+def test_a_file_that_is_said_to_be_empty(tmp_path: Path, crc: int) -> None:
+    path = build_wheel(tmp_path, {"demo/empty": b"" if crc else b"something"})
     data = bytearray(path.read_bytes())
-    lie(24, 4, lambda size: size - 1)(data)
+    lie(16, 4, lambda _: crc)(data)
+    lie(24, 4, lambda _: 0)(data)
     path.write_bytes(data)
-    with WheelArchive(path) as archive, pytest.raises(BadInputError, match="more than"):
-        archive.read("demo/a.py")
+    with WheelArchive(path) as archive, pytest.raises(BadInputError, match=r"checksum|more than"):
+        archive.read("demo/empty")
+
+
+def test_extracting(tmp_path: Path) -> None:
+    """Executables stay executable; everything else is as the umask has it."""
+    files = {"demo/": b"", "demo/bin/tool": b"#!", "demo/a.py": b"x = 1\n" * 1000}
+    modes = {"demo/": stat.S_IFDIR | 0o755, "demo/bin/tool": stat.S_IFREG | 0o755}
+    with WheelArchive(build_wheel(tmp_path, files, modes=modes)) as archive:
+        archive.extract(tmp_path / "out")
+    out = tmp_path / "out" / "demo"
+    assert (out / "a.py").read_bytes() == files["demo/a.py"]
+    assert os.access(out / "bin" / "tool", os.X_OK) and not (out / "a.py").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"PK\x05\x06" + bytes(18)[:10], b"not a zip at all" * 10])
+def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.whl"
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="not a readable wheel"):
+        open_wheel(path)
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, -1])

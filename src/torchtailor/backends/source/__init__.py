@@ -1,1 +1,1 @@
-"""The source way: compiles PyTorch for one CPU instruction set and one GPU."""
+"""The source backend: compiles PyTorch for one CPU instruction set and one GPU."""

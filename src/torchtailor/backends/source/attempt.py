@@ -1,4 +1,4 @@
-"""One attempt at a build: copy, configure, compile, pack; what stops it is diagnosed from its log."""
+"""One build attempt: copy, configure, compile, pack; a failure is diagnosed from its log."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.backends.source.ccache import prepare as prepare_ccache
 from torchtailor.backends.source.configuration import Configuration
-from torchtailor.backends.source.jobs import Jobs, choose_jobs
-from torchtailor.backends.source.machine import Capacity
+from torchtailor.backends.source.jobs import CompileJobs, choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
-from torchtailor.backends.source.process import Command, Log, run
-from torchtailor.backends.source.progress import SPEED_KEY, Estimate, Watcher, measured_speed
+from torchtailor.backends.source.process import BuildCommand, Log, run
+from torchtailor.backends.source.progress import SPEED_KEY, Estimate, SourceProgress, measured_speed
 from torchtailor.backends.source.tables import Tables
-from torchtailor.backends.source.tree import Tree, copy_tree
+from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.backends.source.watch import sample
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.failures import Diagnosis, diagnose
 from torchtailor.ledger.ledger import Ledger, Running
 
-_NOTE_EVERY = 30  # beats between two notes to the ledger
+_NOTE_EVERY = 30  # beats between two updates of the ledger
 
 
 class BuildStoppedError(BuildFailedError):
-    """A command of a build failed, and its log was read."""
+    """A command of a build failed, and its log was diagnosed."""
 
     def __init__(self, stage: str, code: int, diagnosis: Diagnosis, log: Path, percent: float | None) -> None:
         self.stage, self.exit_code, self.diagnosis, self.log, self.percent = stage, code, diagnosis, log, percent
         finding = diagnosis.finding
         where = f"{stage} at {percent:.0f} %" if percent is not None else stage
         if finding:
-            cause, mend = finding.cause, finding.mend
+            cause, fix = finding.cause, finding.fix
         elif code < 0:
-            cause, mend = (
+            cause, fix = (
                 f"The command was ended by signal {-code}.",
-                "If nobody did that, it was the kernel, for memory.",
+                "If nobody sent it, the kernel did, because memory ran out.",
             )
         else:
-            first = _first_words(diagnosis)
-            cause = f"This failure is not known: {first}" if first else "The log holds no error."
-            mend = "Read the lines around it."
-        super().__init__(f"The build stopped ({where}). {cause}", f"{mend} The log is {log}.")
+            first = _first_error(diagnosis)
+            cause = f"The cause is not known: {first}" if first else "The log has no error message."
+            fix = "Read the lines around it."
+        super().__init__(f"The build failed ({where}). {cause}", f"{fix} The log is {log}.")
 
     @property
     def failure(self) -> str:
@@ -55,24 +55,24 @@ class BuildStoppedError(BuildFailedError):
 
     @property
     def for_memory(self) -> bool:
-        """Whether the kernel killed it for memory: fewer jobs mend that without asking."""
+        """Whether memory ran out; fewer jobs then help."""
         killed = self.exit_code == -9 and not self.diagnosis.finding
         return killed or self.failure == "out-of-memory"
 
 
-def _first_words(diagnosis: Diagnosis) -> str:
-    """The first error as its tool said it: ninja's FAILED line and the command come before the compiler's words."""
-    said = [line.text.strip() for line in diagnosis.context if re.search(r"\berror\b:", line.text)]
+def _first_error(diagnosis: Diagnosis) -> str:
+    """The compiler's own message: ninja's FAILED line and the command come before it."""
+    messages = [line.text.strip() for line in diagnosis.context if re.search(r"\berror\b:", line.text)]
     first = diagnosis.first_error
-    return (said[0] if said else first.text.strip() if first else "")[:200]
+    return (messages[0] if messages else first.text.strip() if first else "")[:200]
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """The folder one build works in, and what it works with."""
+class Workspace:
+    """The folder of one build, and the tools that it uses."""
 
     folder: Path
-    tree: Tree
+    tree: SourceTree
     tables: Tables
     capacity: Capacity
     python: Path
@@ -117,8 +117,8 @@ _STATE = "state.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What an attempt that succeeded leaves."""
+class Compiled:
+    """What a successful attempt gave."""
 
     wheel: Path | None  # None where only some targets were built
     files: int
@@ -127,109 +127,109 @@ class Made:
 
 
 @dataclass(slots=True)
-class Attempt:
-    """Carries a build from wherever it is to its wheel."""
+class BuildAttempt:
+    """Builds the wheel, from the point that an earlier attempt has reached."""
 
-    workshop: Workshop
+    workspace: Workspace
     configuration: Configuration
-    jobs: Jobs | None
+    jobs: CompileJobs | None
     running: Running
     ledger: Ledger
     log: Log
-    watcher: Watcher
+    progress: SourceProgress
     _estimate: Estimate | None = field(default=None, init=False)
     _beats: int = field(default=0, init=False)
 
-    def carry_out(self) -> Made:
-        shop = self.workshop
-        environment = dict(shop.environment(self.configuration))
-        if shop.ccache:
+    def run(self) -> Compiled:
+        space = self.workspace
+        environment = dict(space.environment(self.configuration))
+        if space.ccache:
             prepare_ccache(environment)
         self._copy()
         self._configure(environment)
-        kinds = edges(shop.build, shop.tables)
-        self.jobs = self.jobs or choose_jobs(shop.capacity, kinds.values(), asked=shop.asked_jobs)
-        heavy = write_pool(shop.build, shop.tables, self.jobs.heavy)
+        kinds = edges(space.build, space.tables)
+        self.jobs = self.jobs or choose_jobs(space.capacity, kinds.values(), asked=space.asked_jobs)
+        heavy = write_pool(space.build, space.tables, self.jobs.heavy)
         environment["MAX_JOBS"] = str(self.jobs.total)
         self.running.configuration |= {"jobs": self.jobs.total, "heavy_jobs": self.jobs.heavy}
         self.log.say(f"{self.jobs.total} jobs, {self.jobs.heavy} of them for {heavy} heavy files: {self.jobs.why}")
-        if shop.ccache:
+        if space.ccache:
             count_from_zero(environment)
         self._compile(environment)
-        wheel = self._pack(environment) if shop.whole else None
-        made = read_log(shop.build)
+        wheel = self._pack(environment) if space.whole else None
+        made = read_log(space.build)
         if (speed := measured_speed(kinds, made)) is not None:
             self.running.configuration[SPEED_KEY] = round(speed, 3)
-        hits = read_hits(environment) if shop.ccache else None
+        hits = read_hits(environment) if space.ccache else None
         if hits is not None and hits.rate is not None:
             self.running.configuration["ccache_hits"] = round(hits.rate, 3)
         self.running.stage, self.running.percent = "", 100.0
         peak = self._estimate.peak if self._estimate else 0
         self.running.configuration["peak_memory"] = peak
-        return Made(wheel, len(kinds), peak, hits)
+        return Compiled(wheel, len(kinds), peak, hits)
 
     def _copy(self) -> None:
-        """The copy appears whole or not at all, so that a build killed while copying starts right."""
-        shop = self.workshop
-        if shop.source.is_dir():
+        """Copy beside and rename, so that a build killed while copying starts over."""
+        space = self.workspace
+        if space.source.is_dir():
             return
         self._stage("copy", "Copying the source")
-        beside = shop.folder / "src.new"
+        beside = space.folder / "src.new"
         shutil.rmtree(beside, ignore_errors=True)
-        copy_tree(shop.tree.path, beside)
-        beside.rename(shop.source)
+        copy_tree(space.tree.path, beside)
+        beside.rename(space.source)
 
     def _configure(self, environment: Mapping[str, str]) -> None:
-        shop = self.workshop
-        wanted = {"digest": self.configuration.digest, "source": shop.tree.identity, "python": str(shop.python)}
-        state = shop.folder / _STATE
-        if (shop.build / "build.ninja").is_file() and _read(state) == wanted:
+        space = self.workspace
+        wanted = {"digest": self.configuration.digest, "source": space.tree.identity, "python": str(space.python)}
+        state = space.folder / _STATE
+        if (space.build / "build.ninja").is_file() and _read(state) == wanted:
             self.log.say("configured as before")
             return
         self._stage("configure", "Configuring")
         state.unlink(missing_ok=True)
-        _clear_installed(shop)
-        shop.include.write_text(self.configuration.cmake_text(), "utf-8")
-        (shop.build / "CMakeCache.txt").unlink(missing_ok=True)
-        self._run((str(shop.python), "setup.py", "build", "--cmake-only"), shop.source, environment)
+        _clear_installed(space)
+        space.include.write_text(self.configuration.cmake_text(), "utf-8")
+        (space.build / "CMakeCache.txt").unlink(missing_ok=True)
+        self._run((str(space.python), "setup.py", "build", "--cmake-only"), space.source, environment)
         beside = state.with_suffix(".new")
         beside.write_text(json.dumps(wanted), "utf-8")
         beside.replace(state)
 
     def _compile(self, environment: Mapping[str, str]) -> None:
-        shop = self.workshop
+        space = self.workspace
         assert self.jobs is not None
-        kinds = edges(shop.build, shop.tables)
-        self._estimate = Estimate(kinds, read_log(shop.build), self.jobs.total, shop.speed, whole=shop.whole)
-        what = f"{len(kinds)} files" if shop.whole else ", ".join(shop.targets)
-        self._stage("compile", f"Compiling {what}, {self.jobs.total} at once")
-        line = (str(shop.ninja), "-C", str(shop.build), "-j", str(self.jobs.total), *shop.targets)
-        self._run(line, shop.source, environment)
+        kinds = edges(space.build, space.tables)
+        self._estimate = Estimate(kinds, read_log(space.build), self.jobs.total, space.speed, whole=space.whole)
+        what = f"{len(kinds)} files" if space.whole else ", ".join(space.targets)
+        self._stage("compile", f"Compiling {what}, {self.jobs.total} in parallel")
+        line = (str(space.ninja), "-C", str(space.build), "-j", str(self.jobs.total), *space.targets)
+        self._run(line, space.source, environment)
 
     def _pack(self, environment: Mapping[str, str]) -> Path:
-        shop = self.workshop
+        space = self.workspace
         self._stage("package", "Packing the wheel")
-        shutil.rmtree(shop.dist, ignore_errors=True)
-        self._run((str(shop.python), "setup.py", "bdist_wheel", "-d", str(shop.dist)), shop.source, environment)
-        wheels = sorted(shop.dist.glob("*.whl"))
+        shutil.rmtree(space.dist, ignore_errors=True)
+        self._run((str(space.python), "setup.py", "bdist_wheel", "-d", str(space.dist)), space.source, environment)
+        wheels = sorted(space.dist.glob("*.whl"))
         if len(wheels) != 1:
             raise BuildFailedError(
-                f"setup.py left {len(wheels)} wheels instead of one.", f"The log is {self.log.path}."
+                f"setup.py built {len(wheels)} wheels instead of one.", f"The log is {self.log.path}."
             )
         return wheels[0]
 
     def _stage(self, name: str, text: str) -> None:
         self.running.stage = name
         self._note()
-        self.watcher.stage(text)
+        self.progress.stage(text)
 
     def _note(self) -> None:
-        """Hours of compiling are not given up because the ledger's disk is full just now."""
+        """Hours of compiling are not given up because the ledger's disk is full."""
         with suppress(EnvironmentProblem):
             self.ledger.note(self.running)
 
     def _run(self, line: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
-        code = run(Command(line, folder, environment), self.log, self._take, self._beat)
+        code = run(BuildCommand(line, folder, environment), self.log, self._take, self._beat)
         if code == 0:
             return
         found = self._diagnose()
@@ -241,13 +241,13 @@ class Attempt:
         if status and self._estimate:
             self._estimate.take(status)
             self.running.percent = round(self._estimate.progress.percent, 1)
-            self.watcher.progress(self._estimate.progress)
+            self.progress.compiling(self._estimate.progress)
 
     def _beat(self, pid: int) -> None:
         self._beats += 1
         if self._estimate:
             self._estimate.look(sample(pid))
-            self.watcher.progress(self._estimate.progress)
+            self.progress.compiling(self._estimate.progress)
         if self._beats % _NOTE_EVERY == 0:
             self._note()
 
@@ -258,15 +258,15 @@ class Attempt:
             return diagnose(file)
 
 
-def _clear_installed(shop: Workshop) -> None:
-    """What another configuration installed beside the sources would be packed too; setuptools would keep its module."""
+def _clear_installed(space: Workspace) -> None:
+    """Remove what another configuration installed into the source tree: it would be packed too."""
     with suppress(OSError):
-        for line in (shop.build / "install_manifest.txt").read_text("utf-8").splitlines():
+        for line in (space.build / "install_manifest.txt").read_text("utf-8").splitlines():
             path = Path(line)
-            if path.is_relative_to(shop.source):
+            if path.is_relative_to(space.source):
                 path.unlink(missing_ok=True)
     for pattern in ("lib.*-*", "temp.*-*", "bdist.*-*"):
-        for folder in shop.build.glob(pattern):
+        for folder in space.build.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
 
 

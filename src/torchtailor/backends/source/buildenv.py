@@ -1,4 +1,4 @@
-"""The build environment: pinned tools in a virtual environment, and a process environment made from nothing."""
+"""The build environment: pinned tools in a virtual environment, and a clean process environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BuildEnvironment:
 
 
 def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnvironment:
-    """The environment with the pinned tools, made once and used by every build."""
+    """The environment with the pinned tools, created once and shared by all builds."""
     packages = tables.environment.packages
     path = folders.environment(key_of(str(python), *packages))
     with locked(path.with_name(path.name + ".lock"), "The build environment", wait=True):
@@ -45,14 +45,14 @@ def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnv
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             uv = find_uv()
-            _run([str(python), "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "make an environment")
+            _run([str(python), "-m", "venv", *(["--without-pip"] if uv else []), str(path)], "create an environment")
             install(path, packages)
             (path / _READY).touch()
     return BuildEnvironment(path)
 
 
 def install(environment: Path, packages: tuple[str, ...], *, target: Path | None = None) -> None:
-    """Install with uv where it is there, else with the environment's own pip; from the configured indexes."""
+    """Install with uv where it is installed, else with the environment's own pip; from the configured indexes."""
     python = environment / "bin" / "python"
     uv = find_uv()
     line = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
@@ -60,7 +60,7 @@ def install(environment: Path, packages: tuple[str, ...], *, target: Path | None
         _run([*line, *(["--target", str(target)] if target else []), *packages], "install")
     except EnvironmentProblem as error:
         raise NetworkError(
-            f"The tools of the build cannot be installed: {error.message}", "Check pip's or uv's index and the network."
+            f"The build tools cannot be installed: {error.message}", "Check pip's or uv's index and the network."
         ) from error
 
 
@@ -77,9 +77,9 @@ def process_environment(
     ccache: Mapping[str, str] | None = None,
     outer: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a build sees: the named few of the user's shell, and what is set here; nothing else leaks in.
+    """The environment variables of a build: a few of the user's shell, and those set here.
 
-    LD_LIBRARY_PATH and the like are set to be empty, so that scripts that run with `set -u` find them.
+    LD_LIBRARY_PATH and PYTHONPATH are set to empty strings, for scripts that run with `set -u`.
     """
     shell = os.environ if outer is None else outer
     values = {name: shell[name] for name in tables.environment.passed if name in shell}

@@ -1,4 +1,4 @@
-"""ccache, set up so that builds share: another GPU reuses all host objects, another ISA all device objects."""
+"""ccache, configured so that builds share objects: another GPU reuses host objects, another ISA device objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchtailor.backends.source.folders import Folders
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """How often the cache had the answer."""
+    """Hits and misses of ccache."""
 
     hits: int
     misses: int
@@ -30,10 +30,10 @@ class Hits:
 
 
 def ccache_environment(program: str, folders: Folders, build: Path) -> dict[str, str]:
-    """Own cache and settings, whatever the user's are.
+    """A cache and settings of our own, independent of the user's.
 
-    Paths below the build's folder become relative and the working directory is not hashed, so that two builds in
-    different folders ask for the same thing. Statistics go to a log of their own for each build.
+    Paths below the build's folder become relative and the working directory is not hashed, so that builds in different
+    folders share. Each build has its own log of statistics.
     """
     return {
         "CCACHE_DIR": str(folders.ccache),
@@ -57,7 +57,7 @@ def prepare(environment: Mapping[str, str]) -> None:
 
 
 def count_from_zero(environment: Mapping[str, str]) -> None:
-    """Forget the statistics so far: CMake's own tests, while it configures, say nothing about PyTorch's files."""
+    """Delete the statistics so far: those of CMake's own tests are not about PyTorch's files."""
     Path(environment["CCACHE_STATSLOG"]).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The configuration of one build: every switch, flag and cache variable, decided before anything runs."""
+"""The configuration of one build: every switch, flag and CMake cache variable."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchtailor.backends.source.tables import Rule, Tables
+from torchtailor.backends.source.tables import SwitchRule, Tables
 from torchtailor.catalog import Capability
 from torchtailor.errors import UsageError
 from torchtailor.variants.variant import Variant
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# Cache variables are told from switches by their name: only the tests of CMake's own modules end like this.
+# CMake cache variables are recognised by their name: only the tests of CMake's own modules end like this.
 _CACHE_NAME = re.compile(r"C(?:XX)?_\w+_FOUND")
-# Names that torchtailor sets itself, and a switch of the user's would break.
+# Names that torchtailor sets itself.
 _OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "PYTORCH_BUILD_VERSION", "MAX_JOBS"})
 _OFF = frozenset({"0", "OFF", "NO", "FALSE", "N"})
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What PyTorch's build is told."""
+    """The settings of PyTorch's build."""
 
     profile: str
     switches: Mapping[str, str]
     cache: Mapping[str, str]
     flags: tuple[str, ...]
     gpus: tuple[Capability, ...]
-    rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
+    rules: tuple[SwitchRule, ...] = field(default=(), compare=False, repr=False)
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -40,7 +40,7 @@ class Configuration:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the build sees: switches, the ISA's flags and the GPUs."""
+        """The environment variables: switches, the ISA's flags and the GPUs."""
         flags = " ".join(self.flags)
         extra = dict(self.extra_environment)
         more = extra.pop("CXXFLAGS_EXTRA", "")
@@ -51,15 +51,15 @@ class Configuration:
 
     @property
     def digest(self) -> str:
-        """Changes when the build would have to be configured anew."""
+        """Changes when the build must be configured again."""
         document = [self.environment, dict(self.cache)]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
     def off(self, switch: str) -> bool:
         return self.switches.get(switch, "").upper() in _OFF
 
-    def mended(self, switches: Mapping[str, str], environment: Mapping[str, str]) -> Configuration:
-        """The same with a mend applied."""
+    def fixed(self, switches: Mapping[str, str], environment: Mapping[str, str]) -> Configuration:
+        """The same with a fix applied."""
         return replace(
             self,
             switches={**self.switches, **switches},
@@ -67,9 +67,9 @@ class Configuration:
         )
 
     def cmake_text(self) -> str:
-        """A file for CMAKE_TOOLCHAIN_FILE; what is in CMake's cache first, its own tests do not change.
+        """A file for CMAKE_TOOLCHAIN_FILE: CMake's own tests do not change what is in its cache before them.
 
-        CMake itself reads that variable before anything else; PyTorch since 2.12 hands its environment over only after
+        CMake reads that variable before anything else; PyTorch since 2.12 reads its environment only after
         `project()`, too late for CMAKE_PROJECT_INCLUDE_BEFORE.
         """
         lines = ["# Written by torchtailor: cache variables that no environment variable reaches."]
@@ -94,7 +94,7 @@ def configure(
     ccache: bool = False,
     blas: str | None = None,
 ) -> Configuration:
-    """The configuration of a variant: the profile, then the rules in their order, then what the user sets."""
+    """The configuration of a variant: the profile, then the rules in their order, then the user's --set."""
     switches: dict[str, str] = {"BLAS": blas} if blas else {}
     switches |= tables.profile(profile).switches
     cache: dict[str, str] = {}
@@ -118,5 +118,5 @@ def parse_override(text: str) -> tuple[str, str]:
     if name in _OURS:
         raise UsageError(f"--set cannot change {name}: torchtailor sets it.", "Leave it out.")
     if name == "TORCH_CUDA_ARCH_LIST":
-        raise UsageError("The GPU follows from the variant's name.", "Name another variant, such as sm90-avx512.")
+        raise UsageError("The variant's name decides the GPU.", "Give another variant, such as sm90-avx512.")
     return name, value

@@ -24,13 +24,13 @@ _STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY, what NVIDIA's own stub answers
 
 @dataclass(frozen=True, slots=True)
 class CudaPrefix:
-    """The toolkit's folder, as CUDA_HOME, and where its libraries for PyTorch's own searches are."""
+    """The toolkit's folder, for CUDA_HOME, and the paths of cuDNN and NCCL in it."""
 
     home: Path
 
     @property
     def paths(self) -> dict[str, str]:
-        """Where PyTorch's build finds cuDNN and NCCL."""
+        """The variables by which PyTorch's build finds cuDNN and NCCL."""
         include, library = self.home / "include", self.home / "lib64"
         return {
             "CUDA_PATH": str(self.home),
@@ -43,12 +43,12 @@ class CudaPrefix:
 
 
 def cuda_packages(tables: Tables, cuda: Dotted) -> tuple[str, ...]:
-    """The wheels of a toolkit line, as pip is asked for them."""
+    """The requirements of the wheels of a toolkit version."""
     line = ".".join(str(part) for part in cuda.parts[:2])
     for row in tables.cuda_wheels:
         if cuda.major in row.majors:
             return tuple(package.format(line=line, major=cuda.major) for package in row.packages)
-    raise NoMatchError(f"NVIDIA's wheels of CUDA {cuda} are not known.", "Install the toolkit and leave --toolchain.")
+    raise NoMatchError(f"NVIDIA's wheels of CUDA {cuda} are not known.", "Install the toolkit and omit --toolchain.")
 
 
 def make_cuda(
@@ -60,7 +60,7 @@ def make_cuda(
     *,
     cc: str = "cc",
 ) -> CudaPrefix:
-    """Install the wheels of a toolkit and join them into one prefix; made once."""
+    """Install the wheels of a toolkit and join them into one prefix; done once."""
     wanted = tuple(packages) or cuda_packages(tables, cuda)
     path = folders.cuda(key_of(*wanted))
     with locked(path.with_name(path.name + ".lock"), "The CUDA toolkit", wait=True):
@@ -75,7 +75,7 @@ def make_cuda(
 
 
 def join_prefix(wheels: Path, home: Path) -> None:
-    """Links to all that the wheels hold, laid out as a toolkit: bin, include, lib64, nvvm.
+    """Links to all files of the wheels, laid out as a toolkit: bin, include, lib64, nvvm.
 
     Wheels of CUDA 13 share one folder (`nvidia/cu13`), older ones have one each (`nvidia/cuda_nvcc`).
     """
@@ -92,7 +92,7 @@ def join_prefix(wheels: Path, home: Path) -> None:
     (home / "lib64").symlink_to("lib")
     nvcc = home / "bin" / "nvcc"
     if nvcc.is_symlink():
-        # nvcc finds its parts beside itself, after following links: a copy sees the joined prefix.
+        # nvcc finds its tools beside its real path: a copy finds those of the joined prefix.
         real = nvcc.resolve()
         nvcc.unlink()
         shutil.copy2(real, nvcc)
@@ -104,7 +104,7 @@ def join_prefix(wheels: Path, home: Path) -> None:
 
 
 def write_driver_stub(home: Path, cc: str) -> None:
-    """A libcuda.so to link with: toolkits have one, wheels do not, and the real one comes with the driver."""
+    """A libcuda.so to link with: toolkits have one, wheels do not, and the real one is part of the driver."""
     header, stubs = home / "include" / "cuda.h", home / "lib" / "stubs"
     declared = _compile([cc, "-E", "-P", "-x", "c", str(header)], "")
     names = sorted(set(_DRIVER_FUNCTION.findall(declared)))
@@ -118,14 +118,14 @@ def _compile(line: list[str], text: str) -> str:
     done = subprocess.run(line, input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise EnvironmentProblem(
-            f"{line[0]} cannot make a libcuda.so to link with: {done.stderr.strip()[:200]}",
-            "Check the compiler, or install the toolkit and leave --toolchain.",
+            f"{line[0]} cannot build a libcuda.so to link with: {done.stderr.strip()[:200]}",
+            "Check the compiler, or install the toolkit and omit --toolchain.",
         )
     return done.stdout
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Folders are made, files are linked; what two wheels both hold is taken from the first."""
+    """Create folders and link files; a file that two wheels have is that of the first."""
     target.mkdir(parents=True, exist_ok=True)
     for item in sorted(source.iterdir()):
         place = target / item.name

@@ -1,12 +1,12 @@
-"""Where builds from source live.
+"""The folders of builds from source.
 
-WORK/trees/KEY/                 sources as they were fetched or unpacked, never built in
-WORK/builds/VARIANT-KEY/src/    the copy that one build works in, with PyTorch's own build/ inside; for all Pythons
+WORK/trees/KEY/                 sources as fetched or unpacked; no build runs in them
+WORK/builds/VARIANT-KEY/src/    the copy for one build, with PyTorch's own build/ inside; shared by all Pythons
 WORK/builds/VARIANT-KEY/state.json, lock
 WORK/env/KEY/                   build environments
 WORK/cuda/KEY/                  CUDA toolkits made of NVIDIA's wheels
-WORK/ccache/                    what builds share
-STATE/logs/NUMBER-VARIANT.log   one log an attempt
+WORK/ccache/                    objects that builds share
+STATE/logs/NUMBER-VARIANT.log   one log per attempt
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORK_VARIABLE = "TORCHTAILOR_WORK"
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders of the source way."""
+    """The folders of builds from source."""
 
     work: Path
     logs: Path
@@ -61,19 +61,19 @@ class Folders:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EnvironmentProblem(
-                f"The folder {error.filename} cannot be made: {error.strerror}.",
-                f"Name another with --work or {WORK_VARIABLE}.",
+                f"The folder {error.filename} cannot be created: {error.strerror}.",
+                f"Give another with --work or {WORK_VARIABLE}.",
             ) from error
 
 
 def key_of(*parts: str) -> str:
-    """A short name for things made of these."""
+    """A short hash of these parts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 @contextmanager
 def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file; the kernel lets go of it when the process ends, however it ends."""
+    """Hold a lock file; the kernel releases it when the process ends, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:

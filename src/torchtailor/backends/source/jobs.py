@@ -1,4 +1,4 @@
-"""How many files are compiled at once: as many as fit into memory, heavy ones in a ninja pool of their own."""
+"""How many files are compiled in parallel: as many as fit into memory, heavy ones in a ninja pool of their own."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchtailor.backends.source.machine import Capacity
-from torchtailor.backends.source.tables import Kind
+from torchtailor.backends.machine import Capacity
+from torchtailor.backends.source.tables import FileKind
 
-# Left to the rest of the machine; files that grow beyond their weight need some room too.
+# Left for the rest of the machine, and for files that need more than their weight.
 _SPARE = 0.10
 _SPARE_MOST = 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
-    """Compilers that run at once, and how many of them may work on heavy files."""
+class CompileJobs:
+    """Compilers that run in parallel, and how many of them may compile heavy files."""
 
     total: int
     heavy: int
     why: str
 
-    def fewer(self, factor: float = 0.5) -> Jobs | None:
-        """The next try after a kill for memory; None where no less is possible."""
+    def fewer(self, factor: float = 0.5) -> CompileJobs | None:
+        """The jobs of the next attempt after memory ran out; None where it was one already."""
         if self.total == 1:
             return None
         total = max(1, min(self.total - 1, int(self.total * factor)))
-        return replace(self, total=total, heavy=max(1, min(total, int(self.heavy * factor))), why="killed for memory")
+        return replace(self, total=total, heavy=max(1, min(total, int(self.heavy * factor))), why="memory ran out")
 
 
-def choose_jobs(capacity: Capacity, kinds: Iterable[Kind], *, asked: int | None = None) -> Jobs:
-    """Jobs for the files of a build; `asked` is the user's number, which memory may not lower but heavy files do."""
+def choose_jobs(capacity: Capacity, kinds: Iterable[FileKind], *, asked: int | None = None) -> CompileJobs:
+    """The jobs for the files of a build; `asked` is the user's number: memory then limits only the heavy files."""
     counted = Counter(kinds)
     budget = capacity.memory - min(_SPARE_MOST, int(capacity.memory * _SPARE))
     light = _typical([kind for kind in counted.elements() if not kind.heavy])
@@ -42,10 +42,10 @@ def choose_jobs(capacity: Capacity, kinds: Iterable[Kind], *, asked: int | None 
         pool += 1
     free, one, most = (size / 1e9 for size in (capacity.memory, light, heavy))
     why = f"{capacity.cores} cores, {free:.1f} GB free; {one:.1f} GB a file, {most:.1f} GB a heavy one"
-    return Jobs(total, pool, "as asked" if asked else why)
+    return CompileJobs(total, pool, "as given with --jobs" if asked else why)
 
 
-def _typical(kinds: list[Kind]) -> int:
+def _typical(kinds: list[FileKind]) -> int:
     """The memory that nine of ten files stay below."""
     weights = sorted(kind.memory for kind in kinds)
     return weights[min(len(weights) - 1, len(weights) * 9 // 10)] if weights else 1_000_000_000

@@ -1,4 +1,4 @@
-"""build.ninja and .ninja_log: what is to be made, what is made, and a pool for what is heavy."""
+"""build.ninja and .ninja_log: what is to be built, what is built, and a pool for heavy files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.backends.source.tables import Kind, Tables
+from torchtailor.backends.source.tables import FileKind, Tables
 
 POOL = "torchtailor_heavy"
 STATUS = "[%f/%t] "
@@ -18,8 +18,8 @@ _OBJECT = re.compile(r"(\S+\.(?:o|so(?:\.[\d.]+)?))$")
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """A line of ninja's: so many of so many done, the last of them this one."""
+class NinjaStatus:
+    """A status line of ninja's: how many steps are done, and the last of them."""
 
     done: int
     total: int
@@ -32,9 +32,9 @@ class Status:
         return found[1] if found else ""
 
 
-def read_status(line: str) -> Status | None:
+def read_status(line: str) -> NinjaStatus | None:
     match = _STATUS.match(line)
-    return Status(int(match[1]), int(match[2]), match[3].strip()) if match and int(match[2]) else None
+    return NinjaStatus(int(match[1]), int(match[2]), match[3].strip()) if match and int(match[2]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Timing:
 
 
 def read_log(build: Path) -> dict[str, Timing]:
-    """The outputs that were made, from .ninja_log; a line cut short by a power loss is passed over."""
+    """The outputs that were built, from .ninja_log; an incomplete line is skipped."""
     made: dict[str, Timing] = {}
     try:
         text = (build / ".ninja_log").read_text("utf-8", "replace")
@@ -59,9 +59,9 @@ def read_log(build: Path) -> dict[str, Timing]:
     return made
 
 
-def edges(build: Path, tables: Tables) -> dict[str, Kind]:
+def edges(build: Path, tables: Tables) -> dict[str, FileKind]:
     """Every output that is compiled or linked, with its kind."""
-    found: dict[str, Kind] = {}
+    found: dict[str, FileKind] = {}
     for _, outputs in _statements(build / "build.ninja"):
         kind = tables.kind(outputs[0])
         if kind is not None:
@@ -105,7 +105,7 @@ def write_pool(build: Path, tables: Tables, depth: int) -> int:
     text = f"pool {POOL}\n  depth = {depth}\n" + "".join(lines)
     beside = path.with_name(".build.ninja.new")
     beside.write_text(text, "utf-8", "surrogateescape")
-    # ninja runs CMake again when build.ninja is older than what it was made from: keep its time.
+    # ninja runs CMake again when build.ninja is older than its inputs: keep its time.
     os.utime(beside, ns=(before.st_atime_ns, before.st_mtime_ns))
     beside.replace(path)
     return heavy

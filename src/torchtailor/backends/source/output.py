@@ -1,112 +1,76 @@
-"""From the wheel that setup.py left to a wheelhouse: its tags checked, proven, cut for each GPU, put in its place."""
+"""From the wheel that setup.py built to a wheelhouse: its tags checked, proven, cut for each GPU."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torchtailor
+from packaging.requirements import Requirement
+
+from torchtailor.backends.cutting import CutOptions, Cutter
 from torchtailor.backends.source.configuration import Configuration
-from torchtailor.backends.source.tree import Origin, Source, Tree
-from torchtailor.catalog import Catalog
+from torchtailor.backends.source.options import SourceRequest
+from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
+from torchtailor.catalog import Catalog, Method
 from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError, NoMatchError
-from torchtailor.fetch.cache import Cache, link_or_copy
-from torchtailor.fetch.metadata import read_local
+from torchtailor.fetch.cache import Cache, hash_file
+from torchtailor.fetch.download import Downloader
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.resolve import resolve
+from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import Target
 from torchtailor.host.pythons import find_base_python
-from torchtailor.index.pages import METADATA_SUFFIX, index_pages, indexed
 from torchtailor.variants.variant import Variant
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
-from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, Wheelhouse, read_wheelhouse, write_pages
+from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
 from torchtailor.wheels.name import WheelName
-
-if TYPE_CHECKING:
-    from torchtailor.backends.source.runner import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A wheel of the wheelhouse: the one that was built, one cut out of it, or a dependency."""
-
-    path: Path
-    step: str
-    required_by: tuple[str, ...] = ()
-
-    @property
-    def project(self) -> str:
-        return WheelName.parse(self.path).project
-
-    def to_json(self) -> dict[str, object]:
-        size = self.path.stat().st_size
-        output = {"filename": self.path.name, "sha256": _sha256(self.path), "size": size}
-        return {"name": self.project, "step": self.step, "output": output, "required_by": list(self.required_by)}
 
 
 @dataclass(frozen=True)
-class Output:
+class SourceOutput:
     """Writes the wheelhouses of one build."""
 
     catalog: Catalog
-    request: Request
-    source: Source
-    tree: Tree
+    request: SourceRequest
+    source: TorchSource
+    tree: SourceTree
     configuration: Configuration
 
     def write(self, wheel: Path) -> tuple[Wheelhouse, ...]:
-        """One wheelhouse; of a fat library, one for each GPU that it was built for."""
+        """One wheelhouse; of a library for several GPUs, one for each of them."""
         self._check_name(wheel)
-        dependencies = self._dependencies(wheel) if self.request.with_dependencies else ()
+        torch = WheelhouseEntry(wheel, wheel.name, hash_file(wheel), WheelStep.BUILT)
+        dependencies = self._dependencies(wheel) if self.request.options.with_dependencies else ()
         if not self.request.gpus:
-            return (self._house(self.request.variant, Placed(wheel, "built"), dependencies),)
-        return tuple(self._cut_houses(wheel, dependencies))
+            return (self._write(self.request.variant, torch, dependencies),)
+        return tuple(self._write_each(torch, dependencies))
 
-    def _cut_houses(self, fat: Path, dependencies: tuple[Placed, ...]) -> Iterator[Wheelhouse]:
-        """Every GPU's wheel out of the fat one, in one pass."""
-        from torchtailor.backends.wheel.cut import Cutter
-        from torchtailor.backends.wheel.options import Options
-        from torchtailor.fetch.download import Fetched
-        from torchtailor.fetch.pages import WheelFile
-        from torchtailor.fetch.settings import Source as Place
-        from torchtailor.fetch.settings import SourceKind
-
-        place = Place(fat.parent.as_uri(), SourceKind.LINKS, "built")
-        sha256 = _sha256(fat)
-        stock = Fetched(WheelFile(fat.name, fat.as_uri(), place, {"sha256": sha256}), fat, sha256, downloaded=0)
-        cuts = Cutter(self.catalog, Cache(), Options()).cut(stock, self.configuration.gpus)
-        for gpu in self.configuration.gpus:
+    def _write_each(self, fat: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Iterator[Wheelhouse]:
+        """Every GPU's wheel, all cut in one pass."""
+        gpus = self.configuration.gpus
+        cuts = Cutter(self.catalog, Cache(), CutOptions()).cut(fat.path, fat.sha256, fat.filename, gpus)
+        for gpu in gpus:
             if gpu not in cuts:
-                raise BuildFailedError(f"{fat.name} holds no code for {gpu}, though it was built for it.", "Report it.")
+                raise BuildFailedError(
+                    f"{fat.filename} has no code for {gpu}, though it was built for it.", "Please report this."
+                )
+            cut = cuts[gpu]
             variant = replace(self.request.variant, gpu=self.catalog.gpus[gpu])
-            yield self._house(variant, Placed(cuts[gpu].path, "cut"), dependencies)
+            torch = WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT)
+            yield self._write(variant, torch, dependencies)
 
-    def _house(self, variant: Variant, torch: Placed, dependencies: Iterable[Placed]) -> Wheelhouse:
-        place = self.request.out / variant.unique_name
-        placed = [torch, *dependencies]
-        with stage_beside(place) as stage:
-            folder = stage / WHEELS
-            folder.mkdir(parents=True)
-            files = []
-            for item in placed:
-                target = folder / item.path.name
-                link_or_copy(item.path, target)
-                metadata = read_local(item.path)
-                (folder / (target.name + METADATA_SUFFIX)).write_bytes(metadata)
-                files.append(indexed(target, _sha256(target), metadata, f"../../{WHEELS}/"))
-            write_pages(index_pages(files), stage / SIMPLE)
-            whole = len(placed) > 1
-            proof = self._prove(folder, torch.path, variant, whole=whole) if self.request.verify else None
-            (stage / MANIFEST_NAME).write_bytes(self._manifest(variant, torch, placed, proof))
-            swap_into_place(stage, place)
-        return read_wheelhouse(place)
+    def _write(self, variant: Variant, torch: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Wheelhouse:
+        def check(wheels: Path) -> dict[str, object]:
+            proves = self.request.options.verify
+            return {"proof": self._prove(wheels, torch.path, variant, whole=bool(dependencies)) if proves else None}
+
+        return write_wheelhouse(self._description(variant), [torch, *dependencies], self.request.out, check=check)
 
     def _check_name(self, wheel: Path) -> None:
-        """The wheel must be for the variant's Python and machine, or something else was built than was asked for."""
+        """The wheel must be for the variant's Python and machine."""
         name = WheelName.parse(wheel)
         target = Target(self.request.variant.python, self.request.variant.arch)
         fits = (
@@ -118,15 +82,8 @@ class Output:
                 "Check the source's setup.py and the Python of the build environment.",
             )
 
-    def _dependencies(self, wheel: Path) -> tuple[Placed, ...]:
-        """What the wheel requires, from the configured indexes; none of it where they cannot be reached."""
-        from packaging.requirements import Requirement
-
-        from torchtailor.fetch.download import Downloader
-        from torchtailor.fetch.finder import Finder
-        from torchtailor.fetch.resolve import resolve
-        from torchtailor.fetch.settings import read_settings
-
+    def _dependencies(self, wheel: Path) -> tuple[WheelhouseEntry, ...]:
+        """What the wheel requires, from the configured indexes; nothing where they cannot be reached."""
         version = WheelName.parse(wheel).version
         target = Target(self.request.variant.python, self.request.variant.arch)
         finder = Finder(read_settings(find_links=[str(wheel.parent)]), Cache())
@@ -136,66 +93,48 @@ class Output:
             fetched = Downloader(finder.client, finder.cache).fetch([item.file for item in others])
         except (NetworkError, NoMatchError):
             return ()
-        return tuple(Placed(fetched[item.file.url].path, "taken as it is", item.required_by) for item in others)
+        found = [(item, fetched[item.file.url]) for item in others]
+        return tuple(
+            WheelhouseEntry(got.path, got.path.name, got.sha256, WheelStep.UNCHANGED, item.required_by)
+            for item, got in found
+        )
 
     def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, object]:
-        """GPU code, host code and files; import and the CPU's op suite too, where all it needs and its CPU are here."""
-        from torchtailor.artifact.artifact import open_artifact
-        from torchtailor.verify.levels import running_checks
-        from torchtailor.verify.result import Level
-        from torchtailor.verify.static.expect import expectation
-        from torchtailor.verify.static.verify import verify_static
+        """GPU code, host code and files; also import and the CPU's op suite, where this machine can run them."""
+        from torchtailor.verify import Level, verify
 
-        artifact = open_artifact(wheels)
-        gpus = (variant.gpu.capability,) if variant.gpu else ()
-        expected = expectation(artifact, self.catalog, gpus=gpus, isa=variant.isa.name)
-        checks = list(verify_static(artifact, expected, self.catalog).checks)
-        if whole and runs_here(variant):
-            levels = frozenset({Level.STATIC, Level.IMPORT})
-            python = find_base_python(variant.python)
-            checks += running_checks(artifact, expected, self.catalog, levels, python=python, asked=True)
-        failed = [check for check in checks if check.outcome.value == "fail"]
+        runs = whole and runs_here(variant)
+        report = verify(
+            wheels,
+            gpus=(variant.gpu.capability,) if variant.gpu else (),
+            cpu=variant.isa.name,
+            level=Level.IMPORT if runs else Level.STATIC,
+            python=find_base_python(variant.python) if runs else None,
+            catalog=self.catalog,
+        )
+        checks, failed = report.checks, report.failures
         if failed:
-            told = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
+            reasons = "; ".join(f"{check.name}: {check.reason}" for check in failed[:3])
             raise CheckFailedError(
-                f"The wheel was built, but it is not what {variant.unique_name} should be. {told}",
-                f"It is {torch}; `torchtailor verify` shows all checks, --no-verify takes it as it is.",
+                f"The wheel was built, but it is not what {variant.unique_name} should be. {reasons}",
+                f"It is {torch}; `torchtailor verify` shows all checks, --no-verify accepts it unchecked.",
             )
         elsewhere = sorted({name for check in checks for name in check.details.get("elsewhere", ())})
         return {"checks": {check.name: check.outcome.value for check in checks}, "libraries_of_the_system": elsewhere}
 
-    def _manifest(
-        self, variant: Variant, torch: Placed, placed: list[Placed], proof: dict[str, object] | None
-    ) -> bytes:
-        """What was made, from what, how; no times and no paths of this machine."""
-        version = WheelName.parse(torch.path).version
-        place = self.source.place if self.source.origin is Origin.GIT else Path(self.source.place).name
-        size = sum(item.path.stat().st_size for item in placed)
-        document = {
-            "schema": 1,
-            "tool": {"name": "torchtailor", "version": torchtailor.__version__},
-            "variant": variant.unique_name,
-            "target": {
-                "gpu": str(variant.gpu.capability) if variant.gpu else None,
-                "isa": variant.isa.name,
-                "arch": variant.arch,
-                "python": variant.python,
-            },
-            "pytorch": {"version": self.tree.version, "build": variant.build.label, "release": variant.release.name},
-            "way": "source",
+    def _description(self, variant: Variant) -> WheelhouseDescription:
+        folder = self.source.origin is SourceOrigin.FOLDER
+        place = self.source.shown if self.source.origin is SourceOrigin.GIT else Path(self.source.place).name
+        details = {
             "source": {
                 "kind": self.source.origin.value,
                 "place": place,
                 "ref": self.source.ref,
-                "identity": self.tree.identity if self.source.origin is not Origin.FOLDER else "",
+                "identity": "" if folder else self.tree.identity,  # a folder's depends on its path and times
             },
             "configuration": self.configuration.to_json(),
-            "proof": proof,
-            "requirements": [f"torch=={version}"],
-            "wheels": [item.to_json() for item in sorted(placed, key=lambda item: item.project)],
-            "totals": {"input_bytes": size, "output_bytes": size},
         }
-        return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return WheelhouseDescription.of(variant, Method.SOURCE, details, pytorch=self.tree.version)
 
 
 def runs_here(variant: Variant) -> bool:
@@ -203,8 +142,3 @@ def runs_here(variant: Variant) -> bool:
     text = Path("/proc/cpuinfo").read_text("ascii", "replace")
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     return platform.machine() == variant.arch and bool(flags) and variant.isa.runs_on(flags[1].split() if flags else ())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The plan of a set of variants: what is compiled once for several of them, and what that saves."""
+"""The plan of builds from source: what is compiled once for several variants, and what that saves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torchtailor.variants import Matrix, Variant, coverage
 
 
 @dataclass(frozen=True)
-class Group:
+class VariantGroup:
     """Variants that one build makes: all of one ISA, release, CUDA and Python."""
 
-    variant: Variant  # the one whose name the build has
+    variant: Variant  # the one that the build is named after
     gpus: tuple[Capability, ...]  # empty where the library is for one GPU, or for none
 
     @property
@@ -23,7 +23,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Cost:
+class SourceCost:
     """Core-hours of a set of variants."""
 
     naive: float
@@ -38,18 +38,18 @@ class Cost:
 class MatrixPlan:
     """What will be built, and what it costs."""
 
-    groups: tuple[Group, ...]
-    cost: Cost
+    groups: tuple[VariantGroup, ...]
+    cost: SourceCost
 
     @property
     def variants(self) -> int:
         return sum(group.variants for group in self.groups)
 
     @property
-    def said(self) -> str:
-        each = f"{self.variants} variants one by one: {self.cost.naive:.0f} core-hours. "
+    def cost_text(self) -> str:
         if self.variants == 1:
             return f"About {self.cost.naive:.1f} core-hours."
+        each = f"{self.variants} variants one by one: {self.cost.naive:.0f} core-hours. "
         return f"{each}Shared ({len(self.groups)} builds): {self.cost.shared:.0f} core-hours."
 
     def to_json(self) -> dict[str, object]:
@@ -65,7 +65,7 @@ class MatrixPlan:
 
 
 def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *, all_gpus: bool = False) -> MatrixPlan:
-    """Group variants that one fat library can serve; `all_gpus` takes every GPU of the builds that are named."""
+    """Group variants that one library can serve; with `all_gpus`, for every GPU of their builds."""
     wanted = [*variants]
     if all_gpus:
         wanted = [other for variant in variants for other in _all_of(catalog, variant)]
@@ -77,12 +77,12 @@ def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *
     return MatrixPlan(groups, matrix_cost(tables.cost, wanted))
 
 
-def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> Cost:
-    """Naively every variant compiles everything. Shared, there is one host set per ISA, of which each further Python
-    compiles its own part again, and one device set per GPU.
+def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> SourceCost:
+    """Naively every variant compiles everything. Shared, host code is compiled once per ISA, of which each further
+    Python compiles its own part again, and device code once per GPU.
 
-    Host objects depend on the ISA alone and device objects on the GPU alone, so a compiler cache serves the latter
-    across the ISAs of one machine; x86 and ARM have device sets of their own.
+    Host objects depend on the ISA alone and device objects on the GPU alone, so ccache shares the latter between the
+    ISAs of one architecture; x86 and ARM each compile their own.
     """
     distinct = {variant.unique_name: variant for variant in variants}.values()
     with_gpu = [variant for variant in distinct if variant.gpu]
@@ -92,7 +92,7 @@ def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> Cost:
     pythons = {(item.release.name, item.isa.name, item.build.label, item.python) for item in distinct}
     shared = len(isas) * (row.host_core_hours + row.link_core_hours) + len(devices) * row.device_core_hours
     shared += (len(pythons) - len(isas)) * row.python_core_hours
-    return Cost(naive, shared + len(with_gpu) * row.cut_core_hours)
+    return SourceCost(naive, shared + len(with_gpu) * row.cut_core_hours)
 
 
 def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
@@ -105,8 +105,8 @@ def _all_of(catalog: Catalog, variant: Variant) -> list[Variant]:
     ]
 
 
-def _group(members: list[Variant]) -> Group:
-    """The newest GPU stands for all: what only older ones lack stays in, and each GPU's wheel has what it can use."""
+def _group(members: list[Variant]) -> VariantGroup:
+    """Configured for the newest GPU: what only older ones lack is built, and cut from their wheels."""
     gpus = sorted({member.gpu.capability for member in members if member.gpu})
     newest = max(members, key=lambda member: member.gpu.capability if member.gpu else Capability(0, 0))
-    return Group(newest, tuple(gpus) if len(gpus) > 1 else ())
+    return VariantGroup(newest, tuple(gpus) if len(gpus) > 1 else ())

@@ -1,12 +1,13 @@
-"""Runs one command of a build: its output line by line to a log and a reader, its whole family ended with it."""
+"""Runs one command of a build: its output goes to a log and a reader line by line, and all its children end with it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,15 +18,24 @@ from typing import IO
 
 from torchtailor.errors import EnvironmentProblem
 
-_PR_SET_PDEATHSIG = 1
+# Becomes the command, after asking the kernel (PR_SET_PDEATHSIG) for SIGTERM when our process ends. It is a program of
+# its own, because code that runs in a forked child before exec (preexec_fn) may deadlock where threads are running.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, line = int(sys.argv[1]), sys.argv[2:]
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit(143)
+os.execvp(line[0], line)
+"""
 _BEAT = 1.0
-_PATIENCE = 10.0
+_GRACE = 10.0
 _TAIL = 4000
 _MAX_LINE = 1 << 20
 
 
 class Log:
-    """The log of an attempt; where its disk is full, the last lines are kept in memory."""
+    """The log of an attempt; where its disk is full, the last lines are in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,33 +65,39 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command, where and with what it runs."""
+class BuildCommand:
+    """A command, its working directory and its environment."""
 
     line: tuple[str, ...]
     folder: Path
     environment: Mapping[str, str]
 
 
-def run(command: Command, log: Log, take: Callable[[str], None], beat: Callable[[int], None]) -> int:
+def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Callable[[int], None]) -> int:
     """The exit code (negative: the signal that ended it); `beat` gets the process id about once a second.
 
-    The command has a session of its own: Ctrl-C reaches it through us, and all that it started ends with it. Should
-    we be killed, the kernel ends it.
+    The command has a session of its own: on Ctrl-C we end it and its children. If we are killed, the kernel ends it.
     """
+    program = shutil.which(command.line[0], path=command.environment.get("PATH"))
+    if program is None:
+        raise EnvironmentProblem(
+            f"{command.line[0]} is not an executable program.", "Remove the folder env/ of --work; it is created again."
+        )
+    launcher = (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()))
     try:
         process = subprocess.Popen(
-            command.line,
+            (*launcher, program, *command.line[1:]),
             cwd=command.folder,
             env=dict(command.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  (no thread is running here)
         )
     except OSError as error:
-        raise EnvironmentProblem(f"{command.line[0]} cannot be started: {error.strerror}.", "Check it.") from error
+        raise EnvironmentProblem(
+            f"{command.line[0]} cannot be started in {command.folder}: {error.strerror}.", "Check that folder."
+        ) from error
     log.say(f"in {command.folder}: {' '.join(command.line)}")
     try:
         _follow(process, log, take, beat)
@@ -90,7 +106,7 @@ def run(command: Command, log: Log, take: Callable[[str], None], beat: Callable[
         _end(process)
         raise
     finally:
-        _kill_group(process.pid, signal.SIGKILL)  # nothing it started outlives it
+        _kill_group(process.pid, signal.SIGKILL)  # no child outlives it
         assert process.stdout is not None
         process.stdout.close()
 
@@ -119,7 +135,7 @@ def _follow(
                     log.write(rest)
                     rest = b""
             elif process.poll() is not None:
-                break  # a grandchild keeps the pipe open
+                break  # a child of its keeps the pipe open
             if time.monotonic() - last >= _BEAT:
                 last = time.monotonic()
                 beat(process.pid)
@@ -129,11 +145,11 @@ def _follow(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask first: ninja then removes what is half written."""
+    """SIGINT first: ninja then removes incomplete outputs."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         _kill_group(process.pid, number)
         try:
-            process.wait(_PATIENCE)
+            process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             continue
         return
@@ -142,7 +158,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _kill_group(pid: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""How far a build is and when it will be done: weights of kinds of files, corrected by what builds here took."""
+"""The progress of a build and its remaining time: weights of kinds of files, scaled by earlier builds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchtailor.backends.source.ninja import Status, Timing
-from torchtailor.backends.source.tables import Kind
+from torchtailor.backends.source.ninja import NinjaStatus, Timing
+from torchtailor.backends.source.tables import FileKind
 from torchtailor.backends.source.watch import RunningFile, Sample
 from torchtailor.catalog import Method
 from torchtailor.ledger.ledger import Attempt, Result
@@ -18,8 +18,8 @@ _ENOUGH = 20  # files, before this build's own times count
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a build stands."""
+class CompileProgress:
+    """How far a build is."""
 
     done: int
     total: int
@@ -32,61 +32,51 @@ class Progress:
         return 100 * self.done / self.total if self.total else 0.0
 
 
-class Watcher(Protocol):
-    """Is told how a build goes on."""
+class SourceProgress(Protocol):
+    """Receives the progress of a build from source."""
 
     def stage(self, text: str) -> None: ...
 
-    def progress(self, progress: Progress) -> None: ...
-
-
-class Silent:
-    """A watcher that does not care."""
-
-    def stage(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: Progress) -> None:
-        pass
+    def compiling(self, progress: CompileProgress) -> None: ...
 
 
 def learned_speed(attempts: Iterable[Attempt]) -> float:
-    """Seconds of this machine for a second of the table, from the last build that measured it."""
+    """Seconds on this machine for a second of the table, from the last build that measured it."""
     speed = 1.0
     for attempt in attempts:
         value = attempt.configuration.get(SPEED_KEY)
-        if attempt.way is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
+        if attempt.method is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
             speed = float(value) if value > 0 else speed
     return speed
 
 
-def measured_speed(kinds: Mapping[str, Kind], made: Mapping[str, Timing]) -> float | None:
-    """The same of the files that were made; None before there are enough of them."""
+def measured_speed(kinds: Mapping[str, FileKind], made: Mapping[str, Timing]) -> float | None:
+    """The same, of the files that were compiled; None where they are too few."""
     pairs = [(timing.seconds, kinds[name].seconds) for name, timing in made.items() if name in kinds]
     weight = sum(table for _, table in pairs)
     return sum(taken for taken, _ in pairs) / weight if len(pairs) >= _ENOUGH and weight else None
 
 
 class Estimate:
-    """Follows ninja through one run."""
+    """Follows one run of ninja."""
 
     def __init__(
-        self, kinds: Mapping[str, Kind], made: Iterable[str], jobs: int, speed: float, *, whole: bool = True
+        self, kinds: Mapping[str, FileKind], made: Iterable[str], jobs: int, speed: float, *, whole: bool = True
     ) -> None:
         done = set(made)
         self._kinds = kinds
         self._missing = {name: kind.seconds for name, kind in kinds.items() if name not in done}
-        # Ninja may make them again: a header has changed, or a flag.
+        # Ninja may compile them again: a header has changed, or a flag.
         self._made = {name: kind.seconds for name, kind in kinds.items() if name in done}
         self._finished = 0.0
         self._jobs, self._speed, self._whole = jobs, speed, whole
         self._started = time.monotonic()
-        self._last: Status | None = None
+        self._last: NinjaStatus | None = None
         self._sample = Sample(0, ())
         self.peak = 0
 
-    def take(self, status: Status) -> None:
-        # Before all else ninja brings build.ninja up to date, and counts only that: code generators, CMake.
+    def take(self, status: NinjaStatus) -> None:
+        # First ninja updates build.ninja (code generators, CMake) and counts only those steps.
         if self._last or status.output in self._kinds:
             self._last = status
         self._finished += self._missing.pop(status.output, 0.0) or self._made.pop(status.output, 0.0)
@@ -96,19 +86,21 @@ class Estimate:
         self.peak = max(self.peak, sample.memory)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> CompileProgress:
         done, total = (self._last.done, self._last.total) if self._last else (0, len(self._missing))
-        earlier = max(0, len(self._kinds) - total) if self._whole else 0  # ninja counts what this run has to do
-        return Progress(earlier + done, earlier + total, self._sample.memory, self._sample.files[:3], self._remaining())
+        earlier = max(0, len(self._kinds) - total) if self._whole else 0  # ninja counts only this run's files
+        return CompileProgress(
+            earlier + done, earlier + total, self._sample.memory, self._sample.files[:3], self._remaining()
+        )
 
     def _remaining(self) -> float | None:
         if not self._whole:
-            return None  # which files a part has, only ninja knows
+            return None  # only ninja knows the files of a target
         left = sum(self._missing.values())
-        planned = self._speed / self._jobs  # wall seconds for a second of weight
+        planned = self._speed / self._jobs  # wall-clock seconds for a second of weight
         if self._last:
             again = self._last.total - self._last.done - len(self._missing)
-            if again > 0 and self._made:  # which ones, only ninja knows
+            if again > 0 and self._made:  # only ninja knows which
                 left += min(again, len(self._made)) * sum(self._made.values()) / len(self._made)
             if self._last.done >= _ENOUGH and self._finished:
                 planned = (time.monotonic() - self._started) / self._finished

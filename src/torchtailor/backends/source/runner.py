@@ -1,4 +1,4 @@
-"""A build from source, from the request to the wheelhouse: preflight, attempts, mends, proof, output."""
+"""A build from source, from the request to the wheelhouse: preflight, attempts, fixes, proof, output."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.backends.source.attempt import Attempt, BuildStoppedError, Made, Workshop
+import msgspec
+
+from torchtailor.backends.progress import NoBuildProgress
+from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.buildenv import make_environment, process_environment
 from torchtailor.backends.source.ccache import Hits, ccache_environment
 from torchtailor.backends.source.configuration import Configuration, configure
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
 from torchtailor.backends.source.folders import Folders, key_of, locked
-from torchtailor.backends.source.jobs import Jobs
+from torchtailor.backends.source.jobs import CompileJobs
+from torchtailor.backends.source.options import SourceRequest
+from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.process import Log
-from torchtailor.backends.source.progress import Silent, Watcher, learned_speed
+from torchtailor.backends.source.progress import SourceProgress, learned_speed
 from torchtailor.backends.source.tables import Tables, load_tables
-from torchtailor.backends.source.tree import Origin, Source, Tree, fetch, knows_gpu, version_here
+from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.disk import existing
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
@@ -31,34 +37,12 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asks for."""
-
-    variant: Variant
-    source: str | None = None
-    profile: str = "full"
-    overrides: tuple[str, ...] = ()
-    gpus: tuple[Capability, ...] = ()  # more than the variant's own: a fat library
-    jobs: int | None = None
-    resume: bool = True
-    auto_mend: int = 0
-    cuda_from_wheels: bool = False
-    skip_checks: tuple[str, ...] = ()
-    verify: bool = True
-    with_dependencies: bool = True
-    out: Path = Path("dist")
-    work: Path | None = None
-    targets: tuple[str, ...] = ("install",)
-    ccache: bool = True  # where it is here
-
-
-@dataclass(frozen=True)
-class SourceResult:
-    """What a build from source gave."""
+class SourceBuild:
+    """What one build from source gave."""
 
     variant: str
-    wheel: Path | None
-    houses: tuple[Wheelhouse, ...]
+    wheel: Path | None  # None where only some targets were built
+    wheelhouses: tuple[Wheelhouse, ...]
     attempts: int
     seconds: float
     log: Path
@@ -70,7 +54,7 @@ class SourceResult:
         return {
             "variant": self.variant,
             "wheel": str(self.wheel) if self.wheel else None,
-            "wheelhouses": [house.to_json() for house in self.houses],
+            "wheelhouses": [wheelhouse.to_json() for wheelhouse in self.wheelhouses],
             "attempts": self.attempts,
             "seconds": round(self.seconds, 1),
             "log": str(self.log),
@@ -80,82 +64,111 @@ class SourceResult:
         }
 
 
+@dataclass(frozen=True)
+class PlannedSourceBuild:
+    """What one build would do on this machine."""
+
+    variant: Variant
+    source: TorchSource
+    work: Path
+    configuration: Configuration
+    preflight: Preflight
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "variant": self.variant.unique_name,
+            "source": str(self.source),
+            "work": str(self.work),
+            "configuration": self.configuration.to_json(),
+            "preflight": self.preflight.to_json(),
+        }
+
+
 class SourceBuilder:
-    """Builds one request; `plan` shows what would be done without doing it."""
+    """Builds one request; `plan` checks the machine and builds nothing."""
 
     def __init__(
         self,
         catalog: Catalog,
-        request: Request,
+        request: SourceRequest,
         *,
         probe: Probe | None = None,
         ledger: Ledger | None = None,
-        watcher: Watcher | None = None,
         tables: Tables | None = None,
     ) -> None:
         self.catalog = catalog
         self.probe = probe or LiveProbe()
         self.ledger = ledger or Ledger()
-        self.watcher = watcher or Silent()
+        self.progress: SourceProgress = NoBuildProgress()
         self.tables = tables or load_tables()
-        self.folders = Folders.default(request.work)
-        self.source = Source.parse(request.source, request.variant)
-        known = version_here(self.source)
-        self.request = replace(request, variant=of_tree(request.variant, known)) if known else request
+        self.options = request.options
+        self.folders = Folders.default(self.options.work)
+        self.source = TorchSource.parse(self.options.source, request.variant)
+        version = known_version(self.source)
+        self.request = replace(request, variant=of_tree(request.variant, version)) if version else request
         self.python = find_base_python(request.variant.python)
-        self.ccache = self.probe.which("ccache") if request.ccache else None
+        self.ccache = self.probe.which("ccache") if self.options.ccache else None
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What comes out: one variant, or one for each GPU of the library."""
+        one = self.request.variant
+        return tuple(replace(one, gpu=self.catalog.gpus[gpu]) for gpu in self.request.gpus) or (one,)
+
+    def plan(self) -> PlannedSourceBuild:
+        seen = self.preflight()
+        configuration = self.configuration(seen.blas)
+        return PlannedSourceBuild(self.request.variant, self.source, self.folders.work, configuration, seen)
 
     def configuration(self, blas: str | None = None) -> Configuration:
-        request = self.request
         return configure(
             self.tables,
-            request.variant,
-            profile=request.profile,
-            overrides=request.overrides,
-            gpus=request.gpus,
+            self.request.variant,
+            profile=self.options.profile,
+            overrides=self.options.overrides,
+            gpus=self.request.gpus,
             ccache=bool(self.ccache),
             blas=blas,
         )
 
     def preflight(self, cuda: CudaPrefix | None = None) -> Preflight:
-        """Look at this machine; with `--toolchain wheels` CUDA is not looked for before it was fetched."""
-        request = self.request
-        existing = next(path for path in (self.folders.work, *self.folders.work.parents) if path.exists())
-        seen = Inspector(self.catalog, self.tables, self.probe, request.variant).look(
+        """Check this machine; CUDA of `--toolchain wheels` is checked only when it was fetched."""
+        seen = Inspector(self.catalog, self.tables, self.probe, self.request.variant).check(
             self.configuration(),
             python=self.python,
             work=self.folders.work,
-            disk_free=shutil.disk_usage(existing).free,
+            disk_free=shutil.disk_usage(existing(self.folders.work)).free,
             cuda_home=cuda.home if cuda else None,
-            git=self.source.origin is Origin.GIT,
+            git=self.source.origin is SourceOrigin.GIT,
         )
-        if request.cuda_from_wheels and cuda is None:
+        if self.options.cuda_from_wheels and cuda is None:
             later = ("cuda", "architecture", "cudnn", "nccl")
             return replace(seen, checks=tuple(check for check in seen.checks if check.name not in later))
         return seen
 
-    def build(self) -> SourceResult:
-        """Do it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
+    def build(self, progress: SourceProgress | None = None) -> SourceBuild:
+        """Build it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
         began = time.monotonic()
+        self.progress = progress or self.progress
         request = self.request
         seen = self.preflight()
-        seen.demand(request.skip_checks)
+        seen.require(self.options.skip_checks)
         self.folders.make()
         assert self.python is not None
-        self.watcher.stage("Making the build environment")
+        self.progress.stage("Creating the build environment")
         tools = make_environment(self.folders, self.tables, self.python)
         prefix: CudaPrefix | None = None
-        if request.cuda_from_wheels and request.variant.build.cuda:
-            self.watcher.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
+        if self.options.cuda_from_wheels and request.variant.build.cuda:
+            self.progress.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
             cuda_version = request.variant.build.toolkit or request.variant.build.cuda
             cc = seen.compiler.cc if seen.compiler else "cc"
             prefix = make_cuda(self.folders, self.tables, tools, cuda_version, cc=cc)
             seen = self.preflight(prefix)
-            seen.demand(request.skip_checks)
-        self.watcher.stage("Fetching the source")
+            seen.require(self.options.skip_checks)
+        self.progress.stage("Fetching the source")
         tree = fetch(self.source, self.folders)
         self.request = request = replace(request, variant=of_tree(request.variant, tree.version))
-        self.watcher.stage(request.variant.unique_name)
+        self.progress.stage(request.variant.unique_name)
         configuration = self.configuration(seen.blas)
         self._check_tree(tree, configuration)
         folder = self.folders.build(self._name(tree, configuration))
@@ -174,7 +187,7 @@ class SourceBuilder:
                 ccache=ccache_environment(self.ccache, self.folders, folder) if self.ccache else None,
             )
 
-        shop = Workshop(
+        space = Workspace(
             folder=folder,
             tree=tree,
             tables=self.tables,
@@ -183,95 +196,99 @@ class SourceBuilder:
             ninja=tools.ninja,
             environment=environment,
             ccache=bool(self.ccache),
-            asked_jobs=request.jobs,
+            asked_jobs=self.options.jobs,
             speed=learned_speed(self.ledger.attempts(limit=200)),
-            targets=request.targets,
+            targets=self.options.targets or ("install",),
         )
         with locked(folder / "lock", request.variant.unique_name):
-            if not request.resume:
-                shop.start_over()
-            made, houses, attempts, log = self._attempts(shop, configuration)
-        return SourceResult(
+            if not self.options.resume:
+                space.start_over()
+            compiled, wheelhouses, attempts, log = self._attempts(space, configuration)
+        return SourceBuild(
             variant=request.variant.unique_name,
-            wheel=made.wheel,
-            houses=houses,
+            wheel=compiled.wheel,
+            wheelhouses=wheelhouses,
             attempts=attempts,
             seconds=time.monotonic() - began,
             log=log,
-            peak_memory=made.peak_memory,
-            hits=made.hits,
+            peak_memory=compiled.peak_memory,
+            hits=compiled.hits,
             build=folder,
         )
 
-    def _check_tree(self, tree: Tree, configuration: Configuration) -> None:
+    def _check_tree(self, tree: SourceTree, configuration: Configuration) -> None:
         unknown = [gpu for gpu in configuration.gpus if not knows_gpu(tree.path, gpu)]
-        if unknown and "architecture" not in self.request.skip_checks:
+        if unknown and "architecture" not in self.options.skip_checks:
             raise EnvironmentProblem(
-                f"The CMake of this PyTorch ({tree.version}) does not take compute capability {unknown[0]}.",
-                "Take a newer source; PyTorch 2.6 takes capabilities of two digits.",
+                f"The CMake of this PyTorch ({tree.version}) does not accept compute capability {unknown[0]}.",
+                "Use a newer source; PyTorch 2.6 is the first that accepts 10.0 and above.",
             )
 
-    def _attempts(self, shop: Workshop, configuration: Configuration) -> tuple[Made, tuple[Wheelhouse, ...], int, Path]:
-        """Try; fewer jobs after a kill for memory, safe mends as often as allowed, until it is done or beyond that."""
-        jobs: Jobs | None = None
-        mends = self.request.auto_mend
+    def _attempts(
+        self, space: Workspace, configuration: Configuration
+    ) -> tuple[Compiled, tuple[Wheelhouse, ...], int, Path]:
+        """Repeat with fewer jobs where memory ran out, and with known safe fixes as often as allowed."""
+        jobs: CompileJobs | None = None
+        fixes = self.options.auto_fix
         count = 0
         name = self.request.variant.unique_name
         while True:
             count += 1
-            row = {"torch": shop.tree.version, **configuration.to_json()}
+            row = {"torch": space.tree.version, **configuration.to_json()}
             options = {
                 "source": str(self.source),
-                "profile": self.request.profile,
-                "set": list(self.request.overrides),
-                "targets": list(shop.targets),
+                "profile": self.options.profile,
+                "set": list(self.options.overrides),
+                "targets": list(space.targets),
             }
-            attempt: Attempt | None = None
+            attempt: BuildAttempt | None = None
             try:
                 with self.ledger.attempt(name, Method.SOURCE, options=options, configuration=row) as running:
                     path = self.folders.logs / f"{running.number:05d}-{name}.log"
                     running.log = str(path)
                     with Log(path) as log:
-                        attempt = Attempt(shop, configuration, jobs, running, self.ledger, log, self.watcher)
-                        made = attempt.carry_out()
-                        return made, self._houses(made, shop.tree, running), count, path
+                        attempt = BuildAttempt(space, configuration, jobs, running, self.ledger, log, self.progress)
+                        compiled = attempt.run()
+                        wheelhouses = self._wheelhouses(compiled, space.tree, configuration, running)
+                        return compiled, wheelhouses, count, path
             except BuildStoppedError as stopped:
                 assert attempt is not None
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
                 if fewer:
                     jobs = fewer
-                    self.watcher.stage(f"Killed for memory; going on with {jobs.total} jobs")
+                    self.progress.stage(f"Memory ran out; continuing with {jobs.total} jobs")
                     continue
-                mended = _mend(stopped, configuration, attempt.jobs) if mends else None
-                if mended is None:
+                fixed = _apply_fix(stopped, configuration, attempt.jobs) if fixes else None
+                if fixed is None:
                     raise
-                mends -= 1
-                configuration, jobs, told = mended
-                self.watcher.stage(f"{stopped.message} Mended: {told}; trying again")
+                fixes -= 1
+                configuration, jobs, changes = fixed
+                self.progress.stage(f"{stopped.message} Fixed with {changes}; building again")
 
-    def _houses(self, made: Made, tree: Tree, running: Running) -> tuple[Wheelhouse, ...]:
-        if made.wheel is None:
+    def _wheelhouses(
+        self, compiled: Compiled, tree: SourceTree, configuration: Configuration, running: Running
+    ) -> tuple[Wheelhouse, ...]:
+        """Of the configuration that was built: with the BLAS that was found and the fixes that were applied."""
+        if compiled.wheel is None:
             return ()
         running.stage = "proof"
-        from torchtailor.backends.source.output import Output
-
-        self.watcher.stage("Proving the wheel and writing the wheelhouse")
-        houses = Output(self.catalog, self.request, self.source, tree, self.configuration()).write(made.wheel)
+        self.progress.stage("Proving the wheel and writing the wheelhouse")
+        wheelhouses = SourceOutput(self.catalog, self.request, self.source, tree, configuration).write(compiled.wheel)
         running.stage = ""
-        return houses
+        return wheelhouses
 
-    def _name(self, tree: Tree, configuration: Configuration) -> str:
-        """One folder for what must be one build: the same source, profile, switches of the user and GPUs.
+    def _name(self, tree: SourceTree, configuration: Configuration) -> str:
+        """One folder per source, profile, switches of the user and GPUs.
 
-        All Pythons share it: ninja then compiles libtorch once, and what sees Python's headers for each of them.
+        All Pythons share it: ninja compiles libtorch once, and files that include Python's headers for each of them.
         """
-        request = self.request
-        parts = (tree.identity, request.profile, *sorted(request.overrides), configuration.arch_list)
-        return f"{request.variant.any_python}-{key_of(*parts, str(request.cuda_from_wheels))}"
+        options = self.options
+        parts = (tree.identity, options.profile, *sorted(options.overrides), configuration.arch_list)
+        return f"{self.request.variant.any_python}-{key_of(*parts, str(options.cuda_from_wheels))}"
 
 
 def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] = ()) -> str:
-    """`2.10.0` for sm90-avx512 with CUDA 13.0 -> `2.10.0+cu130.sm90.avx512`; a fat one has no GPU in its name."""
+    """`2.10.0` for sm90-avx512 with CUDA 13.0 -> `2.10.0+cu130.sm90.avx512`; no GPU where it is for several."""
     public, _, local = version.partition("+")
     words = [local, variant.build.label]
     if variant.gpu and not gpus:
@@ -281,27 +298,27 @@ def local_version(version: str, variant: Variant, gpus: tuple[Capability, ...] =
 
 
 def of_tree(variant: Variant, version: str) -> Variant:
-    """The variant with the name of the PyTorch that the tree really is: a nightly or an older source is none of the
-    catalog's releases."""
+    """The variant with the version of the source tree, which may be none of the catalog's releases: a nightly."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     assert found is not None
     own = Dotted(found[0])
     if own == variant.release.version:
         return variant
-    return replace(variant, release=replace(variant.release, name=f"source of {version}", version=own))
+    release = msgspec.structs.replace(variant.release, name=f"source of {version}", version=own)
+    return replace(variant, release=release)
 
 
-def _mend(
-    stopped: BuildStoppedError, configuration: Configuration, jobs: Jobs | None
-) -> tuple[Configuration, Jobs | None, str] | None:
-    """The failure's own safe mend, unless it is in place already."""
+def _apply_fix(
+    stopped: BuildStoppedError, configuration: Configuration, jobs: CompileJobs | None
+) -> tuple[Configuration, CompileJobs | None, str] | None:
+    """The known safe fix of the failure, unless it is applied already."""
     auto = stopped.diagnosis.finding.auto if stopped.diagnosis.finding else None
     if auto is None:
         return None
-    mended = configuration.mended(auto.switches, auto.environment)
+    fixed = configuration.fixed(auto.switches, auto.environment)
     fewer = jobs.fewer(auto.jobs) if auto.jobs and jobs else None
-    if mended.digest == configuration.digest and fewer is None:
+    if fixed.digest == configuration.digest and fewer is None:
         return None
-    told = [f"{name}={value}" for name, value in {**auto.switches, **auto.environment}.items()]
-    told += [f"{fewer.total} jobs"] if fewer else []
-    return mended, fewer or jobs, ", ".join(told)
+    changes = [f"{name}={value}" for name, value in {**auto.switches, **auto.environment}.items()]
+    changes += [f"{fewer.total} jobs"] if fewer else []
+    return fixed, fewer or jobs, ", ".join(changes)

@@ -1,4 +1,4 @@
-"""The tables of the source way (`catalog/data/source.toml`): read, validated, and asked."""
+"""The tables of builds from source (`catalog/data/source.toml`), read and validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchtailor.variants.variant import Variant
 
 
 class When(Strict, frozen=True):
-    """What must hold for a rule; what is left out always holds."""
+    """When a rule applies; conditions that are absent always hold."""
 
     arch: str | None = None
     isas: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class When(Strict, frozen=True):
         )
 
 
-class Rule(Strict, frozen=True):
+class SwitchRule(Strict, frozen=True):
     """Switches that some variants need, and why."""
 
     why: str
@@ -60,18 +60,18 @@ class Profile(Strict, frozen=True):
     switches: dict[str, str]
 
 
-class Blas(Strict, frozen=True):
-    """A library of linear algebra, how to see that it is there, and how to get it."""
+class BlasLibrary(Strict, frozen=True):
+    """A BLAS library, the files to find it by, and how to install it."""
 
     name: str
     arch: str
     header: str
     library: str
     places: tuple[str, ...]
-    mend: str
+    fix: str
 
 
-class Kind(Strict, frozen=True):
+class FileKind(Strict, frozen=True):
     """A kind of file that is compiled, and what one costs."""
 
     name: str
@@ -91,7 +91,7 @@ class CostRow(Strict, frozen=True):
 
     host_files: int
     host_core_hours: float
-    python_core_hours: float  # of these, what sees Python's headers
+    python_core_hours: float  # of these, files that include Python's headers
     device_files: int
     device_core_hours: float
     link_core_hours: float
@@ -102,7 +102,7 @@ class CostRow(Strict, frozen=True):
 
 
 class EnvironmentRow(Strict, frozen=True):
-    """The build environment's packages, and the names that pass from the user's shell."""
+    """The build environment's packages, and the variables that are kept of the user's shell."""
 
     packages: tuple[str, ...]
     cmake_min: str
@@ -120,9 +120,9 @@ class _File(Strict, frozen=True):
     checked: str
     sources: dict[str, str]
     profile: tuple[Profile, ...]
-    rule: tuple[Rule, ...]
-    blas: tuple[Blas, ...]
-    kind: tuple[Kind, ...]
+    rule: tuple[SwitchRule, ...]
+    blas: tuple[BlasLibrary, ...]
+    kind: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
     cuda_wheels: tuple[CudaWheels, ...]
@@ -130,30 +130,30 @@ class _File(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables of the source way."""
+    """All tables of builds from source."""
 
     profiles: Mapping[str, Profile]
-    rules: tuple[Rule, ...]
-    blas: tuple[Blas, ...]
-    kinds: tuple[Kind, ...]
+    rules: tuple[SwitchRule, ...]
+    blas: tuple[BlasLibrary, ...]
+    kinds: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
     cuda_wheels: tuple[CudaWheels, ...]
 
     @cached_property
-    def _patterns(self) -> tuple[tuple[re.Pattern[str], Kind], ...]:
+    def _patterns(self) -> tuple[tuple[re.Pattern[str], FileKind], ...]:
         return tuple((re.compile(kind.pattern), kind) for kind in self.kinds)
 
     def profile(self, name: str) -> Profile:
         if name not in self.profiles:
-            raise NoMatchError(f"No profile is called {name!r}.", f"Known are {', '.join(self.profiles)}.")
+            raise NoMatchError(f"There is no profile {name!r}.", f"Profiles: {', '.join(self.profiles)}.")
         return self.profiles[name]
 
-    def kind(self, output: str) -> Kind | None:
+    def kind(self, output: str) -> FileKind | None:
         """What kind of file an output of the build is; None for what is neither compiled nor linked."""
         return next((kind for pattern, kind in self._patterns if pattern.search(output)), None)
 
-    def blas_for(self, arch: str) -> tuple[Blas, ...]:
+    def blas_for(self, arch: str) -> tuple[BlasLibrary, ...]:
         return tuple(row for row in self.blas if row.arch == arch)
 
 

@@ -1,4 +1,4 @@
-"""The compilers of a build: a host compiler that the toolkit takes, and a CUDA toolkit where one is needed."""
+"""The compilers of a build: a host compiler that the toolkit supports, and a CUDA toolkit where one is needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cuda:
 
     home: str
     version: Dotted
-    codes: tuple[str, ...]  # what nvcc says it compiles for: sm_90, ...; empty where it does not say
+    codes: tuple[str, ...]  # what nvcc compiles for: sm_90, ...; empty where it does not list them
 
     @property
     def nvcc(self) -> str:
@@ -54,10 +54,10 @@ class Limits:
         return low <= compiler.version.major <= high
 
     def __str__(self) -> str:
-        def told(name: str, low: int, high: int) -> str:
+        def text(name: str, low: int, high: int) -> str:
             return f"{name} {low} or newer" if high >= _NEWEST * 5 else f"{name} {low} to {high}"
 
-        return f"{told('gcc', *self.gcc)}, or {told('clang', *self.clang)}"
+        return f"{text('gcc', *self.gcc)}, or {text('clang', *self.clang)}"
 
 
 def limits(catalog: Catalog, variant: Variant) -> Limits:
@@ -71,7 +71,7 @@ def limits(catalog: Catalog, variant: Variant) -> Limits:
 
 
 def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
-    """All compilers that are here: $CXX first, then the default ones, then those with a number."""
+    """All installed compilers: $CXX first, then the default ones, then those with a version in their name."""
     names = [("cc", "c++"), ("gcc", "g++")]
     names += [(f"gcc-{number}", f"g++-{number}") for number in range(_NEWEST, _OLDEST - 1, -1)]
     names += [("clang", "clang++")]
@@ -96,7 +96,7 @@ def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
 
 
 def find_cuda(probe: Probe, variant: Variant, *, home: Path | None = None) -> Cuda | None:
-    """The toolkit of the variant's CUDA line; another one where only that is here, so that it can be named."""
+    """The toolkit of the variant's CUDA version; else another one, so that the error can name it."""
     line = ".".join(str(part) for part in variant.build.cuda.parts[:2]) if variant.build.cuda else ""
     homes = [str(home)] if home else [probe.env("CUDA_HOME"), probe.env("CUDA_PATH")]
     if not home:

@@ -1,4 +1,4 @@
-"""Where the source comes from: a git address with a ref, a tarball, or a folder. It is never changed, only copied."""
+"""Where the source comes from: a git URL with a ref, a tarball, or a folder. It is never changed, only copied."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from pathlib import Path
 from torchtailor.backends.source.folders import Folders, locked
 from torchtailor.catalog import Capability
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.fetch.locations import redact
 from torchtailor.variants.variant import Variant
 
 OFFICIAL = "https://github.com/pytorch/pytorch.git"
 _GIT = re.compile(r"(?:https?|ssh|git|file)://\S+|\S+@\S+:\S+")
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _MARKS = ("setup.py", "CMakeLists.txt")
-# What a copy leaves behind: results of the user's own builds in that folder.
-_LEFT_BEHIND = frozenset({"build", "dist", "torch.egg-info", "__pycache__", ".mypy_cache"})
+# What is not copied: results of the user's own builds in that folder.
+_NOT_COPIED = frozenset({"build", "dist", "torch.egg-info", "__pycache__", ".mypy_cache"})
 
 
-class Origin(Enum):
-    """The three kinds of sources."""
+class SourceOrigin(Enum):
+    """The kinds of sources."""
 
     GIT = "git"
     TARBALL = "tarball"
@@ -36,64 +37,69 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A source as the user names it."""
+class TorchSource:
+    """A source as the user gives it."""
 
-    origin: Origin
+    origin: SourceOrigin
     place: str
     ref: str = ""
 
     @classmethod
-    def parse(cls, text: str | None, variant: Variant) -> Source:
-        """`GIT-URL@REF`, a tarball or a folder; nothing means the official tag of the variant's release."""
+    def parse(cls, text: str | None, variant: Variant) -> TorchSource:
+        """`GIT-URL@REF`, a tarball or a folder; None: the official tag of the variant's release."""
         if not text:
-            return cls(Origin.GIT, OFFICIAL, f"v{variant.release.version}")
+            return cls(SourceOrigin.GIT, OFFICIAL, f"v{variant.release.version}")
         path = Path(text).expanduser()
         if path.is_dir():
-            return cls(Origin.FOLDER, str(path.absolute()))
+            return cls(SourceOrigin.FOLDER, str(path.absolute()))
         if path.is_file():
             if not path.name.endswith(_TAR):
                 raise BadInputError(f"{path} is not a tarball.", f"It should end with {', '.join(_TAR)}.")
-            return cls(Origin.TARBALL, str(path.absolute()))
-        address, at, ref = text.rpartition("@")
-        if at and "/" not in ref.partition(":")[0] and _GIT.fullmatch(address):
-            return cls(Origin.GIT, address, ref)
+            return cls(SourceOrigin.TARBALL, str(path.absolute()))
+        url, at, ref = text.rpartition("@")
+        if at and "/" not in ref.partition(":")[0] and _GIT.fullmatch(url):
+            return cls(SourceOrigin.GIT, url, ref)
         if _GIT.fullmatch(text):
-            return cls(Origin.GIT, text, "HEAD")
+            return cls(SourceOrigin.GIT, text, "HEAD")
         raise UsageError(
-            f"{text!r} is no source: neither a folder nor a tarball nor a git address.",
+            f"{text!r} is not a source: neither a folder nor a tarball nor a git URL.",
             "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
         )
 
+    @property
+    def shown(self) -> str:
+        """The place without a password in its URL."""
+        return redact(self.place)
+
     def __str__(self) -> str:
-        return f"{self.place}@{self.ref}" if self.ref else self.place
+        return f"{self.shown}@{self.ref}" if self.ref else self.shown
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """A source tree on this disk, to be copied from."""
+class SourceTree:
+    """A source tree on disk, to copy from."""
 
     path: Path
     version: str  # of version.txt, with the commit for trees between releases
-    identity: str  # what the tree is, for the name of the build and the manifest
+    identity: str  # a hash of its content, for the name of the build and the manifest
 
 
-def version_here(source: Source) -> str | None:
-    """The version of a folder; None where it is not known before the source is fetched."""
-    if source.origin is not Origin.FOLDER:
+def known_version(source: TorchSource) -> str | None:
+    """The version of a folder; None where it is known only after the source is fetched."""
+    if source.origin is not SourceOrigin.FOLDER:
         return None
     path = Path(source.place)
     _check(path, str(source))
     return _version(path, _commit(path))
 
 
-def fetch(source: Source, folders: Folders) -> Tree:
-    """Have the source here; a tarball or a git ref is unpacked once and kept."""
-    if source.origin is Origin.FOLDER:
+def fetch(source: TorchSource, folders: Folders) -> SourceTree:
+    """The source tree on disk; a tarball or a git ref is unpacked once and kept."""
+    if source.origin is SourceOrigin.FOLDER:
         path = Path(source.place)
         _check(path, str(source))
-        return Tree(path, _version(path, _commit(path)), _fingerprint(path))
-    if source.origin is Origin.TARBALL:
+        return SourceTree(path, _version(path, _commit(path)), _fingerprint(path))
+    if source.origin is SourceOrigin.TARBALL:
         identity = _sha256(Path(source.place))
         commit = ""
     else:
@@ -103,23 +109,23 @@ def fetch(source: Source, folders: Folders) -> Tree:
     with locked(target.with_name(target.name + ".lock"), "The source", wait=True):
         if not target.is_dir():
             with _beside(target) as stage:
-                if source.origin is Origin.TARBALL:
+                if source.origin is SourceOrigin.TARBALL:
                     _unpack(Path(source.place), stage)
                 else:
                     _clone(source, commit, stage)
                 _check(stage, str(source))
                 stage.rename(target)
     released = source.ref.startswith("v") and source.ref.count(".") >= 1
-    return Tree(target, _version(target, "" if released else commit), identity)
+    return SourceTree(target, _version(target, "" if released else commit), identity)
 
 
 _ARCHITECTURES = "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
-# The test of a number begins at the start of the name; the one before it only cuts off `+PTX`.
+# The pattern of a capability is anchored; the one before it only removes `+PTX`.
 _SPELLING = re.compile(r'arch_name MATCHES "(?P<pattern>\^(?:[^"\\]|\\.)+)"')
 
 
 def knows_gpu(tree: Path, gpu: Capability) -> bool:
-    """Whether the tree's CMake takes this GPU: sources before Blackwell refuse a capability of two digits."""
+    """Whether the tree's CMake accepts this GPU: sources before Blackwell reject capabilities such as 12.1."""
     try:
         found = _SPELLING.search((tree / _ARCHITECTURES).read_text("utf-8", "replace"))
     except OSError:
@@ -130,19 +136,21 @@ def knows_gpu(tree: Path, gpu: Capability) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """A copy to build in, sharing blocks where the disk can; results of earlier builds stay behind."""
+    """A copy to build in, with shared blocks where the file system can; results of earlier builds are not copied."""
 
     def ignored(folder: str, names: list[str]) -> set[str]:
-        return set(names) & _LEFT_BEHIND if Path(folder) == source else set()
+        return set(names) & _NOT_COPIED if Path(folder) == source else set()
 
     try:
         shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_clone_file)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
-        raise EnvironmentProblem(f"The source cannot be copied: {error}.", "Free some disk, or set --work.") from error
-    except shutil.Error as error:
-        shutil.rmtree(target, ignore_errors=True)
-        raise EnvironmentProblem(f"The source cannot be copied: {error.args[0][0][2]}.", "Check its files.") from error
+        # copytree continues after a failure and lists all of them, as tuples whose last item is the text.
+        text = error.args[0][0][-1] if isinstance(error, shutil.Error) else str(error)
+        raise EnvironmentProblem(
+            f"The source cannot be copied: {re.sub(r'^.Errno [0-9]+. ', '', text)}.",
+            "Check that file, or free some space, or set --work to another disk.",
+        ) from error
 
 
 def _clone_file(source: str, target: str) -> str:
@@ -159,11 +167,11 @@ def _clone_file(source: str, target: str) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Changes when any file of a folder does, so that a build is never continued with another source."""
+    """Changes when any file of a folder does, so that a build is never resumed with another source."""
     hasher = hashlib.sha256(str(path).encode())
     for folder, folders, names in os.walk(path):
         if Path(folder) == path:
-            folders[:] = [name for name in folders if name not in _LEFT_BEHIND and name != ".git"]
+            folders[:] = [name for name in folders if name not in _NOT_COPIED and name != ".git"]
         folders.sort()
         for name in sorted(names):
             info = (Path(folder) / name).lstat()
@@ -174,7 +182,7 @@ def _fingerprint(path: Path) -> str:
 def _check(path: Path, named: str) -> None:
     missing = [mark for mark in _MARKS if not (path / mark).is_file()]
     if missing:
-        raise BadInputError(f"{named} has no {missing[0]}: it is no PyTorch source.", "Give the folder that holds it.")
+        raise BadInputError(f"{named} has no {missing[0]}: it is no PyTorch source.", "Give the folder that has it.")
 
 
 def _version(path: Path, commit: str) -> str:
@@ -201,18 +209,18 @@ def _commit(path: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _remote_commit(source: Source) -> str:
+def _remote_commit(source: TorchSource) -> str:
     if re.fullmatch(r"[0-9a-f]{40}", source.ref):
         return source.ref
     done = _git("ls-remote", source.place, source.ref, f"{source.ref}^{{}}")
     lines = [line.split("\t") for line in done.splitlines() if "\t" in line]
     if not lines:
-        raise NetworkError(f"{source.place} has no {source.ref!r}.", "Name a tag, a branch or a full commit.")
+        raise NetworkError(f"{source.shown} has no {source.ref!r}.", "Give a tag, a branch or a full commit hash.")
     peeled = [commit for commit, name in lines if name.endswith("^{}")]
     return (peeled or [lines[0][0]])[0]
 
 
-def _clone(source: Source, commit: str, stage: Path) -> None:
+def _clone(source: TorchSource, commit: str, stage: Path) -> None:
     _git("init", "-q", str(stage))
     _git("-C", str(stage), "fetch", "-q", "--depth", "1", source.place, commit)
     _git("-C", str(stage), "checkout", "-q", "FETCH_HEAD")
@@ -226,10 +234,10 @@ def _git(*arguments: str) -> str:
             ["git", *arguments], capture_output=True, text=True, check=False, env=_git_environment(), timeout=7200
         )
     except FileNotFoundError as error:
-        raise EnvironmentProblem("There is no git.", "sudo apt-get install git") from error
+        raise EnvironmentProblem("git is not installed.", "sudo apt-get install git") from error
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NetworkError(f"git {arguments[0]} failed: {last}", "Check the address and the ref; or give a tarball.")
+        raise NetworkError(f"git {arguments[0]} failed: {last}", "Check the URL and the ref, or give a tarball.")
     return done.stdout
 
 
@@ -243,10 +251,10 @@ def _unpack(tarball: Path, stage: Path) -> None:
         with tarfile.open(tarball) as archive:
             archive.extractall(stage, filter="data")
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise BadInputError(f"{tarball} is damaged: {error}.", "Fetch it again.") from error
+        raise BadInputError(f"{tarball} is damaged: {error}.", "Download it again.") from error
     except OSError as error:
         raise EnvironmentProblem(
-            f"{tarball} cannot be unpacked: {error.strerror or error}.", "Free some disk."
+            f"{tarball} cannot be unpacked: {error.strerror or error}.", "Free some space."
         ) from error
     inside = list(stage.iterdir())
     if len(inside) == 1 and inside[0].is_dir():

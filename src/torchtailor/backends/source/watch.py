@@ -1,4 +1,4 @@
-"""What a running build is doing: which files its compilers are at, for how long, and how much memory they hold."""
+"""What a running build is doing: the files being compiled, for how long, and the memory in use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RunningFile:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at the processes of a build."""
+    """A snapshot of the processes of a build."""
 
     memory: int
     files: tuple[RunningFile, ...]  # the slowest first
 
 
 def sample(root: int) -> Sample:
-    """Look at a process and all that descend from it."""
+    """A snapshot of a process and all its descendants."""
     now = _uptime()
     memory = 0
     files: dict[str, float] = {}

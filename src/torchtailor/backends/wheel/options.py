@@ -1,30 +1,59 @@
-"""What the user chose for a build, apart from the variant."""
+"""The options of a build from official wheels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
+from torchtailor.backends.cutting import CutOptions
+from torchtailor.catalog import Catalog
+from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Choices that decide the bytes that come out."""
+class WheelOptions:
+    """What is built beside torch, how wheels are cut, and where they come from."""
 
-    companions: tuple[str, ...] = ()
-    nvidia: bool = False
+    companions: tuple[str, ...] = ()  # torchvision, torchaudio, ...; also several in one word, with commas
+    nvidia: bool | None = None  # None: as torchtailor.toml has it
     recompress: bool = False
     keep_ptx: bool = False
     strip: bool = True
-    variants: bool = False
-    glibc: tuple[int, int] = DEFAULT_GLIBC
+    variants: bool = False  # also an index of wheel variants
+    glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
+    index_url: str | None = None
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"2\.\d{1,2}", self.glibc):
+            raise UsageError(f"--glibc {self.glibc!r} is not a version such as 2.28.", "Write --glibc 2.28.")
+        words = [word.strip() for item in self.companions for word in item.split(",")]
+        companions = tuple(dict.fromkeys(word for word in words if word not in ("", "torch")))
+        object.__setattr__(self, "companions", companions)
+
+    def resolved(self, catalog: Catalog) -> WheelOptions:
+        """The same with every choice made."""
+        return replace(self, nvidia=catalog.tailor.nvidia if self.nvidia is None else self.nvidia)
+
+    @property
+    def glibc_version(self) -> tuple[int, int]:
+        major, minor = self.glibc.split(".")
+        return int(major), int(minor)
+
+    @property
+    def cut_options(self) -> CutOptions:
+        return CutOptions(bool(self.nvidia), self.recompress, self.keep_ptx, self.strip)
 
     def to_json(self) -> dict[str, object]:
+        """The options that decide the bytes of the output."""
         return {
             "with": list(self.companions),
-            "nvidia": self.nvidia,
+            "nvidia": bool(self.nvidia),
             "recompress": self.recompress,
             "keep_ptx": self.keep_ptx,
             "strip": self.strip,
-            "glibc": f"{self.glibc[0]}.{self.glibc[1]}",
+            "glibc": self.glibc,
         }

@@ -1,8 +1,7 @@
-"""The plan of a build: what is fetched, what is cut, what comes out, and what it costs; made without downloading."""
+"""The plan of a build from official wheels: what is fetched and cut, and what it costs; made without downloads."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +10,10 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from torchtailor.backends.choose import Choice
-from torchtailor.backends.wheel.options import Options
+from torchtailor.backends.choose import VariantChoice
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog, Fit, Method
+from torchtailor.disk import existing
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -22,27 +22,28 @@ from torchtailor.fetch.resolve import Resolved, resolve
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requirements
 from torchtailor.ledger.rates import Rates
+from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.variants import Variant, coverage
 
-# Of a wheel with GPU code, about a quarter is something else; what is unpacked while it is cut is larger than it.
+# About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
 _HOST_SHARE = 0.25
 _UNPACKED = 2.6
 _MEMORY = 500_000_000
-# Packages of others with NVIDIA's libraries inside: Triton brings its own CUPTI.
+# Other packages that contain libraries of NVIDIA's: Triton has its own CUPTI.
 _CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
 
 
 class Treatment(Enum):
-    """What happens to a wheel on its way into the wheelhouse."""
+    """What is done to a wheel."""
 
     CUT = "cut"
-    AS_IT_IS = "as it is"
-    LEFT_TO_CONSENT = "as it is (--nvidia would cut it)"
+    UNCHANGED = "unchanged"
+    NEEDS_NVIDIA_OPTION = "unchanged (cut with --nvidia)"
 
 
 @dataclass(frozen=True)
-class Input:
+class PlannedWheel:
     """One official wheel that a variant is made of."""
 
     file: WheelFile
@@ -50,7 +51,6 @@ class Input:
     download: int
     treatment: Treatment
     required_by: tuple[str, ...]
-    metadata: bytes
 
     @property
     def name(self) -> str:
@@ -71,14 +71,14 @@ class Input:
 
 @dataclass(frozen=True)
 class VariantPlan:
-    """How one variant will be made."""
+    """How one variant will be built."""
 
     variant: Variant
     target: Target
     label: str
-    inputs: tuple[Input, ...]
+    wheels: tuple[PlannedWheel, ...]
     gives: str
-    elsewhere: tuple[str, ...]
+    other_methods: tuple[str, ...]  # what only another build method gives
     notes: tuple[str, ...]
     output_size: int
 
@@ -87,8 +87,8 @@ class VariantPlan:
         return self.variant.unique_name
 
     @property
-    def torch(self) -> Input:
-        return next(item for item in self.inputs if item.name == "torch")
+    def torch(self) -> PlannedWheel:
+        return next(wheel for wheel in self.wheels if wheel.name == "torch")
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -99,17 +99,17 @@ class VariantPlan:
             "arch": self.variant.arch,
             "gpu": str(self.variant.gpu.capability) if self.variant.gpu else None,
             "gives": self.gives,
-            "only_by_other_ways": list(self.elsewhere),
+            "other_methods": list(self.other_methods),
             "notes": list(self.notes),
-            "inputs": [item.to_json() for item in self.inputs],
-            "input_bytes": sum(item.size for item in self.inputs),
+            "inputs": [wheel.to_json() for wheel in self.wheels],
+            "input_bytes": sum(wheel.size for wheel in self.wheels),
             "output_bytes_expected": self.output_size,
         }
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a build takes."""
+class WheelCost:
+    """What a build needs."""
 
     download: int
     disk: int
@@ -119,23 +119,37 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class BuildPlan:
-    """All variants of one command; inputs that several share count once."""
+class WheelPlan:
+    """All variants of one build; wheels that several share count once."""
 
     plans: tuple[VariantPlan, ...]
-    options: Options
+    options: WheelOptions
     out: Path
-    cost: Cost
+    cost: WheelCost
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(plan.variant for plan in self.plans)
 
     @property
     def files(self) -> tuple[WheelFile, ...]:
-        """Every input once."""
-        distinct = {item.file.url: item.file for plan in self.plans for item in plan.inputs}
+        """Every official wheel once."""
+        distinct = {wheel.file.url: wheel.file for plan in self.plans for wheel in plan.wheels}
         return tuple(distinct.values())
 
     @property
     def input_bytes(self) -> int:
         return sum(file.size or 0 for file in self.files)
+
+    @property
+    def cost_text(self) -> str:
+        expected = sum(plan.output_size for plan in self.plans)
+        cost = self.cost
+        return (
+            f"Download {human_bytes(cost.download)}, output about {human_bytes(expected)} in {self.out}, "
+            f"disk {human_bytes(cost.disk)} of {human_bytes(cost.disk_free)} free, "
+            f"memory {human_bytes(cost.memory)}, about {human_seconds(cost.seconds)}."
+        )
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -150,9 +164,7 @@ class BuildPlan:
         }
 
     def check(self) -> None:
-        """Refuse before anything is fetched when the disk is too small."""
-        from torchtailor.ui.format import human_bytes
-
+        """Refuse before anything is downloaded where the disk is too small."""
         if self.cost.disk > self.cost.disk_free:
             raise EnvironmentProblem(
                 f"This build needs about {human_bytes(self.cost.disk)} of disk, and {human_bytes(self.cost.disk_free)} "
@@ -162,20 +174,20 @@ class BuildPlan:
 
 
 class Planner:
-    """Makes plans: resolves, and asks indexes for sizes; downloads nothing."""
+    """Makes plans from the metadata of indexes; downloads no wheels."""
 
-    def __init__(self, catalog: Catalog, finder: Finder, options: Options, rates: Rates | None = None) -> None:
+    def __init__(self, catalog: Catalog, finder: Finder, options: WheelOptions, rates: Rates | None = None) -> None:
         self._catalog, self._finder, self._options = catalog, finder, options
         self._rates = rates or Rates()
         self._downloader = Downloader(finder.client, finder.cache)
         self._resolved: dict[tuple[object, ...], tuple[TorchChoice, tuple[Resolved, ...]]] = {}
 
-    def plan(self, choices: Sequence[Choice], out: Path) -> BuildPlan:
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> WheelPlan:
         plans = tuple(self._plan_choice(choice) for choice in choices)
-        return BuildPlan(plans, self._options, out, self._cost(plans, out))
+        return WheelPlan(plans, self._options, out, self._cost(plans, out))
 
-    def _plan_choice(self, choice: Choice) -> VariantPlan:
-        """The first of a choice's variants whose wheel can be had."""
+    def _plan_choice(self, choice: VariantChoice) -> VariantPlan:
+        """The first of a choice's variants whose wheel is available."""
         problems: list[TorchtailorError] = []
         for variant in (choice.variant, *choice.fallbacks):
             try:
@@ -185,25 +197,25 @@ class Planner:
                 continue
             notes = [*choice.notes]
             if problems:
-                notes.append(f"{choice.variant.unique_name} cannot be had: {problems[0].message}")
-                notes.append(f"The newest that can is {variant.unique_name} (PyTorch {variant.release.version}).")
+                notes.append(f"{choice.variant.unique_name} is not available: {problems[0].message}")
+                notes.append(f"The newest available is {variant.unique_name} (PyTorch {variant.release.version}).")
             return replace(found, notes=(*notes, *found.notes))
         raise problems[0]
 
     def _plan_variant(self, variant: Variant) -> VariantPlan:
-        target = Target(variant.python, variant.arch, self._options.glibc)
+        target = Target(variant.python, variant.arch, self._options.glibc_version)
         choice, closure = self._resolve(variant, target)
-        inputs = tuple(self._input(item, variant) for item in closure)
+        wheels = tuple(self._wheel(item, variant) for item in closure)
         given = coverage(self._catalog, variant, Method.WHEEL)
         return VariantPlan(
             variant=variant,
             target=target,
             label=choice.label,
-            inputs=inputs,
+            wheels=wheels,
             gives=given.text,
-            elsewhere=tuple(self._elsewhere(variant, given.fit)),
+            other_methods=tuple(self._other_methods(variant, given.fit)),
             notes=choice.notes,
-            output_size=sum(self._expected(item, variant) for item in inputs),
+            output_size=sum(self._expected(wheel, variant) for wheel in wheels),
         )
 
     def _resolve(self, variant: Variant, target: Target) -> tuple[TorchChoice, tuple[Resolved, ...]]:
@@ -216,77 +228,71 @@ class Planner:
             self._resolved[key] = (choice, closure)
         return self._resolved[key]
 
-    def _input(self, item: Resolved, variant: Variant) -> Input:
+    def _wheel(self, item: Resolved, variant: Variant) -> PlannedWheel:
         file = replace(item.file, size=item.size)
-        here = not self._downloader.missing([file])
-        return Input(
+        cached = not self._downloader.missing([file])
+        return PlannedWheel(
             file=file,
             size=item.size,
-            download=0 if here else item.size - min(item.size, self._downloader.resumable(file)),
+            download=0 if cached else item.size - min(item.size, self._downloader.resumable(file)),
             treatment=self._treatment(item, variant),
             required_by=item.required_by,
-            metadata=item.facts.text,
         )
 
     def _treatment(self, item: Resolved, variant: Variant) -> Treatment:
         """torch, its companions and NVIDIA's libraries hold GPU code; a CPU variant has nothing to cut."""
         if variant.gpu is None or item.file.filename.endswith("-none-any.whl"):
-            return Treatment.AS_IT_IS
+            return Treatment.UNCHANGED
         companions = {canonicalize_name(word.partition("=")[0].strip("<>!~ ")) for word in self._options.companions}
         if item.name == "torch" or item.name in companions:
             return Treatment.CUT
         if item.name in _CARRIES_NVIDIA:
-            return Treatment.CUT if self._options.nvidia else Treatment.LEFT_TO_CONSENT
+            return Treatment.CUT if self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
         if not item.name.startswith("nvidia-"):
-            return Treatment.AS_IT_IS
+            return Treatment.UNCHANGED
         from torchtailor.licences import needs_nvidia_option
         from torchtailor.wheels.metadata import Metadata
 
         free = not needs_nvidia_option(item.name, Metadata.parse(item.facts.text, item.file.filename))
-        return Treatment.CUT if free or self._options.nvidia else Treatment.LEFT_TO_CONSENT
+        return Treatment.CUT if free or self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
 
-    def _expected(self, item: Input, variant: Variant) -> int:
+    def _expected(self, item: PlannedWheel, variant: Variant) -> int:
         if item.treatment is not Treatment.CUT or variant.gpu is None:
             return item.size
         codes = variant.build.wheel_codes(variant.arch) or (None,)
-        kept = 1 if item.name == "torch" else max(1, len(codes) // 3)  # NVIDIA's keep lower minors too
+        kept = 1 if item.name == "torch" else max(1, len(codes) // 3)  # NVIDIA's also keep lower minor versions
         return round(item.size * (_HOST_SHARE + (1 - _HOST_SHARE) * min(1.0, kept / len(codes))))
 
-    def _elsewhere(self, variant: Variant, fit: Fit) -> Iterable[str]:
+    def _other_methods(self, variant: Variant, fit: Fit) -> Iterable[str]:
         """What only a build from source or with Nix gives, in a sentence each."""
-        others = [way for way in (Method.SOURCE, Method.NIX) if coverage(self._catalog, variant, way).available]
+        others = [
+            method for method in (Method.SOURCE, Method.NIX) if coverage(self._catalog, variant, method).available
+        ]
         if not others:
             return
-        ways = " or ".join(f"--via {way.value}" for way in others)
+        methods = " or ".join(f"--via {method.value}" for method in others)
         if variant.gpu is not None and fit is not Fit.NATIVE:
-            yield f"Code compiled for {variant.gpu.sm.upper()} itself: {ways}."
+            yield f"Code compiled for {variant.gpu.sm.upper()} itself: {methods}."
         flags = " ".join(variant.isa.compile_flags)
         if flags:
-            yield f"Host code compiled for {variant.isa.label} ({flags}): {ways}; wheels choose at run time."
+            yield f"Host code compiled for {variant.isa.label} ({flags}): {methods}; wheels choose at run time."
 
-    def _cost(self, plans: Sequence[VariantPlan], out: Path) -> Cost:
-        inputs = {item.file.url: item for plan in plans for item in plan.inputs}
-        download = sum(item.download for item in inputs.values())
+    def _cost(self, plans: Sequence[VariantPlan], out: Path) -> WheelCost:
+        wheels = {wheel.file.url: wheel for plan in plans for wheel in plan.wheels}
+        download = sum(wheel.download for wheel in wheels.values())
         cuts = {
             (item.file.url, plan.variant.gpu.capability): (item, plan.variant)
             for plan in plans
-            for item in plan.inputs
+            for item in plan.wheels
             if item.treatment is Treatment.CUT and plan.variant.gpu
         }
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
-        cache_root, place = self._finder.cache.root, _existing(out)
+        cache_root, place = self._finder.cache.root, existing(out)
         disk = download + made + scratch + _SPARE_DISK
         if cache_root.stat().st_dev != place.stat().st_dev:
             disk = sum(plan.output_size for plan in plans) + scratch + _SPARE_DISK  # nothing can be shared
         seconds = download / self._rates.fetch + cut_bytes / self._rates.cut + 2.0
         memory = _MEMORY if cuts else _MEMORY // 5
-        return Cost(download, disk, shutil.disk_usage(place).free, memory, seconds)
-
-
-def _existing(path: Path) -> Path:
-    path = Path(os.path.abspath(path))  # noqa: PTH100  (resolve would follow links)
-    while not path.exists():
-        path = path.parent
-    return path
+        return WheelCost(download, disk, shutil.disk_usage(place).free, memory, seconds)

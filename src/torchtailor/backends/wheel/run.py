@@ -1,166 +1,190 @@
-"""Carries out a plan: fetch all inputs once, cut each for each GPU once, leave a wheelhouse per variant."""
+"""Carries out a plan: fetch all wheels once, cut each for each GPU once, pack a wheelhouse per variant."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from torchtailor.backends.wheel.cut import Cut, Cutter
-from torchtailor.backends.wheel.plan import BuildPlan, Input, Treatment, VariantPlan
-from torchtailor.catalog import Capability, Catalog, Method
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from torchtailor.backends.jobs import (
+    CutWheel,
+    FetchWheel,
+    JobContext,
+    PackWheelhouse,
+    WheelToPack,
+    cut_all,
+    fetch_all,
+    pack,
+    packed_entries,
+)
+from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
+from torchtailor.catalog import Method
 from torchtailor.disk import explained
-from torchtailor.errors import ImpossibleError
-from torchtailor.fetch.download import Downloader, DownloadProgress, Fetched, NoDownloadProgress
-from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.download import Fetched
+from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.wheelhouse.entry import WheelhouseDescription
 from torchtailor.wheelhouse.variants_index import write_variants_index
-from torchtailor.wheelhouse.wheelhouse import Placed, Wheelhouse, write_wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
-
-class BuildProgress(DownloadProgress, Progress, Protocol):
-    """Is told how a build goes on."""
-
-    def stage(self, text: str) -> None: ...
-
-
-class NoBuildProgress(NoDownloadProgress, NoProgress):
-    """Progress of a build that nobody watches."""
-
-    def stage(self, text: str) -> None:
-        pass
+_ENOUGH_BYTES = 10_000_000  # to measure a rate
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a build gave."""
+class WheelBuildResult:
+    """What a build from official wheels gave."""
 
     wheelhouses: tuple[Wheelhouse, ...]
-    variants: Path | None  # the index of wheel variants, where it was asked for
+    variants_index: Path | None  # the index of wheel variants, where it was requested
     downloaded: int
     seconds: float
 
     def to_json(self) -> dict[str, object]:
         return {
-            "wheelhouses": [house.to_json() for house in self.wheelhouses],
-            "variants_index": str(self.variants) if self.variants else None,
+            "wheelhouses": [wheelhouse.to_json() for wheelhouse in self.wheelhouses],
+            "variants_index": str(self.variants_index) if self.variants_index else None,
             "downloaded": self.downloaded,
             "seconds": round(self.seconds, 2),
         }
 
 
-def build(
-    plan: BuildPlan,
-    catalog: Catalog,
-    finder: Finder,
-    *,
-    progress: BuildProgress | None = None,
-    ledger: Ledger | None = None,
-) -> Built:
-    """Make every variant of a plan; each is in the ledger, and in its place only when it is whole."""
-    progress = progress or NoBuildProgress()
+def fetch_jobs(plan: WheelPlan) -> list[FetchWheel]:
+    return [FetchWheel(file.address) for file in plan.files]
+
+
+def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched]) -> Iterator[list[CutWheel]]:
+    """For each wheel, the cuts for all GPUs that need it."""
+    wanted: dict[str, dict[str, CutWheel]] = {}
+    for variant in plan.plans:
+        for wheel in variant.wheels:
+            if job := _cut_job(variant, wheel, fetched, plan.options):
+                wanted.setdefault(wheel.file.url, {})[job.gpu] = job
+    for jobs in wanted.values():
+        yield list(jobs.values())
+
+
+def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions) -> PackWheelhouse:
+    wheels = [
+        WheelToPack(
+            filename=wheel.file.filename,
+            sha256=fetched[wheel.file.url].sha256,
+            size=wheel.size,
+            url=wheel.file.shown if wheel.file.local_path is None else "",
+            required_by=wheel.required_by,
+            cut=_cut_job(variant, wheel, fetched, options),
+            why=_WHY.get(wheel.treatment, ""),
+        )
+        for wheel in variant.wheels
+    ]
+    companions = (str(canonicalize_name(Requirement(word).name)) for word in options.companions)
+    details = {"options": options.to_json(), "gives": variant.gives}
+    description = WheelhouseDescription.of(
+        variant.variant, Method.WHEEL, details, build=variant.label, requested=("torch", *companions)
+    )
+    return PackWheelhouse(description, tuple(wheels))
+
+
+_WHY = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
+
+
+def _cut_job(
+    variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions
+) -> CutWheel | None:
+    gpu = variant.variant.gpu
+    if wheel.treatment is not Treatment.CUT or gpu is None:
+        return None
+    stock = fetched[wheel.file.url]
+    return CutWheel(stock.sha256, wheel.file.filename, str(gpu.capability), options.cut_options)
+
+
+def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuildResult:
+    """Build every variant of a plan; each is in the ledger, and in its place only when it is whole."""
     began = time.monotonic()
-    ledger = ledger or Ledger()
     with ExitStack() as attempts:
         running, ended = {}, {}
-        for item in plan.plans:
-            ended[item.name] = attempts.enter_context(ExitStack())
+        for variant in plan.plans:
+            ended[variant.name] = attempts.enter_context(ExitStack())
             attempt = ledger.attempt(
-                item.name, Method.WHEEL, options=plan.options.to_json(), configuration=_configuration(item)
+                variant.name, Method.WHEEL, options=plan.options.to_json(), configuration=_configuration(variant)
             )
-            running[item.name] = ended[item.name].enter_context(attempt)
-        work = _Work(plan, Cutter(catalog, finder.cache, plan.options), progress, running)
-        fetched = work.fetch(Downloader(finder.client, finder.cache))
+            running[variant.name] = ended[variant.name].enter_context(attempt)
+        work = _Run(plan, context, running)
+        fetched = work.fetch()
         work.cut(fetched)
-        houses = []
-        for item in plan.plans:
-            houses.append(work.make(item, fetched))
-            ended[item.name].close()  # this one is done, whatever becomes of the next
-        variants = work.variants_index() if plan.options.variants else None
-    downloaded = sum(item.downloaded for item in fetched.values())
-    return Built(tuple(houses), variants, downloaded, time.monotonic() - began)
+        packed = []
+        for variant in plan.plans:
+            job = pack_job(variant, fetched, plan.options)
+            packed.append((variant, job, work.pack(variant, job)))
+            ended[variant.name].close()  # done, even if the next one fails
+        variants_index = _write_variants_index(packed, context) if plan.options.variants else None
+    return WheelBuildResult(
+        wheelhouses=tuple(wheelhouse for _, _, wheelhouse in packed),
+        variants_index=variants_index,
+        downloaded=sum(item.downloaded for item in fetched.values()),
+        seconds=time.monotonic() - began,
+    )
 
 
 def _configuration(plan: VariantPlan) -> dict[str, object]:
     return {"torch": str(plan.variant.release.version), "build": plan.label, "python": plan.variant.python}
 
 
-class _Work:
-    """One run through a plan; cuts that several variants share are made once."""
+class _Run:
+    """The jobs of one plan, with their stages and rates in the ledger."""
 
-    def __init__(self, plan: BuildPlan, cutter: Cutter, progress: BuildProgress, running: dict[str, Running]) -> None:
-        self._plan, self._cutter, self._progress, self._running = plan, cutter, progress, running
-        self._cuts: dict[tuple[str, Capability], Cut] = {}
-        self._made: list[tuple[VariantPlan, list[Placed]]] = []
+    def __init__(self, plan: WheelPlan, context: JobContext, running: dict[str, Running]) -> None:
+        self._plan, self._context, self._running = plan, context, running
 
-    def fetch(self, downloader: Downloader) -> dict[str, Fetched]:
-        self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
+    def fetch(self) -> Mapping[str, Fetched]:
+        self._stage("fetch")
+        self._context.progress.stage(f"Fetching {len(self._plan.files)} wheels")
         began = time.monotonic()
-        with explained(self._cutter.folder, unchanged="What was fetched so far is kept."):
-            fetched = downloader.fetch(self._plan.files, self._progress)
-        seconds = time.monotonic() - began
-        downloaded = sum(item.downloaded for item in fetched.values())
-        if downloaded > 10_000_000:
-            for running in self._running.values():
-                running.configuration[FETCH_KEY] = round(downloaded / seconds)
+        fetched = fetch_all(fetch_jobs(self._plan), self._context)
+        self._measure(FETCH_KEY, sum(item.downloaded for item in fetched.values()), began)
         return fetched
 
-    def make(self, plan: VariantPlan, fetched: dict[str, Fetched]) -> Wheelhouse:
-        placed = [self._place(plan, item, fetched[item.file.url]) for item in plan.inputs]
-        self._made.append((plan, placed))
-        self._say("wheelhouse", f"Writing {plan.name}", plan.name)
-        with explained(self._plan.out, unchanged="What was there before is as it was."):
-            house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
+    def cut(self, fetched: Mapping[str, Fetched]) -> None:
+        self._stage("cut")
+        began = time.monotonic()
+        size = 0
+        for jobs in cut_jobs(self._plan, fetched):
+            stock = self._context.find(jobs[0].sha256, jobs[0].filename).stat().st_size
+            size += sum(stock for cut in cut_all(jobs, self._context) if not cut.from_cache)
+        self._measure(CUT_KEY, size, began)
+
+    def pack(self, plan: VariantPlan, job: PackWheelhouse) -> Wheelhouse:
         running = self._running[plan.name]
-        running.input_bytes, running.output_bytes = house.input_bytes, house.output_bytes
+        running.stage = "wheelhouse"
+        self._context.progress.stage(f"Writing {plan.name}")
+        wheelhouse = pack(job, self._context)
+        running.input_bytes, running.output_bytes = wheelhouse.input_bytes, wheelhouse.output_bytes
         running.stage = ""
-        return house
+        return wheelhouse
 
-    def variants_index(self) -> Path:
-        self._progress.stage("Writing the index of wheel variants")
-        with explained(self._plan.out, unchanged="What was there before is as it was."):
-            return write_variants_index(self._made, self._plan.out)
+    def _stage(self, name: str) -> None:
+        for running in self._running.values():
+            running.stage = name
 
-    def cut(self, fetched: dict[str, Fetched]) -> None:
-        """Cut every input for all GPUs that ask for it, in one pass over it."""
-        wanted: dict[str, tuple[Input, dict[Capability, None]]] = {}
-        for plan in self._plan.plans:
-            for item in plan.inputs:
-                if item.treatment is Treatment.CUT and plan.variant.gpu:
-                    wanted.setdefault(item.file.url, (item, {}))[1][plan.variant.gpu.capability] = None
-        began, size = time.monotonic(), 0
-        for url, (item, gpus) in wanted.items():
-            making = partial(self._say_cutting, item.name)
-            with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
-                cuts = self._cutter.cut(fetched[url], tuple(gpus), self._progress, making)
-            self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
-            size += sum(item.size for cut in cuts.values() if not cut.from_cache)
-        if size > 10_000_000:
+    def _measure(self, key: str, size: int, began: float) -> None:
+        if size > _ENOUGH_BYTES:
             for running in self._running.values():
-                running.configuration[CUT_KEY] = round(size / (time.monotonic() - began))
+                running.configuration[key] = round(size / (time.monotonic() - began))
 
-    def _say_cutting(self, name: str, gpus: Sequence[Capability]) -> None:
-        self._say("cut", f"Cutting {name} for {', '.join(map(str, gpus))}")
 
-    def _place(self, plan: VariantPlan, item: Input, stock: Fetched) -> Placed:
-        if item.treatment is not Treatment.CUT or plan.variant.gpu is None:
-            return Placed(item, stock, None)
-        gpu = plan.variant.gpu.capability
-        if (item.file.url, gpu) not in self._cuts:
-            raise ImpossibleError(
-                f"{item.file.filename} holds GPU code, and none of it runs on {gpu}.",
-                "Choose another release, or build it with --via source.",
-            )
-        return Placed(item, stock, self._cuts[item.file.url, gpu])
+def _write_variants_index(packed: list[tuple[VariantPlan, PackWheelhouse, Wheelhouse]], context: JobContext) -> Path:
+    context.progress.stage("Writing the index of wheel variants")
+    labelled = [(_label(variant), packed_entries(job, context)) for variant, job, _ in packed]
+    with explained(context.out, unchanged="An earlier index is unchanged."):
+        return write_variants_index(labelled, context.out)
 
-    def _say(self, stage: str, text: str, name: str | None = None) -> None:
-        for key, running in self._running.items():
-            if name is None or key == name:
-                running.stage = stage
-        self._progress.stage(text)
+
+def _label(plan: VariantPlan) -> VariantLabel | None:
+    gpu, cuda = plan.variant.gpu, plan.variant.build.cuda
+    return VariantLabel(plan.label, cuda, gpu.capability) if gpu and cuda else None

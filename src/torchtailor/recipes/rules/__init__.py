@@ -1,12 +1,12 @@
 """The audit's rules; importing this package registers all of them."""
 
 from torchtailor.recipes.rules import build, claims, documents, matrix, names, nix, pins
-from torchtailor.recipes.rules.base import RULES, Context, Rule, Severity
+from torchtailor.recipes.rules.base import RULES, AuditContext, AuditRule, Severity
 
 __all__ = [
     "RULES",
-    "Context",
-    "Rule",
+    "AuditContext",
+    "AuditRule",
     "Severity",
     "build",
     "claims",

@@ -1,4 +1,4 @@
-"""What a rule is: an id, a severity, what it looks for, how to mend it, and the function that looks."""
+"""What a rule of the audit is, what it may look at, and how it is registered."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torchtailor.catalog.releases import Release
 from torchtailor.recipes.pins import NixpkgsRow, Pins
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import spark_names
-from torchtailor.recipes.tree import Tree
+from torchtailor.recipes.tree import RecipeTree
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
 
 class Severity(Enum):
-    """How bad it is: an error fails the audit, a warning fails a strict one."""
+    """An error fails the audit, a warning only a strict one."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
 @dataclass(frozen=True)
-class Context:
-    """All that a rule may look at."""
+class AuditContext:
+    """Everything that a rule may look at."""
 
     catalog: Catalog
     matrix: Matrix
     pins: Pins
-    tree: Tree
+    tree: RecipeTree
     release: Release
     recipes: tuple[Recipe, ...]
 
@@ -57,63 +57,73 @@ class Context:
 
     @cached_property
     def pythons(self) -> tuple[str, ...]:
-        """The Pythons that this tree has recipes for."""
+        """The Python versions that this tree has recipes for."""
         found = {r.recipe_name.parsed.python for r in self.recipes if r.recipe_name and r.recipe_name.parsed.python}
         return tuple(sorted(found & set(self.release.pythons)))
 
     def owns(self, recipe: Recipe) -> bool:
-        """Whether a recipe is for a CUDA version (or none) that the release has: only then its pin is known."""
+        """Whether the release has the recipe's CUDA version; only then its pin is known."""
         return recipe.variant is None or recipe.variant.build in self.release.builds
 
     def upgrades(self) -> bool:
-        """Whether the release's PyTorch is another than its pin's."""
+        """Whether the release has another PyTorch than its nixpkgs pin."""
         return str(self.release.version) != self.pin.torch
 
 
-RecipeCheck = Callable[[Recipe, Context], Iterator[tuple[int, str]]]
-TreeCheck = Callable[[Context], Iterator[tuple[Path, int, str]]]
+RecipeCheck = Callable[[Recipe, AuditContext], Iterator[tuple[int, str]]]
+VariantCheck = Callable[[Recipe, Variant, AuditContext], Iterator[tuple[int, str]]]
+TreeCheck = Callable[[AuditContext], Iterator[tuple[Path, int, str]]]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One thing that can be wrong."""
+class AuditRule:
+    """One kind of problem: what it looks for, how to fix it, and the function that finds it."""
 
     id: str
     severity: Severity
     looks_for: str
-    mend: str
+    fix: str
     on_recipe: RecipeCheck | None = None
     on_tree: TreeCheck | None = None
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, AuditRule] = {}
 
 
-def _register(rule: Rule) -> None:
+def _register(rule: AuditRule) -> None:
     assert rule.id not in RULES, rule.id
     RULES[rule.id] = rule
 
 
-def recipe_rule(id: str, severity: Severity, looks_for: str, mend: str) -> Callable[[RecipeCheck], RecipeCheck]:
-    """Register a function that looks at one recipe and yields lines and messages."""
+def recipe_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Callable[[RecipeCheck], RecipeCheck]:
+    """Register a check of one recipe that yields lines and messages."""
 
     def register(check: RecipeCheck) -> RecipeCheck:
-        _register(Rule(id, severity, looks_for, mend, on_recipe=check))
+        _register(AuditRule(id, severity, looks_for, fix, on_recipe=check))
         return check
 
     return register
 
 
-def tree_rule(id: str, severity: Severity, looks_for: str, mend: str) -> Callable[[TreeCheck], TreeCheck]:
-    """Register a function that looks at a whole tree and yields files, lines and messages."""
+def variant_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Callable[[VariantCheck], VariantCheck]:
+    """Register a check of readable recipes of PyTorch whose file name is a variant's."""
+
+    def register(check: VariantCheck) -> VariantCheck:
+        def on_recipe(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+            if recipe.is_torch and recipe.variant:
+                yield from check(recipe, recipe.variant, context)
+
+        _register(AuditRule(id, severity, looks_for, fix, on_recipe=on_recipe))
+        return check
+
+    return register
+
+
+def tree_rule(id: str, severity: Severity, looks_for: str, fix: str) -> Callable[[TreeCheck], TreeCheck]:
+    """Register a check of a whole tree that yields files, lines and messages."""
 
     def register(check: TreeCheck) -> TreeCheck:
-        _register(Rule(id, severity, looks_for, mend, on_tree=check))
+        _register(AuditRule(id, severity, looks_for, fix, on_tree=check))
         return check
 
     return register
-
-
-def expected(recipe: Recipe) -> Variant | None:
-    """The variant that a recipe's name promises, if the recipe can be read."""
-    return recipe.variant if recipe.is_torch else None

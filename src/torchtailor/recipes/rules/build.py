@@ -1,4 +1,4 @@
-"""Rules about what reaches the build: overlays, flags, patches, jobs, what must be off."""
+"""Rules about the build: overlays, flags, patches, jobs, and parts that must be disabled."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterator
 
 from torchtailor.recipes.blueprint import Blueprint
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.rules.base import Context, Severity, expected, recipe_rule
+from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, variant_rule
+from torchtailor.variants.variant import Variant
 
-_HANDED_OVER = ("USE_", "BUILD_", "CMAKE_")  # environment variables that PyTorch's setup.py hands to CMake
-_NIXPKGS_FLAG = "CUDAToolkit_VERSION"  # nixpkgs' torch has it among its cmakeFlags by itself
+_PASSED_ON = ("USE_", "BUILD_", "CMAKE_")  # environment variables that PyTorch's setup.py passes on to CMake
+_NIXPKGS_FLAG = "CUDAToolkit_VERSION"  # set by nixpkgs' torch itself
 _OFF = frozenset({"0", "OFF", "off", "FALSE", "False", "false", "NO", "N"})
 
 
 @recipe_rule(
     "flags-unreached",
     Severity.ERROR,
-    "cmakeFlags: nixpkgs builds torch through setup.py, so they reach nothing",
-    "Export USE_*, BUILD_* or CMAKE_* variables in preConfigure, or give CMake a file of cache variables.",
+    "cmakeFlags, which have no effect because nixpkgs builds torch through setup.py",
+    "Export USE_*, BUILD_* or CMAKE_* variables in preConfigure, or write CMake cache variables to a file.",
 )
-def flags_unreached(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def flags_unreached(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     if binding := recipe.attribute("cmakeFlags"):
@@ -33,25 +34,25 @@ def flags_unreached(recipe: Recipe, context: Context) -> Iterator[tuple[int, str
 @recipe_rule(
     "cache-unreached",
     Severity.ERROR,
-    "a CMake cache variable exported as an environment variable, which setup.py does not hand over",
-    "Write it into the file that CMAKE_PROJECT_TOP_LEVEL_INCLUDES names.",
+    "a CMake cache variable exported as an environment variable, which setup.py does not pass on",
+    "Set it in the file named by CMAKE_PROJECT_TOP_LEVEL_INCLUDES.",
 )
-def cache_unreached(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def cache_unreached(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     cache = {name for row in context.pins.file.without for name in row.cache}
     for name, (_, line) in recipe.exported.items():
-        if name in cache and not name.startswith(_HANDED_OVER):
-            yield line, f"{name} is a CMake cache variable: exporting it does nothing"
+        if name in cache and not name.startswith(_PASSED_ON):
+            yield line, f"{name} is a CMake cache variable: exporting it has no effect"
 
 
 @recipe_rule(
     "jobs-overwritten",
     Severity.ERROR,
-    "a job limit that is overwritten: nixpkgs sets MAX_JOBS from NIX_BUILD_CORES, and ninjaFlags are not used",
-    "Limit NIX_BUILD_CORES before nixpkgs' preBuild.",
+    "a job limit without effect: nixpkgs sets MAX_JOBS from NIX_BUILD_CORES and ignores ninjaFlags",
+    "Lower NIX_BUILD_CORES before nixpkgs' preBuild.",
 )
-def jobs_overwritten(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def jobs_overwritten(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     if binding := recipe.attribute("ninjaFlags"):
@@ -62,64 +63,61 @@ def jobs_overwritten(recipe: Recipe, context: Context) -> Iterator[tuple[int, st
         yield recipe.exported["MAX_JOBS"][1], "MAX_JOBS is overwritten by nixpkgs' preBuild"
 
 
-@recipe_rule(
+@variant_rule(
     "jobs-memory",
     Severity.WARNING,
-    "a build that starts a compiler per core whatever the memory is",
-    "Lower NIX_BUILD_CORES in preBuild to what memory has room for.",
+    "a build that runs one compiler per core regardless of memory",
+    "Lower NIX_BUILD_CORES in preBuild to what fits into memory.",
 )
-def jobs_memory(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) and not any("NIX_BUILD_CORES" in line.text for line in recipe.phases.get("preBuild", ())):
-        yield 1, "the job count does not follow memory"
+def jobs_memory(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not any("NIX_BUILD_CORES" in line.text for line in recipe.phases.get("preBuild", ())):
+        yield 1, "the number of jobs does not depend on available memory"
 
 
-@recipe_rule(
+@variant_rule(
     "patches-dropped",
     Severity.ERROR,
-    "`patches = [ ]` although nixpkgs' patches are for this very version",
-    "Leave patches alone.",
+    "`patches = [ ]` although nixpkgs' patches are for this version",
+    "Remove the line.",
 )
-def patches_dropped(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) and not recipe.upgrade and context.owns(recipe):
+def patches_dropped(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not recipe.upgrade and context.owns(recipe):
         for line in recipe.cleared_patches:
             yield line, f"nixpkgs' patches for PyTorch {context.pin.torch} are dropped"
 
 
-@recipe_rule(
+@variant_rule(
     "toolkit-stub",
     Severity.ERROR,
-    "nixpkgs' patches dropped and no FindCUDAToolkit put back, which PyTorch's install step wants",
-    "Write cmake/Modules/FindCUDAToolkit.cmake in postPatch; it includes CMake's own module.",
+    "nixpkgs' patches dropped without a replacement for FindCUDAToolkit.cmake, which PyTorch installs",
+    "Write a cmake/Modules/FindCUDAToolkit.cmake in postPatch that includes CMake's own module.",
 )
-def toolkit_stub(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or variant.gpu is None or not recipe.cleared_patches:
+def toolkit_stub(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if variant.gpu is None or not recipe.cleared_patches:
         return
     writes = [command for command in recipe.shell if not command.document and "FindCUDAToolkit.cmake" in command.text]
     if not any(">" in command.text or command.words[0] in ("cp", "install", "ln") for command in writes):
-        yield recipe.cleared_patches[0], "patches are cleared and no FindCUDAToolkit.cmake is put back"
+        yield recipe.cleared_patches[0], "patches are dropped, and FindCUDAToolkit.cmake is not replaced"
 
 
-@recipe_rule(
+@variant_rule(
     "overlay-cuda",
     Severity.ERROR,
-    "no overlay that sets cudaPackages for every package",
+    "no overlay that sets cudaPackages for all packages",
     "Add the overlay: `(final: prev: { cudaPackages = final.cudaPackages_13_0; })`.",
 )
-def overlay_cuda(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant and variant.gpu and recipe.overrides_torch and not recipe.sets_cuda:
-        yield 1, f"nothing sets cudaPackages to CUDA {variant.build.cuda}"
+def overlay_cuda(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if variant.gpu and recipe.overrides_torch and not recipe.sets_cuda:
+        yield 1, f"no overlay sets cudaPackages to CUDA {variant.build.cuda}"
 
 
-@recipe_rule(
+@variant_rule(
     "overlay-magma",
     Severity.ERROR,
     "MAGMA without its patch for CUDA 13 (clockRate)",
     "Add the overlay with the upstream patch 235aefb7.",
 )
-def overlay_magma(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
+def overlay_magma(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     magma = context.pins.file.magma
     if variant is None or variant.build.cuda is None or variant.build.cuda.major != magma.cuda_major:
         return
@@ -131,7 +129,7 @@ def overlay_magma(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]
 
 
 def _is_among_patches(recipe: Recipe, commit: str) -> bool:
-    """Whether a commit stands in `patches`, or in something that `patches` names."""
+    """Whether a commit occurs in `patches`, or in a binding that `patches` refers to."""
     source = recipe.source
     patches = " ".join(source.code(binding.node) for binding in source.named("patches"))
     named = [binding for binding in source.bindings if binding.name in patches.split()]
@@ -142,9 +140,9 @@ def _is_among_patches(recipe: Recipe, commit: str) -> bool:
     "magma-off",
     Severity.ERROR,
     "MAGMA disabled or filtered out",
-    "Take the switch out: MAGMA works with its patch.",
+    "Remove the switch: MAGMA works with its patch.",
 )
-def magma_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def magma_off(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     value, line = recipe.exported.get("USE_MAGMA", ("1", 0))
@@ -157,14 +155,14 @@ def magma_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
         yield binding.line, "MAGMA is filtered out of the inputs"
 
 
-@recipe_rule(
+@variant_rule(
     "overlay-torch",
     Severity.ERROR,
     "a PyTorch version other than the release's",
-    "Add the overlay that gives torch the release's version and source.",
+    "Add the overlay that sets torch's version and source.",
 )
-def overlay_torch(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) is None or recipe.nightly or not recipe.overrides_torch or not context.owns(recipe):
+def overlay_torch(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if recipe.nightly or not recipe.overrides_torch or not context.owns(recipe):
         return
     wanted = str(context.release.version)
     if recipe.upgrade and recipe.upgrade.text != wanted:
@@ -173,17 +171,17 @@ def overlay_torch(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]
             f"torch is set to {recipe.upgrade.text}; release {context.release.name} is {wanted}",
         )
     elif not recipe.upgrade and context.upgrades():
-        yield 1, f"torch stays at nixpkgs' {context.pin.torch}; release {context.release.name} is {wanted}"
+        yield 1, f"torch is nixpkgs' {context.pin.torch}; release {context.release.name} is {wanted}"
 
 
-@recipe_rule(
+@variant_rule(
     "version-fixes",
     Severity.ERROR,
-    "another source without the versions that setup.py, CMake and the wheel read",
+    "a new source without the version files and variables that setup.py and CMake read",
     "Export PYTORCH_BUILD_VERSION and write version.txt in preConfigure.",
 )
-def version_fixes(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if expected(recipe) is None or recipe.upgrade is None:
+def version_fixes(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if recipe.upgrade is None:
         return
     version = recipe.upgrade.text
     if recipe.exported.get("PYTORCH_BUILD_VERSION", ("", 0))[0] != version:
@@ -192,15 +190,14 @@ def version_fixes(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]
         yield recipe.upgrade.number, f"version.txt is not {version}"
 
 
-@recipe_rule(
+@variant_rule(
     "cccl-links",
     Severity.ERROR,
-    "CUDA 13 without the include links that CUTLASS wants (cuda, cub, thrust, nv)",
-    "Link the four folders of cuda_cccl below a folder named cccl, and give it to the compilers with -I.",
+    "CUDA 13 without the include links that CUTLASS needs (cuda, cub, thrust, nv)",
+    "Link the four folders of cuda_cccl into a folder named cccl, and add its parent with -I.",
 )
-def cccl_links(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or variant.build.cuda is None or variant.build.cuda.major < 13 or not recipe.overrides_torch:
+def cccl_links(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if variant.build.cuda is None or variant.build.cuda.major < 13 or not recipe.overrides_torch:
         return
     links = [command.text for command in recipe.commands_with("ln", "cccl")]
     missing = [
@@ -210,33 +207,31 @@ def cccl_links(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
         yield 1, f"no compatibility link for {', '.join(missing)}"
 
 
-@recipe_rule(
+@variant_rule(
     "broken-refused",
     Severity.ERROR,
     "CUDA 13 without allowBroken: nixpkgs refuses to evaluate it",
     "Set `allowBroken = true;` in the configuration of the pinned nixpkgs.",
 )
-def broken_refused(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or variant.build.cuda is None or variant.build.cuda.major not in context.pin.broken_cuda:
+def broken_refused(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if variant.build.cuda is None or variant.build.cuda.major not in context.pin.broken_cuda:
         return
     allowed = any(recipe.source.value(binding.node) is True for binding in recipe.source.named("allowBroken"))
     if not allowed:
         yield (
             1,
-            f"nixpkgs marks its torch broken with CUDA {variant.build.cuda.major}, and allowBroken is not set",
+            f"nixpkgs marks torch as broken with CUDA {variant.build.cuda.major}, and allowBroken is not set",
         )
 
 
-@recipe_rule(
+@variant_rule(
     "unfree-refused",
     Severity.ERROR,
     "CUDA without allowUnfree: nixpkgs refuses to evaluate it",
     "Set `allowUnfree = true;` in the configuration of the pinned nixpkgs.",
 )
-def unfree_refused(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or variant.gpu is None or not recipe.pins:
+def unfree_refused(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if variant.gpu is None or not recipe.pins:
         return
     if not any(recipe.source.value(binding.node) is True for binding in recipe.source.named("allowUnfree")):
         yield 1, "CUDA is unfree, and allowUnfree is not set"
@@ -245,10 +240,10 @@ def unfree_refused(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]
 @recipe_rule(
     "attribute-pytorch",
     Severity.ERROR,
-    "`pytorch` instead of `torch`: only an alias of nixpkgs, which overlays miss",
-    "Select `torch`.",
+    "`pytorch` instead of `torch`: an alias in nixpkgs that overlays do not change",
+    "Use `torch`.",
 )
-def attribute_pytorch(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def attribute_pytorch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     for selection in recipe.source.selections:
@@ -262,24 +257,23 @@ def attribute_pytorch(recipe: Recipe, context: Context) -> Iterator[tuple[int, s
     "foreign-pattern",
     Severity.ERROR,
     "PyTorch built from scratch instead of nixpkgs' torch with overrides",
-    "Override torch: nixpkgs' fixes come with it.",
+    "Override torch, which keeps nixpkgs' fixes.",
 )
-def foreign_pattern(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def foreign_pattern(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.is_torch and not recipe.overrides_torch:
         builders = ("buildPythonPackage", "mkDerivation", "callPackage")
         line = next((line for name, line, _ in recipe.source.calls if name.endswith(builders)), 1)
-        yield line, "it does not override nixpkgs' torch"
+        yield line, "nixpkgs' torch is not overridden"
 
 
-@recipe_rule(
+@variant_rule(
     "cuda-off",
     Severity.ERROR,
     "a GPU recipe without cudaSupport, or a CPU recipe with it",
     "Set cudaSupport in `torch.override`.",
 )
-def cuda_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or not recipe.overrides_torch:
+def cuda_off(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not recipe.overrides_torch:
         return
     binding = next((item for item in recipe.override if item.name == "cudaSupport"), None)
     value = recipe.source.value(binding.node) if binding else None
@@ -292,10 +286,10 @@ def cuda_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
 @recipe_rule(
     "blas-provider",
     Severity.ERROR,
-    "`passthru.blasProvider` set to a string: in nixpkgs it is a package, and others use it as one",
-    "Leave blasProvider alone; override `blas` to change it.",
+    "`passthru.blasProvider` set to a string, although nixpkgs expects a package",
+    "Remove it; override `blas` to change the provider.",
 )
-def blas_provider(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def blas_provider(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.is_torch:
         return
     for binding in recipe.source.named("blasProvider"):
@@ -303,15 +297,14 @@ def blas_provider(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]
             yield binding.line, "passthru.blasProvider is a string"
 
 
-@recipe_rule(
+@variant_rule(
     "must-be-off",
     Severity.ERROR,
-    "parts that the target cannot run and that are not switched off (FBGEMM, NNPACK, AVX2 kernels; cuDNN for SM61)",
-    "Export the switches in preConfigure, and set the cache variables in the file CMake reads first.",
+    "parts that the target cannot run and that are not disabled (FBGEMM, NNPACK, AVX2 kernels; cuDNN for SM61)",
+    "Export the switches in preConfigure, and set the cache variables in the file that CMake includes first.",
 )
-def must_be_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    variant = expected(recipe)
-    if variant is None or not recipe.overrides_torch:
+def must_be_off(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not recipe.overrides_torch:
         return
     documents = "\n".join(command.text.partition("#")[0] for command in recipe.shell if command.document)
     for row in Blueprint(context.catalog, context.pins, variant).without:
@@ -320,4 +313,4 @@ def must_be_off(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
         ]
         on += [name for name in row.cache if not any(f"set({name} {off}" in documents for off in _OFF)]
         if on:
-            yield 1, f"{', '.join(on)} are not off, but {', '.join(row.parts)} {row.why}"
+            yield 1, f"{', '.join(on)} must be off: {', '.join(row.parts)} {row.why}"

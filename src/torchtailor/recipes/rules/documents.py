@@ -1,4 +1,4 @@
-"""Rules about what stands beside the recipes: documents that name them, scripts that check them."""
+"""Rules about files next to the recipes: documents that mention them, scripts that check them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.errors import NoMatchError
-from torchtailor.recipes.header import Origin, origin
-from torchtailor.recipes.recipe import RecipeName
+from torchtailor.recipes.recipe import NAME, RecipeName
 from torchtailor.recipes.render import spark_names
-from torchtailor.recipes.rules.base import Context, Severity, tree_rule
-from torchtailor.recipes.shell import Command, commands
-from torchtailor.recipes.syntax import Line
+from torchtailor.recipes.rules.base import AuditContext, Severity, tree_rule
+from torchtailor.recipes.shell import ShellCommand, commands
+from torchtailor.recipes.syntax import TextLine
+from torchtailor.recipes.tree import FileOrigin, origin
 
-_NAME = re.compile(
-    r"(?<![\w-])pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+(?:-[a-z][a-z0-9_-]*)?"
-)
+_NAME = re.compile(rf"(?<![\w-]){NAME}(?:-[a-z][a-z0-9_-]*)?")
 _FAILS = re.compile(r"\b(?:exit|return)\s+(?:[1-9]|\"?\$)|\bset\s+-\w*e|\bfalse\b")
 _LOOKS = ("grep", "rg", "nix-instantiate", "diff", "test", "[", "[[", "ls", "find")
 
@@ -24,33 +22,33 @@ _LOOKS = ("grep", "rg", "nix-instantiate", "diff", "test", "[", "[[", "ls", "fin
 @tree_rule(
     "document-recipe",
     Severity.ERROR,
-    "a document that names a recipe which no release has",
-    "Name a recipe that exists; `torchtailor matrix` lists them.",
+    "a document that mentions a recipe which does not exist in any release",
+    "Use the name of an existing recipe; `torchtailor matrix` lists them.",
 )
-def document_recipe(context: Context) -> Iterator[tuple[Path, int, str]]:
+def document_recipe(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     for path, line, name in _mentions(context):
         if name not in context.names and not _exists(context, name):
-            yield path, line, f"{name} does not exist, here or in any release"
+            yield path, line, f"{name} does not exist in this tree or in any release"
 
 
 @tree_rule(
     "document-elsewhere",
     Severity.WARNING,
-    "a document that names a recipe of another release, which this tree does not have",
-    "Say which release it is in, or name one of this tree.",
+    "a document that mentions a recipe of another release",
+    "Mention the release, or use a recipe of this tree.",
 )
-def document_elsewhere(context: Context) -> Iterator[tuple[Path, int, str]]:
+def document_elsewhere(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     for path, line, name in _mentions(context):
         if name not in context.names and _exists(context, name):
             yield path, line, f"{name} is not in this tree"
 
 
-def _mentions(context: Context) -> Iterator[tuple[Path, int, str]]:
+def _mentions(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     packages = {recipe.pname.text for recipe in context.recipes if recipe.readable and recipe.pname}
     for path in context.tree.documents:
         seen: set[str] = set()
         whole = path.read_text("utf-8", errors="replace")
-        if origin(whole) is Origin.GENERATED:
+        if origin(whole) is FileOrigin.GENERATED:
             continue
         for number, text in enumerate(whole.splitlines(), 1):
             for match in _NAME.finditer(text):
@@ -61,7 +59,7 @@ def _mentions(context: Context) -> Iterator[tuple[Path, int, str]]:
                 yield path, number, name
 
 
-def _exists(context: Context, name: str) -> bool:
+def _exists(context: AuditContext, name: str) -> bool:
     if name in spark_names(context.pins):
         return True
     found = RecipeName.parse(name)
@@ -78,9 +76,9 @@ def _exists(context: Context, name: str) -> bool:
     "script-exit",
     Severity.ERROR,
     "a script that checks recipes and always exits 0",
-    "Let it fail: `exit 1` after the first fault, or `set -e`.",
+    "Make it fail: `exit 1` on a problem, or `set -e`.",
 )
-def script_exit(context: Context) -> Iterator[tuple[Path, int, str]]:
+def script_exit(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     for path, script in _scripts(context):
         checks = [c for c in script if (c.words[0] in ("for", "if", *_LOOKS) and ".nix" in c.text) or "grep" in c.words]
         reports = [
@@ -89,16 +87,16 @@ def script_exit(context: Context) -> Iterator[tuple[Path, int, str]]:
             if "echo" in c.words and re.search(r"broken|fail|wrong|error|missing", c.text, re.IGNORECASE)
         ]
         if checks and reports and not any(_FAILS.search(command.text) for command in script):
-            yield path, reports[0].line, "it reports faults, but its exit code is always 0"
+            yield path, reports[0].line, "it reports problems, but always exits 0"
 
 
 @tree_rule(
     "script-glob",
     Severity.ERROR,
-    "a script that checks recipes and matches no file",
-    "Let the pattern match the recipes that are there.",
+    "a script that checks recipes with a pattern that matches no file",
+    "Change the pattern so that it matches the recipes.",
 )
-def script_glob(context: Context) -> Iterator[tuple[Path, int, str]]:
+def script_glob(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     for path, script in _scripts(context):
         for command in script:
             if command.words[0] != "for" or "in" not in command.words:
@@ -109,16 +107,16 @@ def script_glob(context: Context) -> Iterator[tuple[Path, int, str]]:
                     yield path, command.line, f"{pattern} matches no file"
 
 
-def _matches(context: Context, script: Path, pattern: str) -> bool:
+def _matches(context: AuditContext, script: Path, pattern: str) -> bool:
     if pattern.startswith("/"):
         return any(Path("/").glob(pattern.lstrip("/")))
     return any(any(folder.glob(pattern)) for folder in (context.tree.root, script.parent))
 
 
-def _scripts(context: Context) -> Iterator[tuple[Path, list[Command]]]:
+def _scripts(context: AuditContext) -> Iterator[tuple[Path, list[ShellCommand]]]:
     for path in context.tree.scripts:
         lines = path.read_text("utf-8", errors="replace").splitlines()
         yield (
             path,
-            [c for c in commands(Line(at, text) for at, text in enumerate(lines, 1)) if not c.document],
+            [c for c in commands(TextLine(at, text) for at, text in enumerate(lines, 1)) if not c.document],
         )

@@ -1,4 +1,4 @@
-"""Rules about the tree against the matrix: what is missing, redundant, impossible, unknown or out of date."""
+"""Rules that compare a tree with the matrix: missing, redundant, impossible, unknown or outdated recipes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.rerender import rerender
-from torchtailor.recipes.rules.base import Context, Severity, recipe_rule, tree_rule
+from torchtailor.recipes.render import rerender
+from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, tree_rule
+from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.write import recipe_variants
 
 _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
@@ -20,27 +20,27 @@ _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
 @tree_rule(
     "variant-missing",
     Severity.ERROR,
-    "a variant of the release's matrix that has no recipe",
+    "a variant of the release without a recipe",
     "`torchtailor recipes write DIR NAME` writes it.",
 )
-def variant_missing(context: Context) -> Iterator[tuple[Path, int, str]]:
+def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     wanted = recipe_variants(context.catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
     for variant in wanted:
         if variant.name not in context.names:
             yield (
                 context.tree.pkgs / f"{variant.name}.nix",
                 1,
-                f"release {context.release.name} has it, this tree does not",
+                f"release {context.release.name} has this variant, the tree has no recipe for it",
             )
 
 
 @recipe_rule(
     "variant-impossible",
     Severity.ERROR,
-    "a combination that cannot exist (x86 with SM110 or SM121, a GPU that the CUDA version does not compile for)",
+    "an impossible combination (x86_64 with SM110 or SM121, a GPU that the CUDA version does not support)",
     "Delete it: `torchtailor recipes migrate --prune`.",
 )
-def variant_impossible(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def variant_impossible(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.variant:
         for reason in context.matrix.why_impossible(recipe.variant):
             yield 1, reason.text
@@ -52,10 +52,10 @@ def variant_impossible(recipe: Recipe, context: Context) -> Iterator[tuple[int, 
     "a second recipe for the same variant (`-magma`)",
     "Delete it: `torchtailor recipes migrate --prune`.",
 )
-def variant_redundant(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def variant_redundant(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     name = recipe.recipe_name
     if name and name.suffix and recipe.name not in context.spark:
-        other = "is in this tree too" if name.base in context.names else "is the canonical name"
+        other = "is in this tree as well" if name.base in context.names else "is the canonical name"
         yield 1, f"the suffix -{name.suffix} is not canonical: {name.base} {other}"
 
 
@@ -65,77 +65,77 @@ def variant_redundant(recipe: Recipe, context: Context) -> Iterator[tuple[int, s
     "a possible variant that the release does not list",
     "Delete it, or add a row to the release in torchtailor.toml.",
 )
-def variant_unlisted(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     name = recipe.recipe_name
     if name is None or name.suffix or recipe.variant is None or context.matrix.why_impossible(recipe.variant):
         return
     if name.base not in context.listed:
-        yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} with this CUDA"
+        yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} for this CUDA version"
 
 
 @recipe_rule(
     "file-unknown",
     Severity.WARNING,
-    "a file in pkgs that is no recipe of the matrix",
-    "Move it elsewhere, or name it in the matrix's style.",
+    "a file in pkgs that is not a recipe of the matrix",
+    "Move it elsewhere, or rename it to a variant's name.",
 )
-def file_unknown(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def file_unknown(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.name in context.spark:
         return
     if recipe.recipe_name is None:
-        yield 1, "its name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
+        yield 1, "the file name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
     elif recipe.variant is None:
-        yield 1, "no known GPU, CUDA version or instruction set has this name"
+        yield 1, "the GPU, CUDA version or instruction set in the file name is unknown"
 
 
 @recipe_rule(
     "stale",
     Severity.ERROR,
-    "a generated recipe that the catalog would write differently now",
+    "a generated recipe that differs from what the catalog generates now",
     "Run `torchtailor recipes write`.",
 )
-def stale(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if recipe.origin is not Origin.GENERATED:
+def stale(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if recipe.origin is not FileOrigin.GENERATED:
         return
     text = rerender(context.catalog, context.pins, recipe)
     if text is None or text == recipe.text:
         return
     pairs = enumerate(zip(recipe.text.splitlines(), text.splitlines(), strict=False), 1)
     differs = (at for at, (old, new) in pairs if old != new and "torchtailor-content" not in old)
-    yield next(differs, 1), "the catalog says something else by now"
+    yield next(differs, 1), "the catalog has changed since this was generated"
 
 
 @tree_rule(
     "table-stale",
     Severity.WARNING,
-    "a generated manifest or table of recipes that was changed by hand or does not list the recipes that are there",
+    "a generated manifest or table of recipes that was changed by hand or does not match the tree",
     "Run `torchtailor recipes write` for the whole tree.",
 )
-def table_stale(context: Context) -> Iterator[tuple[Path, int, str]]:
+def table_stale(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     for name in ("README.md", "env/manifest.toml"):
         path = context.tree.flox / name
         if not path.is_file():
             continue
         text = path.read_text("utf-8", errors="replace")
-        if origin(text) is Origin.EDITED:
-            yield path, 3, "its text does not match the hash in its head: it was changed by hand"
-        elif origin(text) is Origin.GENERATED and name == "README.md":
+        if origin(text) is FileOrigin.EDITED:
+            yield path, 3, "the text does not match the hash in the header: it was changed by hand"
+        elif origin(text) is FileOrigin.GENERATED and name == "README.md":
             listed = set(_ROW.findall(text))
-            there = {recipe.name for recipe in context.recipes if recipe.origin is Origin.GENERATED}
+            there = {recipe.name for recipe in context.recipes if recipe.origin is FileOrigin.GENERATED}
             for missing in sorted(there - listed):
                 yield path, 1, f"{missing} is not in the table"
             for gone in sorted(listed - context.names):
                 line = next((at for at, row in enumerate(text.splitlines(), 1) if f"`{gone}`" in row), 1)
-                yield path, line, f"{gone} is in the table and not in the tree"
+                yield path, line, f"{gone} is in the table, but not in the tree"
 
 
 @tree_rule(
     "manifest-clash",
     Severity.ERROR,
-    "a name in the manifest's [build] that is a recipe's too: Flox refuses both",
-    "Take it out of [build] in .flox/env/manifest.toml.",
+    "a name in the manifest's [build] that is also a recipe: Flox rejects that",
+    "Remove it from [build] in .flox/env/manifest.toml.",
 )
-def manifest_clash(context: Context) -> Iterator[tuple[Path, int, str]]:
+def manifest_clash(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     path = context.tree.flox / "env" / "manifest.toml"
     if not path.is_file():
         return
@@ -148,4 +148,4 @@ def manifest_clash(context: Context) -> Iterator[tuple[Path, int, str]]:
     for name in build if isinstance(build, dict) else ():
         if name in context.names:
             line = next((at for at, row in enumerate(text.splitlines(), 1) if name in row.partition("#")[0]), 1)
-            yield path, line, f"[build] has {name}, and so has .flox/pkgs"
+            yield path, line, f"{name} is both in [build] and in .flox/pkgs"

@@ -1,34 +1,34 @@
-"""Rules about the file as Nix: does it parse, does it evaluate."""
+"""Rules about the file as Nix: whether it parses, evaluates and is unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from torchtailor.recipes.evaluate import check_syntax
-from torchtailor.recipes.header import Origin
 from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.rules.base import Context, Severity, recipe_rule
+from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule
+from torchtailor.recipes.tree import FileOrigin
 
 
-@recipe_rule("syntax", Severity.ERROR, "a file that is not Nix", "Mend the syntax, or write the recipe again.")
-def syntax(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+@recipe_rule("syntax", Severity.ERROR, "a file that is not valid Nix", "Fix the syntax, or write the recipe again.")
+def syntax(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.readable:
         return
-    said = check_syntax(recipe.path) if has_nix() else None
-    if said:
-        yield said.line, f"Nix cannot parse it: {said.message}"
+    error = check_syntax(recipe.path) if has_nix() else None
+    if error:
+        yield error.line, f"Nix cannot parse it: {error.message}"
     else:
-        yield recipe.source.error_line or 1, "it is not valid Nix from here on"
+        yield recipe.source.error_line or 1, "syntax error"
 
 
 @recipe_rule(
     "evaluation",
     Severity.ERROR,
-    "a recipe that Nix cannot evaluate: unknown override arguments, attributes, package sets",
-    "Use only what nixpkgs has at the pin; `torchtailor recipes write` does.",
+    "a recipe that Nix cannot evaluate: unknown override arguments, attributes or package sets",
+    "Use only what nixpkgs has at the pin, as `torchtailor recipes write` does.",
 )
-def evaluation(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def evaluation(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.failed and recipe.readable and not _needs_sibling(recipe):
         yield recipe.failed.line, f"Nix cannot evaluate it: {recipe.failed.message}"
 
@@ -36,12 +36,12 @@ def evaluation(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
 @recipe_rule(
     "sibling-repository",
     Severity.WARNING,
-    "a wrapper whose sibling repository is not there",
-    "Clone it beside this one, or build the recipe without -wrapper, which has its components in this folder.",
+    "a wrapper whose sibling repository is missing",
+    "Clone it next to this one, or build the recipe without -wrapper, which uses the components of this folder.",
 )
-def sibling_repository(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
+def sibling_repository(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if recipe.failed and _needs_sibling(recipe):
-        yield recipe.failed.line, f"what it wraps is not there: {recipe.failed.message}"
+        yield recipe.failed.line, f"the sibling repository is missing: {recipe.failed.message}"
 
 
 def _needs_sibling(recipe: Recipe) -> bool:
@@ -52,8 +52,8 @@ def _needs_sibling(recipe: Recipe) -> bool:
     "edited",
     Severity.ERROR,
     "a generated recipe that was changed by hand",
-    "Change the catalog instead and run `torchtailor recipes write --force`, or delete the head to make it your own.",
+    "Change the catalog and run `torchtailor recipes write --force`, or delete the header to maintain it by hand.",
 )
-def edited(recipe: Recipe, context: Context) -> Iterator[tuple[int, str]]:
-    if recipe.origin is Origin.EDITED:
-        yield 3, "its text does not match the hash in its head: it was changed by hand"
+def edited(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if recipe.origin is FileOrigin.EDITED:
+        yield 3, "the text does not match the hash in the header: it was changed by hand"

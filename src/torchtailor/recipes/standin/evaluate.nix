@@ -1,7 +1,7 @@
-# Evaluates recipes as they are, each against the stand-in at the pin it asks for, all in one process.
+# Evaluates recipes unchanged, each against the stand-in at its pin, all in one process.
 {
   recipes, # JSON: [ { path, system } ]
-  pins, # JSON: revision -> what nixpkgs has there; "" is for revisions that are not known
+  pins, # JSON: revision -> the versions in it; "" stands for unknown revisions
 }:
 
 let

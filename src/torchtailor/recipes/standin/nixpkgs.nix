@@ -1,5 +1,5 @@
 # A stand-in for nixpkgs, strict where nixpkgs is strict: unknown override arguments, unknown attributes, CUDA and
-# Python sets that the pin does not have are errors. It knows as much of nixpkgs as PyTorch recipes touch.
+# Python sets that the pin does not have are errors. It models only the parts of nixpkgs that PyTorch recipes use.
 {
   pin, # { url, rev, sha256, torch, cuda, aliases, pythons, broken_cuda }
   load ? import, # how callPackage reads a file
@@ -264,7 +264,7 @@ let
     mkDerivation {
       pname = "torch";
       version = pin.torch;
-      # buildPythonPackage makes the name itself
+      # buildPythonPackage sets the name itself
       name = "python${python}-torch-${pin.torch}";
       src = fetcher "source" [ ] { hash = lib.fakeHash; };
       patches = [ ./clang.patch ] ++ lib.optional cudaSupport ./fix-cmake-cuda-toolkit.patch;

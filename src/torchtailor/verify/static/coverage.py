@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.source import Source, open_source
+from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
 from torchtailor.gpucode.kernels import names_in_cubin
@@ -17,7 +17,7 @@ from torchtailor.gpucode.scan import LibraryCode, scan_source
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class CodeCoverage:
     """How many of stock's images the GPUs use, and how many of them the artifact lacks."""
 
     library: str
@@ -26,7 +26,7 @@ class Coverage:
     lost_kernels: tuple[str, ...]
 
 
-def compare_code(name: str, stock: Path, artifact: Path, readings: Sequence[DriverReading]) -> Coverage | None:
+def compare_code(name: str, stock: Path, artifact: Path, readings: Sequence[DriverReading]) -> CodeCoverage | None:
     """Compare by content; without a GPU every image of stock counts. None where the GPUs use nothing of stock."""
     with open_source(stock) as before, open_source(artifact) as after:
         old, new = scan_source(before), scan_source(after)
@@ -36,9 +36,9 @@ def compare_code(name: str, stock: Path, artifact: Path, readings: Sequence[Driv
         there = _used(new, readings)
         lost = _missing(before, wanted, after, there)
         if not lost:
-            return Coverage(name, len(wanted), 0, ())
+            return CodeCoverage(name, len(wanted), 0, ())
         gone = _kernels(before, lost) - _kernels(after, there)
-        return Coverage(name, len(wanted), len(lost), tuple(sorted(gone)))
+        return CodeCoverage(name, len(wanted), len(lost), tuple(sorted(gone)))
 
 
 def _used(code: LibraryCode, readings: Sequence[DriverReading]) -> list[Image]:
@@ -48,7 +48,7 @@ def _used(code: LibraryCode, readings: Sequence[DriverReading]) -> list[Image]:
     return [image for images in used_images(code.containers, readings) for image in images]
 
 
-def _missing(before: Source, wanted: list[Image], after: Source, there: list[Image]) -> list[Image]:
+def _missing(before: ByteSource, wanted: list[Image], after: ByteSource, there: list[Image]) -> list[Image]:
     """Those of the wanted images whose content is not there; as stored first, which is cheap, then unpacked."""
     stored = Counter((image.label, _stored(after, image)) for image in there)
     rest = []
@@ -72,18 +72,18 @@ def _missing(before: Source, wanted: list[Image], after: Source, there: list[Ima
     return lost
 
 
-def _stored(source: Source, image: Image) -> bytes:
+def _stored(source: ByteSource, image: Image) -> bytes:
     return hashlib.blake2b(source.read(image.payload_offset, image.payload_size), digest_size=20).digest()
 
 
-def _raw(source: Source, image: Image) -> bytes:
+def _raw(source: ByteSource, image: Image) -> bytes:
     try:
         return hashlib.blake2b(decompress(source, image), digest_size=20).digest()
     except BadInputError:
         return _stored(source, image)
 
 
-def _kernels(source: Source, images: list[Image]) -> set[str]:
+def _kernels(source: ByteSource, images: list[Image]) -> set[str]:
     names: set[str] = set()
     for image in images:
         try:

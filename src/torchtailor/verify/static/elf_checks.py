@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, TargetKind
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
 from torchtailor.verify.result import Check, Level
 from torchtailor.verify.static.elf_facts import ElfFacts
@@ -56,8 +56,8 @@ def _system() -> dict[str, frozenset[str]]:
 
 
 def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
-    """Every library that another names is in the artifact or belongs to the machine."""
-    name = "libraries found"
+    """Every NEEDED entry resolves: to a library of the artifact, or of the machine."""
+    name = "NEEDED entries"
     system = frozenset().union(*_system().values())
     read = [(facts.name, facts.elf) for facts in libraries if facts.elf]
     places = {path for path, _ in read}
@@ -72,35 +72,30 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
                 continue
-            if wanted in declared or (artifact.kind is TargetKind.ENVIRONMENT and _of_this_machine(wanted)):
+            if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
             target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
     if missing:
-        said = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
-        reason = f"{len(missing)} libraries are named and not there: {said}"
+        shown = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
+        reason = f"{len(missing)} NEEDED entries do not resolve: {shown}"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if elsewhere:
-        reason = f"{len(elsewhere)} come from other packages: {', '.join(list(elsewhere)[:_SHOWN])}, ..."
-        if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
-            return Check.not_applicable(Level.STATIC, name, reason, elsewhere=elsewhere)
-        return Check.of(
-            Level.STATIC,
-            name,
-            True,
-            f"all found but those that {reason[len(str(len(elsewhere))) + 1 :]}",
-            elsewhere=elsewhere,
-        )
-    reason = f"all {asked} names lead to a library here or of the system"
+        more = ", ..." if len(elsewhere) > _SHOWN else ""
+        shown = f"{len(elsewhere)} libraries of other packages: {', '.join(list(elsewhere)[:_SHOWN])}{more}"
+        if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
+            return Check.not_applicable(Level.STATIC, name, f"not checked for {shown}", elsewhere=elsewhere)
+        return Check.of(Level.STATIC, name, True, f"all resolve, except {shown}", elsewhere=elsewhere)
+    reason = f"all {asked} NEEDED entries resolve, in the artifact or on the system"
     if linked:
-        reason += f"; {len(linked)} of these are not on every system: {', '.join(sorted(linked))}"
+        reason += f"; {len(linked)} libraries of these are not on every system: {', '.join(sorted(linked))}"
     return Check.of(Level.STATIC, name, True, reason, **({"not_everywhere": sorted(linked)} if linked else {}))
 
 
 @cache
 def _loader_places() -> tuple[Path, ...]:
-    """Where this machine's loader looks without being told, without asking ldconfig."""
+    """Where this machine's loader looks by default; ldconfig is not asked."""
     triplet = f"{platform.machine()}-linux-gnu"
     folders = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib", f"/lib/{triplet}", f"/usr/lib/{triplet}")
     return tuple(Path(folder) for folder in folders)
@@ -116,8 +111,8 @@ def _on_disk(elf: ElfFacts, wanted: str) -> bool:
 
 
 def _may_be_elsewhere(artifact: Artifact, path: str, elf: ElfFacts, places: set[str]) -> bool:
-    """Whether the library says itself that it looks outside of what was given to us."""
-    if artifact.kind in (TargetKind.LIBRARY, TargetKind.FOLDER):
+    """Whether the library's own search path leaves the artifact."""
+    if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
         return True
     if artifact.complete:
         return False
@@ -134,7 +129,7 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
     """The newest glibc symbol against what the wheel's tag promises."""
     needs = [(facts, facts.elf.glibc) for facts in libraries if facts.elf and facts.elf.glibc]
     if not needs:
-        yield Check.not_applicable(Level.STATIC, "glibc", "no library takes a versioned symbol from glibc")
+        yield Check.not_applicable(Level.STATIC, "glibc", "no library uses versioned symbols of glibc")
         return
     promises = {wheel: promised_glibc(WheelName.parse(wheel).platform) for wheel in artifact.wheels}
     # wheels that are installed together run where the most demanding of them does
@@ -167,7 +162,7 @@ def _glibc_of(package: str, library: str, newest: Dotted, promised: Dotted, floo
     if newest.parts > floor.parts:
         reason += ": it would be installed on systems that cannot load it"
     elif newest.parts > promised.parts:
-        reason += f", which is wrong; with the wheels beside it, which need {floor}, it does no harm"
+        reason += f", which is wrong, but harmless: the wheels installed with it need {floor}"
     details = {"package": package, "needs": str(newest), "promises": str(promised)}
     return Check.of(Level.STATIC, f"glibc: {package}", newest.parts <= floor.parts, reason, **details)
 
@@ -182,8 +177,8 @@ def _glibc_together(passed: Sequence[Check], floor: Dotted | None) -> Iterator[C
     needs, package = most.details["needs"], most.details["package"]
     reason = f"{len(passed)} wheels need {needs} ({package}) at most; together they promise {floor}"
     for check in wrong:
-        said = check.details
-        reason += f"; {said['package']} needs {said['needs']} and its tag promises {said['promises']}: no harm here"
+        tag = check.details
+        reason += f"; {tag['package']} needs {tag['needs']} and its tag promises {tag['promises']}: harmless here"
     yield Check.of(
         Level.STATIC, "glibc", True, reason, wheels={c.details["package"]: c.details["needs"] for c in passed}
     )

@@ -67,7 +67,7 @@ class _Strings:
 
     def at(self, position: int) -> str:
         if self._offset is None or position >= self._size:
-            raise BadInputError("the dynamic table names something outside its table of names")
+            raise BadInputError("a name of the dynamic table is outside its string table")
         raw = bytes(self._elf.read(self._offset + position, min(_MAX_NAME, self._size - position)))
         return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
 
@@ -93,7 +93,7 @@ def _versions(elf: ElfFile, strings: _Strings) -> Iterator[str]:
 
 def _problems(elf: ElfFile) -> Iterator[str]:
     if not elf.loads:
-        yield "it has nothing to load"
+        yield "it has no segment to load"
     for segment in elf.loads:
         if segment.flags & _WRITE and segment.flags & _EXECUTE:
             yield f"the segment at {segment.address:#x} is both writable and executable"
@@ -102,4 +102,4 @@ def _problems(elf: ElfFile) -> Iterator[str]:
     if any(s.type == SegmentType.GNU_STACK and s.flags & _EXECUTE for s in elf.segments):
         yield "it asks for an executable stack, which glibc 2.41 refuses"
     if elf.dynamic and not any(s.type == SegmentType.DYNAMIC for s in elf.segments):
-        yield "its dynamic table is in no segment"
+        yield "its dynamic table is outside all segments"

@@ -17,10 +17,10 @@ from torchtailor.variants.variant import Variant
 
 @dataclass(frozen=True)
 class Expectation:
-    """The machine an artifact is meant for, as far as anybody said."""
+    """The machine an artifact is meant for, as far as it is known."""
 
     name: str = ""
-    said_by: str = ""
+    source: str = ""
     gpus: tuple[Capability, ...] = ()
     isa: Isa | None = None
     arch: str = ""
@@ -29,7 +29,7 @@ class Expectation:
 
     @property
     def allowed(self) -> frozenset[str]:
-        """The CPU features that code may need without asking."""
+        """The CPU features that code may need unconditionally."""
         return self.isa.requires if self.isa else frozenset()
 
 
@@ -42,18 +42,17 @@ def expectation(
     elif own := str(artifact.manifest.get("variant", "")):
         try:
             expected = _of_variant(_resolve(catalog, own, ""), "manifest.json")
-        except NoMatchError:  # of another catalog: what it says of its target is enough
+        except NoMatchError:  # of another catalog: its own target is enough
             expected = _of_target(own, artifact.manifest.get("target", {}), catalog)
     elif own_gpus := _manifest_gpus(artifact):
-        expected = Expectation(said_by="torchtailor.json", gpus=own_gpus)
+        expected = Expectation(source="torchtailor.json", gpus=own_gpus)
     else:
         expected = Expectation()
-    if gpus:
-        said_by = expected.said_by if expected.name else "--gpu"
-        expected = replace(expected, gpus=tuple(gpus), said_by=said_by)
+    if gpus and set(gpus) != set(expected.gpus):
+        expected = replace(expected, name="", gpus=tuple(gpus), source="--gpu")
     if isa:
         named = catalog.isa(isa)
-        expected = replace(expected, isa=named, arch=named.arch)
+        expected = replace(expected, isa=named, arch=named.arch, source=expected.source or "--cpu")
     return expected
 
 
@@ -67,10 +66,10 @@ def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
     return matrix.resolve(name).variant
 
 
-def _of_variant(variant: Variant, said_by: str) -> Expectation:
+def _of_variant(variant: Variant, source: str) -> Expectation:
     gpus = (variant.gpu.capability,) if variant.gpu else ()
     torch = str(variant.release.version)
-    return Expectation(variant.unique_name, said_by, gpus, variant.isa, variant.arch, variant.python, torch)
+    return Expectation(variant.unique_name, source, gpus, variant.isa, variant.arch, variant.python, torch)
 
 
 def _of_target(name: str, target: Mapping[str, Any], catalog: Catalog) -> Expectation:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, installed_path
+from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
-from torchtailor.gpucode.fitness import gpu_fit
+from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.targets import Targets
+from torchtailor.gpucode.torch_code import MAIN_LIBRARY
 from torchtailor.ui.format import human_bytes
 from torchtailor.verify.result import Check, Level
-from torchtailor.verify.static.coverage import Coverage
+from torchtailor.verify.static.coverage import CodeCoverage
+from torchtailor.verify.static.cuts import cut_record
 from torchtailor.verify.static.read import LibraryFacts
 
-_CHANGED = frozenset({"", "cut", "stripped"})  # the first: not in the manifest
 _SHOWN = 4
 _NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
 
@@ -33,7 +35,6 @@ def fit_checks(
     """For each GPU and each library with GPU code: does it hold something the GPU runs?"""
     with_code = [facts for facts in libraries if facts.gpu and facts.gpu.has_code]
     reports = [facts.gpu for facts in with_code if facts.gpu]
-    emptied = {facts.name for facts in with_code if _dropped(artifact, facts)}
     if not reports:
         yield Check.not_applicable(Level.STATIC, "GPU code", "no library holds GPU code: this is a CPU build")
         return
@@ -45,39 +46,83 @@ def fit_checks(
         return
     alike = Counter(Path(report.name).name for report in reports)
     for gpu in gpus:
-        for report in reports:
+        fits = {report.name: gpu_fit(report, gpu, catalog.rules) for report in reports}
+        main = [fit for name, fit in fits.items() if Path(name).name == MAIN_LIBRARY]
+        sound = any(_runs(fit) for fit in main or fits.values())
+        for facts, report in zip(with_code, reports, strict=True):
             short = Path(report.name).name
             name = f"GPU code for {gpu.sm}: {short if alike[short] == 1 else report.name}"
-            yield _fit_check(name, report, gpu, catalog, stock.get(report.name), cut=report.name in emptied)
+            fit = fits[report.name]
+            if _runs(fit):
+                yield _fit_check(name, report, fit)
+            else:
+                why = _why_nothing(artifact, facts, report, gpu, catalog, stock.get(report.name)) if sound else ""
+                yield _without_code(name, report, fit, why, catalog)
 
 
-def _fit_check(
-    name: str, report: LibraryReport, gpu: Capability, catalog: Catalog, stock: LibraryReport | None, *, cut: bool
-) -> Check:
-    fit = gpu_fit(report, gpu, catalog.rules)
-    held = [group.label for group in report.architectures]
-    details: dict[str, Any] = {"library": report.name, "gpu": str(gpu), "verdict": fit.verdict, "holds": held}
-    if fit.fit.runs or fit.linked_at_run_time:
-        through = f" ({fit.code})" if fit.code else ""
-        reason = f"{fit.verdict}{through}"
-        if fit.fit is Fit.JIT:
-            reason += ": the driver compiles it at first use, which takes minutes once"
-        return Check.of(Level.STATIC, name, True, reason, **details)
-    if stock is not None and not gpu_fit(stock, gpu, catalog.rules).fit.runs:
-        return Check.not_applicable(Level.STATIC, name, "stock holds nothing for this GPU either", **details)
-    if all(group.raw <= group.images * _NO_KERNEL for group in report.architectures) and not (cut and not held):
-        reason = f"holds {', '.join(held) or 'empty containers'} without a single kernel: nothing is missing"
+def _runs(fit: GpuFit) -> bool:
+    return fit.fit.runs or bool(fit.linked_at_run_time)
+
+
+def _fit_check(name: str, report: LibraryReport, fit: GpuFit) -> Check:
+    reason = f"{fit.verdict} ({fit.code})" if fit.code else fit.verdict
+    if fit.fit is Fit.JIT:
+        reason += ": the driver compiles it at first use, which takes minutes once"
+    return Check.of(Level.STATIC, name, True, reason, **_details(report, fit))
+
+
+def _without_code(name: str, report: LibraryReport, fit: GpuFit, why: str, catalog: Catalog) -> Check:
+    """A library with nothing for the GPU: a failure, unless there is a reason why nothing is missing."""
+    details = _details(report, fit)
+    held = ", ".join(group.label for group in report.architectures)
+    if report.architectures and all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
+        reason = f"holds {held} without a single kernel: nothing is missing"
         return Check.not_applicable(Level.STATIC, name, reason, **details)
+    if why:
+        return Check.not_applicable(
+            Level.STATIC, name, f"holds {held or 'empty containers'}, nothing for {fit.device}: {why}", **details
+        )
+    gpu = fit.device
     what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
     reason = (
-        f"holds {', '.join(held) or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would end in"
+        f"holds {held or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would fail with"
         f" 'no kernel image is available for execution on the device'; tailor the stock with --gpu {gpu}"
     )
     return Check.of(Level.STATIC, name, False, reason, **details)
 
 
-def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalog: Catalog) -> Iterator[Check]:
-    """Nothing that no target can use is left in what was cut; the policy is the one in the manifest."""
+def _why_nothing(
+    artifact: Artifact,
+    facts: LibraryFacts,
+    report: LibraryReport,
+    gpu: Capability,
+    catalog: Catalog,
+    stock: LibraryReport | None,
+) -> str:
+    """Why a library without code for a GPU lost nothing by the cut; empty where it did."""
+    if stock is not None:
+        return "" if _runs(gpu_fit(stock, gpu, catalog.rules)) else "stock has none either"
+    record = cut_record(artifact, facts)
+    if record is None:
+        return "it was not cut by torchtailor"
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
+    if any(policy.fits(gpu, code) for code in record.codes_before):
+        return ""
+    return "it had none before the cut (torchtailor.json)"
+
+
+def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:
+    held = [group.label for group in report.architectures]
+    return {"library": report.name, "gpu": str(fit.device), "verdict": fit.verdict, "holds": held}
+
+
+def foreign_checks(
+    artifact: Artifact, libraries: Sequence[LibraryFacts], gpus: Sequence[Capability], catalog: Catalog
+) -> Iterator[Check]:
+    """Nothing that no target can use is left in what was cut.
+
+    The targets are those in the manifest; where a GPU is asked for that is not among them, those asked for.
+    """
     name = "GPU code: nothing foreign"
     if not artifact.tailored:
         total = sum(facts.gpu.stored for facts in libraries if facts.gpu)
@@ -88,40 +133,48 @@ def foreign_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalo
     foreign: Counter[str] = Counter()
     looked_at = kept = 0
     for facts in libraries:
-        manifest = _manifest_of(artifact, facts)
-        if manifest is None or facts.gpu is None or _status(manifest, facts.name) not in _CHANGED:
+        record = cut_record(artifact, facts)
+        if record is None or record.untouched or facts.gpu is None:
             continue
-        policy = policy_of(manifest, facts.name, catalog)
+        policy = record.policy(catalog)
+        if not set(gpus) <= set(policy.devices):
+            policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
         looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
             for image, size in zip(group.images, group.stored_by_image, strict=True):
                 if not group.loaded or policy.allows(image):
                     kept += size
-                else:
+                elif size:
                     foreign[f"{facts.file.short_name} ({image.label})"] += size
+    cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
     if foreign:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
-        yield Check.of(Level.STATIC, name, False, f"code that no target can use is left: {worst}", foreign=foreign)
+        wanted = ", ".join(map(str, gpus or cut_for))
+        reason = f"cut for {', '.join(cut_for)}; code that {wanted} cannot use is left: {worst}"
+        yield Check.of(Level.STATIC, name, False, reason, foreign=foreign)
         return
-    gpus = ", ".join(sorted({gpu for m in artifact.tailored.values() for gpu in m.get("target", {}).get("gpus", ())}))
     what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
     yield Check.of(
         Level.STATIC,
         name,
         True,
-        f"{what} cut for {gpus}; all {human_bytes(kept)} of GPU code left are for it",
+        f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are for it",
         libraries=looked_at,
         bytes=kept,
     )
 
 
 def coverage_checks(
-    coverages: Sequence[Coverage], missing: Sequence[str], gpus: Sequence[Capability]
+    coverages: Sequence[CodeCoverage], missing: Sequence[str], gpus: Sequence[Capability]
 ) -> Iterator[Check]:
     """Against stock: every image that the GPUs use is there, byte for byte."""
     for path in missing:
         yield Check.of(
-            Level.STATIC, f"coverage: {path.rsplit('/', 1)[-1]}", False, "stock has this library", library=path
+            Level.STATIC,
+            f"coverage: {path.rsplit('/', 1)[-1]}",
+            False,
+            "stock has this library, and the artifact does not",
+            library=path,
         )
     named = ", ".join(gpu.sm for gpu in gpus) or "any GPU"
     whole = [found for found in coverages if not found.lost]
@@ -154,45 +207,6 @@ def coverage_checks(
         )
     elif not coverages:
         yield Check.not_applicable(Level.STATIC, "coverage against stock", "no library of stock holds GPU code")
-
-
-def policy_of(manifest: Mapping[str, Any], library: str, catalog: Catalog) -> Policy:
-    """The policy a library was cut by."""
-    target = manifest.get("target", {})
-    archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-    targets = Targets(archs, bool(target.get("keep_ptx")))
-    policy = Policy(targets, catalog.rules, unified_tegra=unified_tegra(manifest))
-    return policy.for_library(library)
-
-
-def _manifest_of(artifact: Artifact, facts: LibraryFacts) -> Mapping[str, Any] | None:
-    """The manifest that tells of a library; where several do, the one that wrote the very file."""
-    if facts.file.owner:
-        return artifact.tailored.get(facts.file.owner)
-    telling = [manifest for manifest in artifact.tailored.values() if _row(manifest, facts.name)]
-    wrote = (one for one in telling if _row(one, facts.name).get("sha256_after") == facts.sha256)
-    return next(wrote, telling[-1] if telling else None)
-
-
-def unified_tegra(manifest: Mapping[str, Any]) -> bool:
-    """Whether a library was cut for the driver stack on which a Tegra part takes desktop cubins."""
-    return bool(manifest.get("target", {}).get("unified_tegra"))
-
-
-def _dropped(artifact: Artifact, facts: LibraryFacts) -> bool:
-    """Whether GPU code was cut out of a library, according to its manifest."""
-    manifest = _manifest_of(artifact, facts)
-    return manifest is not None and bool(_row(manifest, facts.name).get("dropped"))
-
-
-def _status(manifest: Mapping[str, Any], library: str) -> str:
-    """What was done to a library according to the manifest; empty where it does not name it."""
-    return str(_row(manifest, library).get("status", ""))
-
-
-def _row(manifest: Mapping[str, Any], library: str) -> Mapping[str, Any]:
-    rows = manifest.get("libraries", ())
-    return next((row for row in rows if installed_path(str(row.get("path", ""))) == library), {})
 
 
 def _labels(reports: Sequence[LibraryReport]) -> list[str]:

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from torchtailor.binary.elf_headers import Machine
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.cpus import Isa
 from torchtailor.hostcode.analyse import HostCode, UseGroup
 from torchtailor.hostcode.features import FeatureTable, feature_table
 from torchtailor.hostcode.reach import Reach
 from torchtailor.hostcode.readable import readable
-from torchtailor.verify.result import Check, Level, Outcome
+from torchtailor.verify.result import Check, CheckOutcome, Level
 from torchtailor.verify.static.read import LibraryFacts
 
-_BASE = {Machine.X86_64: "x86-64", Machine.AARCH64: "Armv8.0-A"}
+_BASE = {ElfMachine.X86_64: "x86-64", ElfMachine.AARCH64: "Armv8.0-A"}
 _UNCONDITIONAL = (Reach.STARTUP, Reach.PLAIN)
 _SHOWN = 3
 _DETAILED = 20
@@ -31,7 +31,7 @@ def host_checks(
     """
     read = [(facts.name, facts.host) for facts in libraries if facts.host is not None]
     if not read:
-        yield Check.not_applicable(Level.STATIC, "host code", "no library has instructions of this processor")
+        yield Check.not_applicable(Level.STATIC, "host code", "no library holds code for x86_64 or aarch64")
         return
     machines = {host.machine for _, host in read}
     for machine in sorted(machines):
@@ -47,8 +47,8 @@ def host_checks(
         yield Check.of(Level.STATIC, f"host code within {isa.name}", False, reason)
 
 
-def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: Catalog) -> Check:
-    """What a CPU must have to load it, and to run what nobody guards: said, not judged."""
+def _baseline(read: Sequence[tuple[str, HostCode]], machine: ElfMachine, catalog: Catalog) -> Check:
+    """What a CPU must have to load it, and to run what is behind no dispatch: reported, not judged."""
     table = feature_table(machine)
     base = _BASE[machine]
     words = frozenset(word for _, host in read for word in host.needs(*_UNCONDITIONAL))
@@ -85,7 +85,7 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: Machine, catalog: C
     )
 
 
-def who_has(words: frozenset[str], machine: Machine, table: FeatureTable, catalog: Catalog) -> str:
+def who_has(words: frozenset[str], machine: ElfMachine, table: FeatureTable, catalog: Catalog) -> str:
     """The ISAs whose every CPU has these words; where there is none, the cores that do."""
     isas = [i.name for i in catalog.isas.values() if i.arch == machine.arch and words <= table.closure(i.requires)]
     if isas:
@@ -107,7 +107,7 @@ def _needed(read: Sequence[tuple[str, HostCode]], words: frozenset[str], table: 
 
 def _within(read: Sequence[tuple[str, HostCode]], isa: Isa, as_stock: Collection[str]) -> Iterator[Check]:
     """The proof: no constructor and no plain function needs what the ISA does not have."""
-    table = feature_table(Machine[isa.arch.upper()])
+    table = feature_table(ElfMachine[isa.arch.upper()])
     allowed = table.closure(isa.requires)
     clean = 0
     for name, host in read:
@@ -128,14 +128,16 @@ def _beyond(
     """A library that goes beyond the ISA: a failure, unless it loads and stock's instructions are the same."""
     words = feature_table(host.machine).strongest({word for group in groups for word in group.needs} - allowed)
     counts = {reach: sum(g.functions for g in groups if g.reach is reach) for reach in _UNCONDITIONAL}
-    said = []
+    where_used = []
     if counts[Reach.STARTUP]:
-        said.append(f"{_count(counts[Reach.STARTUP], 'runs', 'run')} at load time")
+        where_used.append(f"{_count(counts[Reach.STARTUP], 'runs', 'run')} at load time")
     if counts[Reach.PLAIN]:
-        said.append(f"{_count(counts[Reach.PLAIN], 'is', 'are')} behind no dispatch")
+        where_used.append(f"{_count(counts[Reach.PLAIN], 'is', 'are')} behind no dispatch")
     first = groups[0].examples[0]
     where = readable(f"{first.function} ({first.because}) at {first.instruction}")
-    reason = f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(said)}; the first is {where}"
+    reason = (
+        f"needs {', '.join(words)}, which {isa.label} does not have: {' and '.join(where_used)}; the first is {where}"
+    )
     loads = not counts[Reach.STARTUP]
     if loads:
         called = f"calling one of these, of {host.functions}, is an illegal instruction there"
@@ -144,7 +146,9 @@ def _beyond(
         reason += ": an illegal instruction on such a CPU"
     inherited = loads and as_stock
     if inherited:
-        reason += "; stock's instructions are the same, so this is not of this build: --via source compiles others"
+        reason += (
+            "; stock's instructions are the same, so the cut is not the cause: build with --via source for this CPU"
+        )
     details = {
         "library": name,
         "beyond": words,
@@ -152,13 +156,13 @@ def _beyond(
         "plain": counts[Reach.PLAIN],
         "functions": _examples(groups),
     }
-    outcome = Outcome.NOT_APPLICABLE if inherited else Outcome.FAIL
+    outcome = CheckOutcome.NOT_APPLICABLE if inherited else CheckOutcome.FAIL
     return Check(Level.STATIC, f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}", outcome, reason, details)
 
 
 def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:
     """Code that uses the ISA exists: it was not compiled for something less."""
-    table = feature_table(Machine[isa.arch.upper()])
+    table = feature_table(ElfMachine[isa.arch.upper()])
     uses: Counter[str] = Counter()
     for _, host in read:
         uses.update(host.uses)
@@ -169,14 +173,14 @@ def _used(read: Sequence[tuple[str, HostCode]], isa: Isa) -> Check:
     if not used:
         reason = f"no function uses {', '.join(telling)}: this was compiled for something less than {isa.label}"
         return Check.of(Level.STATIC, name, False, reason, uses=dict(uses))
-    said = ", ".join(f"{count} functions use {word}" for word, count in used.items())
+    counted = ", ".join(f"{count} functions use {word}" for word, count in used.items())
     unused = [word for word in telling if not uses[word]]
     rest = f"; none uses {', '.join(unused)}" if unused else ""
-    return Check.of(Level.STATIC, name, True, f"{said}{rest}", uses=dict(uses))
+    return Check.of(Level.STATIC, name, True, f"{counted}{rest}", uses=dict(uses))
 
 
 def _unattributed(read: Sequence[tuple[str, HostCode]], isa: Isa | None) -> Iterator[Check]:
-    """What nothing certain can be said about, apart from the rest."""
+    """What cannot be attributed, apart from the rest."""
     for name, host in read:
         table = feature_table(host.machine)
         allowed = table.closure(isa.requires) if isa and isa.arch == host.arch else table.baseline

@@ -12,11 +12,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchtailor.artifact.artifact import Artifact, TargetKind, installed_path
-from torchtailor.artifact.inputs import site_packages
-from torchtailor.artifact.installed import Installed, installed_in
+from torchtailor.artifact.artifact import Artifact
 from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, Level
+from torchtailor.verify.static.cuts import cut_records
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.read import LibraryFacts
 from torchtailor.wheels.archive import WheelArchive
@@ -38,9 +37,8 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
         packages = {metadata.name: metadata for _, metadata in read if metadata}
         yield from _together([check for check, _ in read])
     else:
-        installed = _installed(artifact)
-        yield _installed_record(artifact, installed, libraries)
-        packages = {package.metadata.name: package.metadata for package in installed}
+        yield _installed_record(artifact, libraries)
+        packages = {package.metadata.name: package.metadata for package in artifact.installed}
     yield from _tailored(artifact, libraries)
     yield _version(packages, expected)
     yield _python(artifact, libraries, expected)
@@ -51,7 +49,8 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
 def _wheel(path: Path, libraries: Sequence[LibraryFacts]) -> tuple[Check, Metadata | None]:
     """RECORD against every byte; the libraries were compared when they were unpacked."""
     name = f"RECORD and hashes: {path.name.split('-', 1)[0]}"
-    done = {facts.name for facts in libraries if facts.file.owner == path.name}
+    own = (facts.file for facts in libraries if facts.file.owner == path.name)
+    done = {file.member.name for file in own if file.member}
     try:
         with WheelArchive(path) as archive:
             wheel = WheelDistribution.of(archive)
@@ -86,15 +85,9 @@ def _differs(facts: LibraryFacts) -> bool:
     return bool(facts.problem) and not facts.sha256 and "RECORD" in facts.problem
 
 
-def _installed(artifact: Artifact) -> tuple[Installed, ...]:
-    if artifact.kind is TargetKind.LIBRARY:
-        return ()
-    roots = site_packages(artifact.path) or tuple(artifact.path.glob("lib/python3*/site-packages")) or (artifact.path,)
-    return tuple(package for root in roots for package in installed_in(root))
-
-
-def _installed_record(artifact: Artifact, installed: Sequence[Installed], libraries: Sequence[LibraryFacts]) -> Check:
+def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     name = "RECORD and hashes"
+    installed = artifact.installed
     if not installed:
         return Check.not_applicable(Level.STATIC, name, f"this {artifact.kind.value} has no installed packages")
     digests = {facts.file.path.resolve(): facts.sha256 for facts in libraries if facts.sha256}
@@ -110,10 +103,10 @@ def _installed_record(artifact: Artifact, installed: Sequence[Installed], librar
                     wrong.append(f"{row.path} is not there")
             elif row.size is not None and place.stat().st_size != row.size:
                 wrong.append(f"{row.path} is {place.stat().st_size} bytes long and should be {row.size}")
-            elif row.hash and (digest := digests.get(place.resolve())):
+            elif row.hash and row.hash.algorithm == "sha256" and (digest := digests.get(place.resolve())):
                 hashed += 1
                 if str(row.hash) != str(FileHash.from_hex(digest)):
-                    wrong.append(f"{row.path} does not have the hash that RECORD says")
+                    wrong.append(f"{row.path} differs from its hash in RECORD")
     if wrong:
         reason = f"{len(wrong)} of {files} files differ from RECORD: {'; '.join(wrong[:_SHOWN])}"
         return Check.of(Level.STATIC, name, False, reason, files=wrong[:100])
@@ -129,11 +122,9 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
         return
     # A copy of an environment that was cut before has two manifests of a library; the file is one of theirs.
     claims: dict[tuple[str, str], set[str]] = {}
-    for owner, manifest in artifact.tailored.items():
-        for row in manifest.get("libraries", ()):
-            if said := row.get("sha256_after"):
-                name = installed_path(str(row.get("path", "")))
-                claims.setdefault((owner if artifact.wheels else "", name), set()).add(said)
+    for record in cut_records(artifact):
+        if record.sha256:
+            claims.setdefault((record.owner if artifact.wheels else "", record.library), set()).add(record.sha256)
     found = {(facts.file.owner, facts.name): facts.sha256 for facts in libraries}
     wrong = [
         f"{where[1]} is {'not the file that was written' if found.get(where) else 'not there'}"
@@ -145,7 +136,7 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
     if wrong:
         yield Check.of(Level.STATIC, name, False, "; ".join(wrong[:_SHOWN]), wrong=wrong)
     else:
-        reason = f"{right} libraries are the very files that torchtailor wrote and proved"
+        reason = f"{right} libraries are the files that torchtailor wrote"
         yield Check.of(Level.STATIC, name, True, reason)
 
 
@@ -153,7 +144,7 @@ def _version(packages: Mapping[str, Metadata], expected: Expectation) -> Check:
     """The PyTorch is the one of the variant."""
     name, torch = "PyTorch version", packages.get("torch")
     if torch is None or not expected.torch:
-        why = "there is no torch here" if torch is None else f"torch {torch.version}; no variant was named"
+        why = "there is no torch" if torch is None else f"torch {torch.version}; no variant was named"
         return Check.not_applicable(Level.STATIC, name, why)
     same = Version(torch.version).base_version == Version(expected.torch).base_version
     reason = f"torch {torch.version}" + ("" if same else f", and the variant is of {expected.torch}")
@@ -172,7 +163,7 @@ def _python(artifact: Artifact, libraries: Sequence[LibraryFacts], expected: Exp
             continue
         built = f"cp3{match['minor']}{match['free']}"
         if built not in tag.abi.split("."):
-            wrong.append(f"{facts.file.short_name} is for {built}, and the wheel's tag says {tag.abi}")
+            wrong.append(f"{facts.file.short_name} is for {built}, and the wheel's tag is {tag.abi}")
     versions = sorted({f"3.{match['minor']}{match['free']}" for match in modules.values()}, key=_version_key)
     if expected.python:
         wrong += [
@@ -189,7 +180,7 @@ def _python(artifact: Artifact, libraries: Sequence[LibraryFacts], expected: Exp
     what = "1 extension module is" if len(modules) == 1 else f"{len(modules)} extension modules are"
     reason = f"{what} for Python {', '.join(versions)}"
     agreeing = [what for what, there in (("the wheels' tags", tags), ("the variant", expected.python)) if there]
-    return Check.of(Level.STATIC, name, True, reason + (f", as {' and '.join(agreeing)} say" if agreeing else ""))
+    return Check.of(Level.STATIC, name, True, reason + (f", as in {' and '.join(agreeing)}" if agreeing else ""))
 
 
 def _version_key(version: str) -> tuple[int, str]:
@@ -210,12 +201,12 @@ def _arch(artifact: Artifact, libraries: Sequence[LibraryFacts], expected: Expec
         if facts.elf is None:
             continue
         archs.add(facts.elf.machine)
-        said = tagged.get(facts.file.owner) or expected.arch
-        if said and facts.elf.machine != said:
-            wrong.append(f"{facts.file.short_name} is for {facts.elf.machine}, not {said}")
-    for wheel, said in tagged.items():
-        if said and expected.arch and said != expected.arch:
-            wrong.append(f"{wheel} is for {said}, and the variant for {expected.arch}")
+        wanted = tagged.get(facts.file.owner) or expected.arch
+        if wanted and facts.elf.machine != wanted:
+            wrong.append(f"{facts.file.short_name} is for {facts.elf.machine}, not {wanted}")
+    for wheel, arch in tagged.items():
+        if arch and expected.arch and arch != expected.arch:
+            wrong.append(f"{wheel} is for {arch}, and the variant for {expected.arch}")
     if wrong:
         return Check.of(Level.STATIC, name, False, "; ".join(wrong[:_SHOWN]), wrong=wrong)
     if not archs:
@@ -226,10 +217,10 @@ def _arch(artifact: Artifact, libraries: Sequence[LibraryFacts], expected: Expec
 def _requirements(
     artifact: Artifact, packages: Mapping[str, Metadata], libraries: Sequence[LibraryFacts], expected: Expectation
 ) -> Check:
-    """What the packages require is here, in a version they accept."""
+    """What the packages require is included, in a version they accept."""
     name = "dependencies"
     if not packages:
-        return Check.not_applicable(Level.STATIC, name, "there are no packages here")
+        return Check.not_applicable(Level.STATIC, name, "there are no packages")
     missing, found = [], 0
     environment = _environment(libraries, expected)
     for owner, requirement in _wanted(packages.values(), environment):
@@ -237,16 +228,16 @@ def _requirements(
         if there is None:
             missing.append(f"{requirement.name}{requirement.specifier} (for {owner})")
         elif not requirement.specifier.contains(Version(there.version), prereleases=True):
-            missing.append(f"{requirement} (for {owner}); {there.version} is here")
+            missing.append(f"{requirement} (for {owner}); {there.version} is included")
         else:
             found += 1
     if missing and not artifact.complete:
-        reason = f"{len(missing)} packages must come from elsewhere: {', '.join(missing[:_SHOWN])}, ..."
+        reason = f"{len(missing)} packages are not included: {', '.join(missing[:_SHOWN])}, ..."
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing:
-        reason = f"{len(missing)} are not here: {', '.join(missing[:_SHOWN])}"
+        reason = f"{len(missing)} are missing: {', '.join(missing[:_SHOWN])}"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
-    return Check.of(Level.STATIC, name, True, f"all {found} requirements of {len(packages)} packages are met here")
+    return Check.of(Level.STATIC, name, True, f"all {found} requirements of {len(packages)} packages are met")
 
 
 def _wanted(packages: Iterable[Metadata], environment: dict[str, str]) -> Iterator[tuple[str, Requirement]]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.artifact.artifact import Artifact, LibraryFile, Unpacked, unpacked
+from torchtailor.artifact.artifact import Artifact, Unpacked
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import FileType
 from torchtailor.binary.source import open_source
@@ -14,10 +15,10 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.hostcode.analyse import HostCode
+from torchtailor.verify.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verify.static.elf_facts import ElfFacts, read_elf
 
 WhileOpen = Callable[[LibraryFile, Path], None]
-Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,43 @@ def read_libraries(
     allowed: frozenset[str] = frozenset(),
     host_code: bool = True,
     while_open: WhileOpen | None = None,
-    progress: Progress | None = None,
+    progress: VerifyProgress | None = None,
 ) -> tuple[LibraryFacts, ...]:
     """Read every library; `while_open` is called with each while it is a file on disk."""
-    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or (lambda _name, _size: None)))
+    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or NoVerifyProgress()))
 
 
 def _read_all(
-    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: Progress
+    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: VerifyProgress
 ) -> Iterator[LibraryFacts]:
+    progress.begin("Reading libraries", sum(library.size for library in artifact.libraries))
     for library in artifact.libraries:
-        progress(library.short_name, 0)
-        try:
-            with unpacked(library) as file:
-                facts = read_library(library, file, allowed, host_code=host_code)
-                if while_open and not facts.problem:
-                    while_open(library, file.path)
-        except UnsupportedElfError as error:
-            facts = LibraryFacts(library, problem=error.message, foreign=True)
-        except BadInputError as error:
-            facts = LibraryFacts(library, problem=error.message)
-        except OSError as error:
-            facts = LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
-        progress(library.short_name, library.size)
-        yield facts
+        progress.reading(library.short_name)
+        yield read_safely(artifact, library, allowed, host_code=host_code, while_open=while_open)
+        progress.advance(library.size)
+
+
+def read_safely(
+    artifact: Artifact,
+    library: LibraryFile,
+    allowed: frozenset[str] = frozenset(),
+    *,
+    host_code: bool = True,
+    while_open: WhileOpen | None = None,
+) -> LibraryFacts:
+    """All facts of one library, or the problem with it."""
+    try:
+        with artifact.unpacked(library) as file:
+            facts = read_library(library, file, allowed, host_code=host_code)
+            if while_open:
+                while_open(library, file.path)
+            return facts
+    except UnsupportedElfError as error:
+        return LibraryFacts(library, problem=error.message, foreign=True)
+    except BadInputError as error:
+        return LibraryFacts(library, problem=error.message)
+    except OSError as error:
+        return LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
 
 
 def read_library(

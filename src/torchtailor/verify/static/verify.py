@@ -1,4 +1,4 @@
-"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and figures."""
+"""Level 1 as a whole: reads an artifact (and its stock) and gives all checks and facts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, LibraryFile, unpacked
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Catalog
-from torchtailor.errors import BadInputError
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
+from torchtailor.verify.progress import VerifyProgress
 from torchtailor.verify.result import Check
-from torchtailor.verify.static.coverage import Coverage, compare_code
+from torchtailor.verify.static.coverage import CodeCoverage, compare_code
+from torchtailor.verify.static.cuts import unified_tegra
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
-from torchtailor.verify.static.figures import figures
-from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks, unified_tegra
+from torchtailor.verify.static.facts import artifact_facts
+from torchtailor.verify.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verify.static.host_checks import host_checks
 from torchtailor.verify.static.package_checks import package_checks
-from torchtailor.verify.static.read import LibraryFacts, Progress, read_libraries, read_library
+from torchtailor.verify.static.read import LibraryFacts, read_libraries, read_library, read_safely
 
 
 @dataclass(frozen=True)
 class StaticProof:
-    """What level 1 found: the lines, and the figures that the report draws."""
+    """What level 1 found: the lines, and the facts that the report draws."""
 
     checks: tuple[Check, ...]
     facts: dict[str, Any]
@@ -41,7 +43,7 @@ def verify_static(
     catalog: Catalog,
     *,
     stock: Artifact | None = None,
-    progress: Progress | None = None,
+    progress: VerifyProgress | None = None,
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
@@ -58,13 +60,13 @@ def verify_static(
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
-        *foreign_checks(artifact, libraries, catalog),
+        *foreign_checks(artifact, libraries, expected.gpus, catalog),
         *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
         *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
     ]
-    facts = figures(artifact, libraries, expected, stock, stock_libraries)
+    facts = artifact_facts(artifact, libraries, expected, stock, stock_libraries)
     facts["seconds"] = round(time.perf_counter() - started, 3)
     return StaticProof(tuple(checks), facts)
 
@@ -73,11 +75,12 @@ class _Comparison:
     """Compares each library with stock's of the same name while both are files."""
 
     def __init__(self, artifact: Artifact, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
+        self._artifact = stock
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
         unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
         self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
-        self.coverages: list[Coverage] = []
+        self.coverages: list[CodeCoverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
         self.same_code: set[str] = set()
@@ -86,7 +89,7 @@ class _Comparison:
         other = self._stock.get(library.name)
         if other is None:
             return
-        with unpacked(other) as file:
+        with self._artifact.unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
             found = compare_code(library.name, file.path, path, self._readings)
             if same_code(file.path, path):
@@ -100,11 +103,7 @@ class _Comparison:
         """Every library of stock; those that the artifact does not have are read now."""
         for name, library in self._stock.items():
             if name not in self.stock_facts:
-                try:
-                    with unpacked(library) as file:
-                        self.stock_facts[name] = read_library(library, file, host_code=False)
-                except BadInputError as error:
-                    self.stock_facts[name] = LibraryFacts(library, problem=error.message)
+                self.stock_facts[name] = read_safely(self._artifact, library, host_code=False)
         return tuple(self.stock_facts.values())
 
     def named(self, facts: LibraryFacts) -> LibraryFacts:

@@ -14,7 +14,8 @@ import pytest
 
 from torchtailor.backends.source.buildenv import make_environment
 from torchtailor.backends.source.folders import Folders
-from torchtailor.backends.source.runner import Request, SourceBuilder, SourceResult
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
+from torchtailor.backends.source.runner import SourceBuild, SourceBuilder
 from torchtailor.backends.source.tables import load_tables
 from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import NetworkError
@@ -26,7 +27,7 @@ PROJECT = Path(__file__).with_name("project")
 HERE = platform.machine()
 ISA = {"x86_64": "avx2", "aarch64": "armv8_2"}.get(HERE, "avx2")
 
-Build = Callable[..., SourceResult]
+Build = Callable[..., SourceBuild]
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def variant(catalog: Catalog) -> Variant:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder with the build environment made once; skips where its tools cannot be had."""
+    """A work folder with the build environment made once; skips where its tools are not available."""
     if not shutil.which("c++"):
         pytest.skip("no C++ compiler here")
     kept = os.environ.get("TORCHTAILOR_TEST_WORK")
@@ -72,7 +73,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger()
 
 
-def request_for(variant: Variant, project: Path, work: Path, out: Path, **more: Any) -> Request:
+def request_for(variant: Variant, project: Path, work: Path, out: Path, **more: Any) -> SourceRequest:
     """Without the checks that only a real PyTorch needs, and without verify: this torch is none."""
     given = {
         "source": str(project),
@@ -84,12 +85,13 @@ def request_for(variant: Variant, project: Path, work: Path, out: Path, **more: 
         "ccache": False,  # what one test compiled must not be there for the next
         **more,
     }
-    return Request(variant=variant, out=out, work=work, **given)
+    gpus = given.pop("gpus", ())
+    return SourceRequest(variant=variant, out=out, gpus=gpus, options=SourceOptions(work=work, **given))
 
 
 @pytest.fixture
 def build(catalog: Catalog, variant: Variant, project: Path, work: Path, tmp_path: Path, ledger: Ledger) -> Build:
-    def run(**more: Any) -> SourceResult:
+    def run(**more: Any) -> SourceBuild:
         request = request_for(more.pop("variant", variant), project, work, tmp_path / "dist", **more)
         return SourceBuilder(catalog, request, ledger=ledger).build()
 

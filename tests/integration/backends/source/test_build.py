@@ -39,7 +39,7 @@ def test_from_a_folder_to_a_wheelhouse(
     before = snapshot(project)
     result = build()
     assert snapshot(project) == before, "the user's folder was changed"
-    (house,) = result.houses
+    (house,) = result.wheelhouses
     named = variant.unique_name.replace(variant.release.tag, "pytorch299")  # the source's version, not the release's
     assert house.path == tmp_path / "dist" / named
     local = ".".join(["cpu", *variant.isa.name.split("_")])
@@ -129,13 +129,13 @@ def test_a_tarball_and_a_git_ref_are_sources_too(build: Build, project: Path, tm
     tarball = tmp_path / "pytorch-2.99.0.tar.gz"
     with tarfile.open(tarball, "w:gz") as archive:
         archive.add(project, "pytorch-2.99.0")
-    assert build(source=str(tarball)).houses[0].torch_version.startswith("2.99.0+")
+    assert build(source=str(tarball)).wheelhouses[0].torch_version.startswith("2.99.0+")
     (project / "version.txt").write_text("2.100.0a0\n")
     git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    version = build(source=f"file://{project}@main").houses[0].torch_version
+    version = build(source=f"file://{project}@main").wheelhouses[0].torch_version
     assert version.startswith(f"2.100.0a0+git{commit[:7]}.cpu.")
 
 
@@ -157,7 +157,7 @@ def test_out_of_memory_goes_on_with_fewer_jobs(
         'case "$*" in *" -c "*) ;; *) exec $REAL "$@";; esac\nexec 9>"$HERE/lock"; flock -n 9 || kill -9 $$\nsleep 0.3'
     )
     result = build(jobs=4)
-    assert result.houses
+    assert result.wheelhouses
     attempts = ledger.attempts()
     assert [attempt.result for attempt in attempts] == [Result.FAILED] * (len(attempts) - 1) + [Result.DONE]
     assert {attempt.failure for attempt in attempts[:-1]} == {"out-of-memory"}
@@ -213,11 +213,13 @@ def test_an_architecture_that_is_not_known(
     assert attempt.stage == "configure"
 
 
-def test_a_safe_mend_is_applied_as_often_as_allowed(build: Build, ledger: Ledger) -> None:
+def test_a_safe_fix_is_applied_as_often_as_allowed(build: Build, ledger: Ledger) -> None:
     with pytest.raises(BuildStoppedError, match="XNNPACK"):
         build(profile="full", overrides=("USE_XNNPACK=1",))
-    result = build(profile="full", overrides=("USE_XNNPACK=1",), auto_mend=1)
+    result = build(profile="full", overrides=("USE_XNNPACK=1",), auto_fix=1)
     assert result.attempts == 2
+    manifest = json.loads((result.wheelhouses[0].path / "manifest.json").read_bytes())
+    assert manifest["configuration"]["USE_XNNPACK"] == "0"
     attempts = ledger.attempts()
     assert [attempt.configuration["USE_XNNPACK"] for attempt in attempts] == ["1", "1", "0"]
     assert [attempt.failure for attempt in attempts] == ["xnnpack-arm", "xnnpack-arm", ""]

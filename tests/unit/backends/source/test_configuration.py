@@ -93,9 +93,9 @@ def test_what_cannot_be_set(text: str) -> None:
         parse_override(text)
 
 
-def test_a_mend_changes_the_digest_and_is_recorded(tables: Tables, variant: Named) -> None:
+def test_a_fix_changes_the_digest_and_is_recorded(tables: Tables, variant: Named) -> None:
     before = configure(tables, variant("cpu-armv9"))
-    after = before.mended({"USE_XNNPACK": "0"}, {"CXXFLAGS_EXTRA": "-Wno-error", "LDFLAGS": "-latomic"})
+    after = before.fixed({"USE_XNNPACK": "0"}, {"CXXFLAGS_EXTRA": "-Wno-error", "LDFLAGS": "-latomic"})
     assert after.digest != before.digest
     assert after.environment["CXXFLAGS"].endswith(" -Wno-error")
     assert after.environment["LDFLAGS"] == "-latomic"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.jobs import choose_jobs
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.progress import Estimate, measured_speed
-from torchtailor.backends.source.tables import Kind, Tables, load_tables
+from torchtailor.backends.source.tables import FileKind, Tables, load_tables
 from torchtailor.backends.source.watch import RunningFile, Sample, sample
 
 BUILD = """\
@@ -32,7 +32,7 @@ build all: phony lib/libtorch.so
 """
 
 
-def kinds(tables: Tables, **counts: int) -> list[Kind]:
+def kinds(tables: Tables, **counts: int) -> list[FileKind]:
     named = {kind.name.replace(" ", "_"): kind for kind in tables.kinds}
     return [named[name] for name, count in counts.items() for _ in range(count)]
 

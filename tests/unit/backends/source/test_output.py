@@ -11,10 +11,10 @@ import pytest
 from tests.unit.backends.stack import FAT
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.backends.source.configuration import configure
-from torchtailor.backends.source.output import Output
-from torchtailor.backends.source.runner import Request
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
+from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.tables import Tables
-from torchtailor.backends.source.tree import Origin, Source, Tree
+from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.errors import BuildFailedError, CheckFailedError
 from torchtailor.gpucode.scan import scan_file
@@ -39,11 +39,12 @@ def output(
     gpus: tuple[Capability, ...],
     verify: bool,
     needs: bool = False,
-) -> Output:
-    request = Request(variant=variant, gpus=gpus, out=out, verify=verify, with_dependencies=needs)
-    source = Source(Origin.GIT, "https://example.org/pytorch.git", "v2.10.0")
-    tree = Tree(Path("/nowhere"), "2.10.0", "abc")
-    return Output(catalog, request, source, tree, configure(tables, variant, gpus=gpus))
+) -> SourceOutput:
+    options = SourceOptions(verify=verify, with_dependencies=needs)
+    request = SourceRequest(variant=variant, gpus=gpus, out=out, options=options)
+    source = TorchSource(SourceOrigin.GIT, "https://example.org/pytorch.git", "v2.10.0")
+    tree = SourceTree(Path("/nowhere"), "2.10.0", "abc")
+    return SourceOutput(catalog, request, source, tree, configure(tables, variant, gpus=gpus))
 
 
 def torch(folder: Path, tag: str = TAG, name: str = "torch") -> Path:

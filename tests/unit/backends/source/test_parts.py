@@ -1,4 +1,4 @@
-"""Environment, sources, toolkits of wheels, plans, mends and history: each by itself."""
+"""Environment, sources, toolkits of wheels, plans, fixes and history: each by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchtailor.backends.source.plan import matrix_cost, plan_matrix
 from torchtailor.backends.source.runner import local_version, of_tree
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler
-from torchtailor.backends.source.tree import Origin, Source, knows_gpu
+from torchtailor.backends.source.tree import SourceOrigin, TorchSource, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.ledger.history import switch_columns
@@ -68,31 +68,37 @@ def test_scripts_with_set_u_find_what_they_expect(tables: Tables, variant: Named
 @pytest.mark.parametrize(
     ("text", "origin", "ref"),
     [
-        (None, Origin.GIT, "v2.15.0"),
-        ("https://example.org/pytorch.git@main", Origin.GIT, "main"),
-        ("https://user@example.org/pytorch.git@v2.10.0-rc1", Origin.GIT, "v2.10.0-rc1"),
-        ("https://example.org/pytorch.git", Origin.GIT, "HEAD"),
-        ("git@example.org:pytorch/pytorch.git@nightly", Origin.GIT, "nightly"),
-        ("git@example.org:pytorch/pytorch.git", Origin.GIT, "HEAD"),
+        (None, SourceOrigin.GIT, "v2.15.0"),
+        ("https://example.org/pytorch.git@main", SourceOrigin.GIT, "main"),
+        ("https://user@example.org/pytorch.git@v2.10.0-rc1", SourceOrigin.GIT, "v2.10.0-rc1"),
+        ("https://example.org/pytorch.git", SourceOrigin.GIT, "HEAD"),
+        ("git@example.org:pytorch/pytorch.git@nightly", SourceOrigin.GIT, "nightly"),
+        ("git@example.org:pytorch/pytorch.git", SourceOrigin.GIT, "HEAD"),
     ],
 )
-def test_git_addresses(variant: Named, text: str | None, origin: Origin, ref: str) -> None:
-    source = Source.parse(text, variant("pytorch215-python313-cpu-avx2"))
+def test_git_addresses(variant: Named, text: str | None, origin: SourceOrigin, ref: str) -> None:
+    source = TorchSource.parse(text, variant("pytorch215-python313-cpu-avx2"))
     assert (source.origin, source.ref) == (origin, ref)
     assert not source.place.endswith(ref)
 
 
+def test_a_token_in_a_git_url_is_not_shown(variant: Named) -> None:
+    source = TorchSource.parse("https://me:t0ken@example.org/pytorch.git@main", variant("cpu-avx2"))
+    assert source.place == "https://me:t0ken@example.org/pytorch.git"
+    assert str(source) == "https://****@example.org/pytorch.git@main"
+
+
 def test_files_and_folders(variant: Named, tmp_path: Path) -> None:
     named = variant("cpu-avx2")
-    assert Source.parse(str(tmp_path), named).origin is Origin.FOLDER
+    assert TorchSource.parse(str(tmp_path), named).origin is SourceOrigin.FOLDER
     tarball = tmp_path / "a.tar.gz"
     tarball.touch()
-    assert Source.parse(str(tarball), named).origin is Origin.TARBALL
+    assert TorchSource.parse(str(tarball), named).origin is SourceOrigin.TARBALL
     (tmp_path / "a.zip").touch()
     with pytest.raises(BadInputError):
-        Source.parse(str(tmp_path / "a.zip"), named)
+        TorchSource.parse(str(tmp_path / "a.zip"), named)
     with pytest.raises(UsageError):
-        Source.parse("no/such/thing", named)
+        TorchSource.parse("no/such/thing", named)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +246,8 @@ def test_a_ledger_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     assert (last.log, last.percent, last.failure) == ("/l", 12.5, "disk-full")
 
 
-def test_mends_of_the_catalogue_are_mappings() -> None:
-    from torchtailor.failures.failures import load_failures
+def test_automatic_fixes_of_the_catalogue_are_mappings() -> None:
+    from torchtailor.failures import load_failures
 
     for failure in load_failures():
         if failure.auto:

@@ -1,4 +1,4 @@
-"""Preflight on recorded machines: what is found, what is missed, and the command that mends it."""
+"""Preflight on recorded machines: what is found, what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.tables import Tables
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, UsageError
-from torchtailor.host.probe import Basics, Outcome, Ran, Recording, ReplayProbe
+from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
 from torchtailor.variants import Variant
 
 Named = Callable[[str], Variant]
@@ -20,11 +20,11 @@ PYTHON = Path("/usr/bin/python3.13")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
-def said(text: str) -> Ran:
-    return Ran(outcome=Outcome.DONE, output=text)
+def said(text: str) -> CommandResult:
+    return CommandResult(outcome=CommandOutcome.DONE, output=text)
 
 
-def gcc(version: str) -> Ran:
+def gcc(version: str) -> CommandResult:
     return said(f"g++ (Debian {version}-14) {version}\nCopyright")
 
 
@@ -79,7 +79,7 @@ def look(catalog: Catalog, tables: Tables, variant: Named, machine: Machine) -> 
         named = variant(name)
         configuration = configure(tables, named)
         inspector = Inspector(catalog, tables, machine.probe(), named)
-        return inspector.look(configuration, python=python, work=Path("/w"), disk_free=free, git=True)
+        return inspector.check(configuration, python=python, work=Path("/w"), disk_free=free, git=True)
 
     return run
 
@@ -88,14 +88,14 @@ Look = Callable[..., Preflight]
 
 
 def miss(seen: Preflight, name: str) -> tuple[str, str]:
-    check = next(check for check in seen.misses if check.name == name)
-    return check.found, check.mend
+    check = next(check for check in seen.failed if check.name == name)
+    return check.found, check.fix
 
 
 def test_a_machine_that_has_everything(look: Look) -> None:
     seen = look()
-    assert seen.misses == ()
-    seen.demand()
+    assert seen.failed == ()
+    seen.require()
     assert seen.compiler is not None
     assert str(seen.compiler.version) == "14.2.0"
     assert seen.cuda is not None
@@ -106,25 +106,25 @@ def test_a_machine_that_has_everything(look: Look) -> None:
 def test_no_compiler(look: Look, machine: Machine) -> None:
     machine.programs.clear()
     seen = look("cpu-avx2")
-    found, mend = miss(seen, "compiler")
+    found, fix = miss(seen, "compiler")
     assert "no C++ compiler" in found
-    assert mend == "sudo apt-get install gcc-14 g++-14"
-    assert "git" in {check.name for check in seen.misses}
+    assert fix == "sudo apt-get install gcc-14 g++-14"
+    assert "git" in {check.name for check in seen.failed}
     with pytest.raises(EnvironmentProblem, match="compiler") as raised:
-        seen.demand()
+        seen.require()
     assert "apt-get install gcc-14" in raised.value.hint
 
 
 def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, machine: Machine) -> None:
     machine.commands["/usr/bin/c++ --version"] = gcc("16.1.0")
-    found, mend = miss(look(), "compiler")
+    found, fix = miss(look(), "compiler")
     assert "gcc 16.1.0" in found
     assert "to 15" in found
-    assert "gcc-14" in mend
+    assert "gcc-14" in fix
     machine.programs |= {"gcc-15": "/usr/bin/gcc-15", "g++-15": "/usr/bin/g++-15"}
     machine.commands["/usr/bin/g++-15 --version"] = gcc("15.2.0")
     seen = look()
-    assert seen.misses == ()
+    assert seen.failed == ()
     assert seen.compiler is not None
     assert seen.compiler.cxx == "/usr/bin/g++-15"
     assert look("cpu-avx2").compiler.version.major == 16  # type: ignore[union-attr]  # no toolkit, no limit
@@ -132,19 +132,19 @@ def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, mach
 
 def test_no_cuda_and_the_wrong_one(look: Look, machine: Machine) -> None:
     machine.commands["/usr/local/cuda-13.0/bin/nvcc --version"] = said("release 12.8, V12.8.93")
-    found, mend = miss(look(), "cuda")
+    found, fix = miss(look(), "cuda")
     assert "CUDA 12.8" in found
-    assert "cuda-toolkit-13-0" in mend
-    assert "--toolchain wheels" in mend
+    assert "cuda-toolkit-13-0" in fix
+    assert "--toolchain wheels" in fix
     machine.folders["/usr/local/cuda-13.0/bin"] = ()
     assert "no nvcc" in miss(look(), "cuda")[0]
 
 
 def test_an_architecture_that_this_nvcc_does_not_know(look: Look, machine: Machine) -> None:
     machine.commands["/usr/local/cuda-13.0/bin/nvcc --list-gpu-code"] = said("sm_75\nsm_80\n")
-    found, mend = miss(look(), "architecture")
+    found, fix = miss(look(), "architecture")
     assert "9.0" in found
-    assert "--toolchain wheels" in mend
+    assert "--toolchain wheels" in fix
 
 
 def test_cudnn_and_nccl(look: Look, machine: Machine) -> None:
@@ -161,13 +161,13 @@ def test_a_cudnn_that_has_left_the_gpu_behind(look: Look, machine: Machine, vari
     machine.files = {key.replace("13.0", cuda): value for key, value in machine.files.items()}
     machine.commands[f"/usr/local/cuda-{cuda}/bin/nvcc --version"] = said(f"release {cuda}, V{cuda}.85")
     machine.commands["/usr/bin/c++ --version"] = gcc("13.2.0")
-    found, mend = miss(look(name), "cudnn")
+    found, fix = miss(look(name), "cudnn")
     assert "7.5" in found
-    assert "USE_CUDNN=0" in mend
+    assert "USE_CUDNN=0" in fix
 
 
 def test_python_and_its_headers(look: Look, machine: Machine) -> None:
-    assert "no Python 3.13" in miss(look(python=None), "python")[0]
+    assert "Python 3.13 is not installed" in miss(look(python=None), "python")[0]
     machine.commands = {key: value for key, value in machine.commands.items() if not key.startswith(str(PYTHON))}
     assert miss(look(), "python")[1] == "sudo apt-get install python3.13-dev"
 
@@ -185,9 +185,9 @@ def test_room(look: Look, machine: Machine) -> None:
     seen = look(free=5_000_000_000)
     assert "2.0 GB" in miss(seen, "memory")[0]
     assert "5.0 GB free in /w" in miss(seen, "disk")[0]
-    seen.demand(["memory", "disk"])
+    seen.require(["memory", "disk"])
     with pytest.raises(UsageError, match="nonsense"):
-        seen.demand(["nonsense"])
+        seen.require(["nonsense"])
 
 
 def test_a_variant_for_another_machine(look: Look, machine: Machine) -> None:
@@ -196,7 +196,7 @@ def test_a_variant_for_another_machine(look: Look, machine: Machine) -> None:
 
 
 def test_memory_of_a_container(machine: Machine) -> None:
-    from torchtailor.backends.source.machine import capacity
+    from torchtailor.backends.machine import capacity
 
     machine.files |= {
         "/proc/self/cgroup": "0::/pod\n",

@@ -1,0 +1,95 @@
+"""Which files are libraries, and where they lie: loose in a folder, or packed in a wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.binary.elf_headers import MAGIC
+from torchtailor.binary.source import ByteSource, blamed_on, open_source
+from torchtailor.wheels.archive import Member, WheelArchive, open_member
+
+# never libraries, and many: not opening them makes a large environment quick
+_TEXT_SUFFIXES = frozenset((
+    ".c", ".cc", ".cfg", ".cmake", ".cpp", ".css", ".csv", ".cu", ".cuh", ".gif", ".h", ".hpp", ".html",
+    ".hxx", ".in", ".inc", ".ini", ".inl", ".ipynb", ".jinja", ".jpg", ".js", ".json", ".lark", ".map",
+    ".md", ".mjs", ".pem", ".png", ".proto", ".pth", ".pxd", ".pxi", ".py", ".pyc", ".pyi", ".pyx", ".rst",
+    ".sh", ".svg", ".toml", ".ts", ".ttf", ".txt", ".typed", ".xml", ".yaml", ".yml",
+))  # fmt: skip
+_SHARED_NAME = re.compile(r"\.so(\.[\w.]+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFile:
+    """One ELF file of an artifact, loose or inside a wheel."""
+
+    name: str  # as it is installed: relative to site-packages
+    owner: str  # the wheel it is in; empty for a loose file
+    size: int
+    path: Path  # of the file, or of the wheel
+    member: Member | None = None
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rsplit("/", 1)[-1]
+
+    @contextmanager
+    def open(self) -> Iterator[ByteSource]:
+        """Random access to its bytes where they are: nothing is unpacked to disk."""
+        if self.member is not None:
+            with open_member(self.path, self.member) as packed:
+                yield packed
+        else:
+            with open_source(self.path) as source, blamed_on(str(self.path)):
+                yield source
+
+
+def is_shared_name(name: str) -> bool:
+    """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`: what is cut; programs are only read."""
+    return bool(_SHARED_NAME.search(name))
+
+
+def is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def packed_libraries(archive: WheelArchive) -> Iterator[Member]:
+    """The ELF files of a wheel."""
+    for member in archive.files:
+        if _may_be_elf(member.name) and archive.begins_with(member, MAGIC):
+            yield member
+
+
+def loose_libraries(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """The ELF files anywhere under some folders, each once however many names it has."""
+    seen: set[tuple[int, int]] = set()
+    for root in folders:
+        for folder, folders_in, names in os.walk(root):
+            folders_in.sort()
+            for name in sorted(names):
+                if not _may_be_elf(name):
+                    continue
+                path = Path(folder, name)
+                stat = _stat_if_elf(path)
+                if stat is not None and (stat.st_dev, stat.st_ino) not in seen:
+                    seen.add((stat.st_dev, stat.st_ino))
+                    yield path, stat
+
+
+def _may_be_elf(name: str) -> bool:
+    return os.path.splitext(name)[1] not in _TEXT_SUFFIXES  # noqa: PTH122 (a Path each is slow)
+
+
+def _stat_if_elf(path: Path) -> os.stat_result | None:
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()) if file.read(len(MAGIC)) == MAGIC else None
+    except OSError:  # a broken link, or not ours to read: nothing that Python could import either
+        return None

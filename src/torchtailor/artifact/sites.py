@@ -1,0 +1,51 @@
+"""Where packages are installed: the site-packages of a venv, of conda, of a system, of a Nix result, of a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_PATTERNS = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
+_NAMES = ("site-packages", "dist-packages")
+_UP_TO_SITE = re.compile(r".*(?:site|dist)-packages/|^[^/]+\.data/(?:platlib|purelib)/")
+
+
+def find_sites(folder: Path) -> tuple[Path, ...]:
+    """The folders in which the packages of an environment lie; a plain folder may itself be one (`pip --target`)."""
+    if folder.name in _NAMES:
+        return (folder,)
+    places = [place for pattern in _PATTERNS for place in sorted(folder.glob(pattern)) if place.is_dir()]
+    if any(folder.glob("*.dist-info")):
+        places.append(folder)
+    first: dict[Path, Path] = {}  # lib64 is often a link to lib, and conda's python3.1 one to python3.12
+    for place in places:
+        first.setdefault(place.resolve(), place)
+    return tuple(first.values())
+
+
+def is_environment(folder: Path) -> bool:
+    """Whether a folder is a venv or a conda environment, or the site-packages of one."""
+    if folder.name in _NAMES:
+        return True
+    marked = (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir()
+    return marked and bool(find_sites(folder))
+
+
+def own_python(folder: Path) -> Path | None:
+    """The interpreter of an environment, given the environment or its site-packages."""
+    prefixes = [folder, *([folder.absolute().parents[2]] if folder.name in _NAMES else [])]
+    candidates = (prefix / "bin" / name for prefix in prefixes for name in ("python3", "python"))
+    return next((python.absolute() for python in candidates if python.exists()), None)
+
+
+def active_environment() -> Path | None:
+    """The environment that the shell is in."""
+    prefix = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    return Path(prefix) if prefix else None
+
+
+def installed_path(path: str) -> str:
+    """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`; so also `k2-1.0.data/platlib/k2/x.so` of a
+    wheel, whose folder has the version in its name."""
+    return _UP_TO_SITE.sub("", path)

@@ -1,0 +1,77 @@
+"""What every build method has in common: it plans variants, shows the plan, and carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+from torchtailor.backends.choose import VariantChoice
+from torchtailor.backends.progress import BuildProgress
+from torchtailor.catalog import Catalog, Method
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.variants import Variant
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+class BuildPlan(Protocol):
+    """What will be built, and what it costs; nothing was downloaded or written for it."""
+
+    @property
+    def variants(self) -> tuple[Variant, ...]: ...
+
+    @property
+    def cost_text(self) -> str:
+        """Download, disk, memory and time in a sentence."""
+
+    def to_json(self) -> object: ...
+
+
+class BuildResult(Protocol):
+    """What a build gave; each method's own result has more."""
+
+    @property
+    def wheelhouses(self) -> tuple[Wheelhouse, ...]:
+        """The wheelhouses to install from; none where the method does not make wheels."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def to_json(self) -> object: ...
+
+
+PlanT = TypeVar("PlanT", bound=BuildPlan)
+
+
+class Backend(Protocol[PlanT]):
+    """One build method."""
+
+    options_type: ClassVar[type]
+    """A frozen dataclass with the options of this method."""
+
+    def __init__(self, catalog: Catalog, options: Any, *, ledger: Ledger | None = None) -> None: ...
+
+    @property
+    def glob_release(self) -> str | None:
+        """The release in which a glob is expanded where none is given; None: the newest."""
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> PlanT:
+        """Plan the variants; downloads metadata at most, and writes nothing below `out`."""
+
+    def run(self, plan: PlanT, progress: BuildProgress) -> BuildResult:
+        """Carry a plan out; every attempt is in the ledger, and output is in its place only when it is whole."""
+
+
+# By name, so that only the method that is used is imported.
+BACKENDS: Mapping[Method, str] = {
+    Method.WHEEL: "torchtailor.backends.wheel.backend:WheelBackend",
+    Method.SOURCE: "torchtailor.backends.source.backend:SourceBackend",
+    Method.NIX: "torchtailor.backends.nix.backend:NixBackend",
+}
+
+
+def load_backend(method: Method) -> type[Backend[Any]]:
+    """The backend of a method."""
+    module, _, name = BACKENDS[method].partition(":")
+    return cast("type[Backend[Any]]", getattr(import_module(module), name))

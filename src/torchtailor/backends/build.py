@@ -1,0 +1,114 @@
+"""Builds variants with any method: `build("sm90-avx512", nvidia=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torchtailor.backends.base import Backend, BuildPlan, BuildResult, load_backend
+from torchtailor.backends.choose import VariantChoice, choose
+from torchtailor.backends.progress import BuildProgress, NoBuildProgress
+from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.errors import UsageError
+from torchtailor.ledger.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class PlannedBuild:
+    """A plan and the backend that carries it out."""
+
+    plan: BuildPlan
+    backend: Backend[Any]
+
+    def run(self, progress: BuildProgress | None = None) -> BuildResult:
+        return self.backend.run(self.plan, progress or NoBuildProgress())
+
+
+def build(
+    *selectors: str,
+    method: Method = Method.WHEEL,
+    options: object | None = None,
+    everything: bool = False,
+    release: str | None = None,
+    python: str | None = None,
+    out: Path | str = "dist",
+    progress: BuildProgress | None = None,
+    catalog: Catalog | None = None,
+    ledger: Ledger | None = None,
+    **changes: Any,
+) -> BuildResult:
+    """Build the variants that the selectors name (names or globs; none: this machine's own) into `out`.
+
+    `options` is the method's own type (WheelOptions, SourceOptions, NixOptions); `changes` are single fields of it.
+    """
+    planned = plan_build(
+        *selectors,
+        method=method,
+        options=options,
+        everything=everything,
+        release=release,
+        python=python,
+        out=out,
+        catalog=catalog,
+        ledger=ledger,
+        **changes,
+    )
+    return planned.run(progress)
+
+
+def plan_build(
+    *selectors: str,
+    method: Method = Method.WHEEL,
+    options: object | None = None,
+    everything: bool = False,
+    release: str | None = None,
+    python: str | None = None,
+    out: Path | str = "dist",
+    catalog: Catalog | None = None,
+    ledger: Ledger | None = None,
+    **changes: Any,
+) -> PlannedBuild:
+    """The plan of `build` with the same arguments; nothing is built before its `run`."""
+    catalog = catalog or load_catalog()
+    backend = make_backend(catalog, method, options, changes, ledger=ledger)
+    choices = choose(
+        catalog,
+        selectors,
+        everything=everything,
+        release=release,
+        python=python,
+        method=method,
+        glob_release=backend.glob_release,
+    )
+    return plan_choices(backend, choices, out)
+
+
+def plan_choices(backend: Backend[Any], choices: Sequence[VariantChoice], out: Path | str) -> PlannedBuild:
+    """The plan of variants that were chosen already."""
+    return PlannedBuild(backend.plan(choices, Path(out)), backend)
+
+
+def make_backend(
+    catalog: Catalog,
+    method: Method,
+    options: object | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    ledger: Ledger | None = None,
+) -> Backend[Any]:
+    """The backend of a method with its options: those given or the defaults, with single fields changed."""
+    backend = load_backend(method)
+    kind = backend.options_type
+    if options is not None and not isinstance(options, kind):
+        raise UsageError(
+            f"{type(options).__name__} are not options of the method {method.value}.", f"Give {kind.__name__}."
+        )
+    known = [field.name for field in fields(kind)]
+    if unknown := sorted(set(changes or {}) - set(known)):
+        raise UsageError(
+            f"The method {method.value} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}."
+        )
+    chosen: Any = kind() if options is None else options
+    return backend(catalog, replace(chosen, **(changes or {})), ledger=ledger)

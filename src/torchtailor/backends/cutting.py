@@ -1,0 +1,159 @@
+"""Cuts wheels for GPUs, each input and target once: results are in the cache under a key of all that decides them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torchtailor
+from torchtailor.catalog import Capability, Catalog, TorchArch
+from torchtailor.fetch.cache import Cache
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
+from torchtailor.progress import Progress
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailor.result import TailorResult
+from torchtailor.tailor.wheel import WheelOrder, tailor_wheel_each
+from torchtailor.wheelhouse.swap import stage_beside
+
+_OUTCOME = "outcome.json"
+# The parts of the package whose code decides the bytes of a cut wheel.
+_ENGINE = ("binary", "catalog", "gpucode", "licences", "surgery", "tailor", "wheels")
+
+
+@dataclass(frozen=True, slots=True)
+class CutOptions:
+    """How wheels are cut."""
+
+    nvidia: bool = False
+    recompress: bool = False
+    keep_ptx: bool = False
+    strip: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WheelCut:
+    """One wheel for one GPU; `path` is the stock wheel where nothing was cut."""
+
+    path: Path
+    sha256: str
+    size: int
+    changed: bool
+    libraries: tuple[dict[str, object], ...]
+    from_cache: bool
+
+
+class Cutter:
+    """Cuts wheels for GPUs, and keeps the results in the cache."""
+
+    def __init__(self, catalog: Catalog, cache_: Cache, options: CutOptions, *, processes: int = 2) -> None:
+        self._catalog, self._cache, self._options, self._processes = catalog, cache_, options, processes
+
+    def cut(
+        self,
+        stock: Path,
+        sha256: str,
+        filename: str,
+        gpus: Sequence[Capability],
+        progress: Progress | None = None,
+        before_cut: Callable[[Sequence[Capability]], None] | None = None,
+    ) -> dict[Capability, WheelCut]:
+        """The wheel for each GPU, from the cache or cut now, all in one pass; each is proven before it is cached.
+
+        A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
+        """
+        folders = {gpu: self._cache.made(cut_key(sha256, filename, gpu, self._options)) for gpu in gpus}
+        cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
+        missing = [gpu for gpu in folders if gpu not in cuts]
+        if not missing:
+            return cuts
+        if before_cut:
+            before_cut(missing)
+        with ExitStack() as stages:
+            scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
+            orders = [WheelOrder(scratch[gpu], self._tailor_options(gpu)) for gpu in missing]
+            for gpu, outcome in zip(missing, tailor_wheel_each(stock, orders, progress), strict=True):
+                if not outcome.useless_for_target:
+                    _write(scratch[gpu], outcome)
+                    _put_in_place(scratch[gpu], folders[gpu])
+                    made = _read(folders[gpu], stock)
+                    assert made is not None
+                    cuts[gpu] = replace(made, from_cache=False)
+        return cuts
+
+    def _tailor_options(self, gpu: Capability) -> TailorOptions:
+        """The one place where a build's options become those of the tailor."""
+        options = self._options
+        targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
+        known = self._catalog.gpus.get(gpu)
+        return TailorOptions(
+            Policy(targets, self._catalog.rules, unified_tegra=bool(known and known.unified)),
+            strip=None if options.strip else False,
+            nvidia=options.nvidia,
+            recompress=options.recompress,
+            processes=self._processes,
+        )
+
+
+def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
+    """The key of a cut: its input, its options, and the code that cuts."""
+    parts = [torchtailor.__version__, engine_digest(), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def engine_digest() -> str:
+    """A hash of the code that cuts, so that a changed torchtailor does not use older results."""
+    hasher = hashlib.sha256()
+    package = Path(str(files("torchtailor")))
+    for part in _ENGINE:
+        for path in sorted((package / part).rglob("*")):
+            if path.suffix in (".py", ".toml"):
+                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return hasher.hexdigest()
+
+
+def _read(folder: Path, stock: Path) -> WheelCut | None:
+    try:
+        document = json.loads((folder / _OUTCOME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    changed = bool(document["changed"])
+    path = folder / document["filename"] if changed else stock
+    if not path.is_file() or path.stat().st_size != document["size"]:
+        return None
+    libraries = tuple(document["libraries"])
+    return WheelCut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
+
+
+def _write(scratch: Path, outcome: TailorResult) -> None:
+    from torchtailor.tailor.manifest import library_json
+
+    assert outcome.output is not None
+    changed = bool(outcome.changed)
+    if changed:
+        outcome.output.chmod(0o444)
+    else:
+        outcome.output.unlink()  # a copy of the stock wheel
+    document = {
+        "filename": outcome.output.name,
+        "changed": changed,
+        "sha256": outcome.sha256_after,
+        "size": outcome.size_after,
+        "libraries": [library_json(library) for library in outcome.libraries],
+    }
+    (scratch / _OUTCOME).write_text(json.dumps(document, indent=1, sort_keys=True), "utf-8")
+
+
+def _put_in_place(scratch: Path, folder: Path) -> None:
+    """Rename; a result of another process, or a damaged one, is replaced."""
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)

@@ -1,0 +1,111 @@
+"""Builds one variant from official wheels and installs it: `install("sm90-avx512", into=".venv")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices
+from torchtailor.backends.choose import choose
+from torchtailor.backends.progress import BuildProgress
+from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.errors import UsageError
+from torchtailor.fetch.target import Target
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.wheelhouse.install import (
+    TorchInstallation,
+    check_environment,
+    find_environment,
+    install_wheelhouse,
+    make_environment,
+)
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True)
+class InstallResult:
+    """What was built, and where it was installed."""
+
+    wheelhouse: Wheelhouse
+    installed: TorchInstallation
+
+
+@dataclass(frozen=True)
+class PlannedInstall:
+    """A build of one variant, and the environment for it."""
+
+    build: PlannedBuild
+    environment: Path
+
+    def to_json(self) -> dict[str, object]:
+        plan = self.build.plan.to_json()
+        assert isinstance(plan, dict)
+        return plan | {"environment": str(self.environment)}
+
+    def run(self, progress: BuildProgress | None = None) -> InstallResult:
+        """Build, create the environment if needed, install, and test the import; refuses before it builds."""
+        (variant,) = self.build.plan.variants
+        check_environment(self.environment, Target(variant.python, variant.arch))
+        (wheelhouse,) = self.build.run(progress).wheelhouses
+        make_environment(self.environment, wheelhouse.target)
+        return InstallResult(wheelhouse, install_wheelhouse(wheelhouse, self.environment))
+
+
+def install(
+    variant: str | None = None,
+    *,
+    into: Path | str | None = None,
+    options: WheelOptions | None = None,
+    release: str | None = None,
+    python: str | None = None,
+    out: Path | str = "dist",
+    progress: BuildProgress | None = None,
+    catalog: Catalog | None = None,
+    ledger: Ledger | None = None,
+    **changes: Any,
+) -> InstallResult:
+    """Build a variant (none: this machine's own) into `out`, and install it into an environment (none: the active one).
+
+    The environment is created if it does not exist. `changes` are single fields of the options.
+    """
+    planned = plan_install(
+        variant,
+        into=into,
+        options=options,
+        release=release,
+        python=python,
+        out=out,
+        catalog=catalog,
+        ledger=ledger,
+        **changes,
+    )
+    return planned.run(progress)
+
+
+def plan_install(
+    variant: str | None = None,
+    *,
+    into: Path | str | None = None,
+    options: WheelOptions | None = None,
+    release: str | None = None,
+    python: str | None = None,
+    out: Path | str = "dist",
+    catalog: Catalog | None = None,
+    ledger: Ledger | None = None,
+    **changes: Any,
+) -> PlannedInstall:
+    """The plan of `install` with the same arguments; nothing is built before its `run`."""
+    environment = find_environment(Path(into) if into is not None else None)
+    catalog = catalog or load_catalog()
+    backend = make_backend(catalog, Method.WHEEL, options, changes, ledger=ledger)
+    choices = choose(catalog, [variant] if variant else [], release=release, python=python)
+    if len(choices) > 1:
+        names = ", ".join(choice.variant.short_name for choice in choices[:4])
+        raise UsageError(
+            f"{variant!r} matches {len(choices)} variants ({names}{', ...' if len(choices) > 4 else ''}); "
+            "an environment holds one.",
+            "Give one of these names.",
+        )
+    return PlannedInstall(plan_choices(backend, choices, out), environment)

@@ -1,0 +1,1 @@
+"""The Nix backend: builds recipes with Flox or Nix."""

@@ -1,0 +1,86 @@
+"""The Nix backend: recipes built with Flox or Nix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchtailor.backends.choose import VariantChoice
+from torchtailor.backends.nix.job import NixJob, plan_nix
+from torchtailor.backends.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
+from torchtailor.backends.progress import BuildProgress
+from torchtailor.catalog import Catalog
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.recipes.write import recipe_releases
+from torchtailor.ui.format import human_bytes
+from torchtailor.variants import Variant
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True, slots=True)
+class NixOptions:
+    """The options of a build with Nix."""
+
+    tree: Path | None = None  # the recipes; None: those of the working directory, else they are written below `out`
+    cores: int | None = None  # compilers at once; None: as many as fit into memory
+
+
+@dataclass(frozen=True)
+class NixPlan:
+    """The recipes to build, one after another."""
+
+    variants: tuple[Variant, ...]
+    jobs: tuple[NixJob, ...]
+    out: Path
+
+    @property
+    def cost_text(self) -> str:
+        return f"{len(self.jobs)} recipes; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
+
+    def to_json(self) -> list[dict[str, object]]:
+        return [job.to_json() for job in self.jobs]
+
+
+@dataclass(frozen=True)
+class NixBuildResult:
+    """What a build with Nix gave; no wheels."""
+
+    outputs: tuple[NixOutput, ...]
+    seconds: float
+    wheelhouses: tuple[Wheelhouse, ...] = ()
+
+    def to_json(self) -> list[dict[str, object]]:
+        return [output.to_json() for output in self.outputs]
+
+
+class NixBackend:
+    """Builds variants with Nix."""
+
+    options_type: ClassVar[type[NixOptions]] = NixOptions
+
+    def __init__(self, catalog: Catalog, options: NixOptions, *, ledger: Ledger | None = None) -> None:
+        self._catalog, self._options, self._ledger = catalog, options, ledger or Ledger()
+
+    @property
+    def glob_release(self) -> str | None:
+        """The newest release that has recipes."""
+        return recipe_releases(self._catalog)[-1]
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> NixPlan:
+        variants = tuple(choice.variant for choice in choices)
+        return NixPlan(variants, tuple(self._job(variant, out, write=False) for variant in variants), out)
+
+    def run(self, plan: NixPlan, progress: BuildProgress) -> NixBuildResult:
+        began = time.monotonic()
+        outputs = []
+        for variant in plan.variants:
+            job = self._job(variant, plan.out, write=True)
+            progress.stage(f"Building {job.name} with {job.tool}, {job.cores} jobs; logs in {job.logs}")
+            outputs.append(run_nix_job(job, progress=progress, ledger=self._ledger, release=variant.release.name))
+        return NixBuildResult(tuple(outputs), time.monotonic() - began)
+
+    def _job(self, variant: Variant, out: Path, *, write: bool) -> NixJob:
+        return plan_nix(self._catalog, variant, out, tree=self._options.tree, cores=self._options.cores, write=write)

@@ -1,0 +1,86 @@
+"""The source backend: PyTorch compiled for variants; several GPUs of one ISA come out of one library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from torchtailor.backends.choose import VariantChoice
+from torchtailor.backends.progress import BuildProgress
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
+from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
+from torchtailor.backends.source.runner import PlannedSourceBuild, SourceBuild, SourceBuilder
+from torchtailor.backends.source.tables import load_tables
+from torchtailor.catalog import Catalog
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.variants import Variant
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """The builds to run, one after another, and what they cost."""
+
+    matrix: MatrixPlan
+    builders: tuple[SourceBuilder, ...]
+    out: Path
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(variant for builder in self.builders for variant in builder.variants)
+
+    @property
+    def cost_text(self) -> str:
+        return self.matrix.cost_text
+
+    @cached_property
+    def builds(self) -> tuple[PlannedSourceBuild, ...]:
+        """Each build with the checks of this machine."""
+        return tuple(builder.plan() for builder in self.builders)
+
+    def to_json(self) -> dict[str, object]:
+        return {"plan": self.matrix.to_json(), "builds": [build.to_json() for build in self.builds]}
+
+
+@dataclass(frozen=True)
+class SourceBuildResult:
+    """What the builds from source gave."""
+
+    builds: tuple[SourceBuild, ...]
+    seconds: float
+
+    @property
+    def wheelhouses(self) -> tuple[Wheelhouse, ...]:
+        return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
+
+    def to_json(self) -> list[dict[str, object]]:
+        return [build.to_json() for build in self.builds]
+
+
+class SourceBackend:
+    """Builds variants from source."""
+
+    options_type: ClassVar[type[SourceOptions]] = SourceOptions
+    glob_release: str | None = None
+
+    def __init__(self, catalog: Catalog, options: SourceOptions, *, ledger: Ledger | None = None) -> None:
+        self._catalog, self._options, self._ledger = catalog, options, ledger or Ledger()
+
+    def plan(self, choices: Sequence[VariantChoice], out: Path) -> SourcePlan:
+        variants = [choice.variant for choice in choices]
+        matrix = plan_matrix(self._catalog, load_tables(), variants, all_gpus=self._options.all_gpus)
+        requests = [SourceRequest(group.variant, out, group.gpus, self._options) for group in matrix.groups]
+        builders = tuple(SourceBuilder(self._catalog, request, ledger=self._ledger) for request in requests)
+        return SourcePlan(matrix, builders, out)
+
+    def run(self, plan: SourcePlan, progress: BuildProgress) -> SourceBuildResult:
+        began = time.monotonic()
+        builds = []
+        for builder in plan.builders:
+            builds.append(builder.build(progress))
+            progress.stage(f"{builds[-1].variant} is built; its log is {builds[-1].log}")
+        return SourceBuildResult(tuple(builds), time.monotonic() - began)

@@ -1,0 +1,36 @@
+"""Versions of dotted numbers, as drivers, toolkits and libraries have them."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Self
+
+from torchtailor.catalog.schema import Word
+
+
+class Dotted(Word):
+    """A version of dotted numbers, compared number by number; zeros at its end do not count."""
+
+    __slots__ = ("text",)
+    pattern: ClassVar[str] = r"^\d+(\.\d+)*$"
+
+    def __init__(self, text: str) -> None:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f"{text!r} is not a version of dotted numbers")
+        self.text = text
+        self.key = tuple(int(part) for part in re.sub(r"(\.0+)+$", "", text).split("."))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(text)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.text.split("."))
+
+    @property
+    def major(self) -> int:
+        return self.parts[0]
+
+    def __str__(self) -> str:
+        return self.text

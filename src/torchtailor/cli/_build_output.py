@@ -1,0 +1,144 @@
+"""Plans and results of builds as people read them: a printer for each build method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchtailor import ui
+from torchtailor.catalog.releases import Method
+
+if TYPE_CHECKING:
+    from torchtailor.backends.base import BuildPlan, BuildResult
+    from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
+    from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
+    from torchtailor.backends.source.runner import PlannedSourceBuild
+    from torchtailor.backends.wheel.plan import WheelPlan
+    from torchtailor.backends.wheel.run import WheelBuildResult
+    from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+
+
+def show_plan(method: Method, plan: BuildPlan, *, dry_run: bool) -> None:
+    """Before a build to stderr, since stdout is for results; in a dry run of a method without wheels to stdout."""
+    _PLANS[method](plan, dry_run)
+
+
+def show_result(method: Method, result: BuildResult) -> None:
+    _RESULTS[method](result)
+
+
+def _wheel_plan(plan: WheelPlan, dry_run: bool) -> None:
+    say = ui.err()
+    for item in plan.plans:
+        say.print(
+            f"{item.name}: PyTorch {item.variant.release.version} ({item.label}), Python {item.variant.python}, "
+            f"{item.variant.arch}",
+            markup=False,
+        )
+        others = (f"Needs another build method: {text}" for text in item.other_methods)
+        for line in (*item.notes, item.gives, *others):
+            say.print(f"  {line}", markup=False)
+    rows = [
+        (
+            wheel.name,
+            str(wheel.file.version),
+            ui.human_bytes(wheel.size),
+            _download(wheel.download, wheel.size),
+            wheel.treatment.value,
+            wheel.file.source.origin,
+        )
+        for wheel in plan.plans[0].wheels
+    ]
+    say.print(ui.table(("wheel", "version", "size", "download", "treatment", "from"), rows))
+    say.print(plan.cost_text, markup=False)
+
+
+def _download(download: int, size: int) -> str:
+    if not download:
+        return "cached"
+    return ui.human_bytes(download) + (" (rest)" if download < size else "")
+
+
+def _wheel_result(result: WheelBuildResult) -> None:
+    say = ui.out()
+    _wheelhouses(result.wheelhouses)
+    if result.variants_index:
+        index = (result.variants_index / "simple").absolute().as_uri()
+        torch = f"torch=={result.wheelhouses[0].torch_version.partition('+')[0]}"
+        say.print(f"{result.variants_index}: wheel variants, chosen by the GPU", markup=False)
+        say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
+
+
+def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
+    say = ui.out()
+    for item in wheelhouses:
+        cut = f", {item.changed} of them cut" if item.changed else ""
+        before = f"{ui.human_bytes(item.input_bytes)} -> " if item.input_bytes != item.output_bytes else ""
+        say.print(f"{item.path}: {item.wheels} wheels{cut}, {before}{ui.human_bytes(item.output_bytes)}", markup=False)
+        say.print(f"  {item.pip_line}", markup=False)
+        say.print(f"  {item.uv_line}", markup=False)
+
+
+def _source_plan(plan: SourcePlan, dry_run: bool) -> None:
+    if dry_run:
+        for build in plan.builds:
+            _source_build(build)
+    if dry_run or len(plan.builders) > 1:
+        ui.err().print(plan.cost_text, markup=False)
+
+
+def _source_build(build: PlannedSourceBuild) -> None:
+    say = ui.out()
+    say.print(f"{build.variant.unique_name} from {build.source}, in {build.work}", markup=False)
+    rows = [
+        ("ok" if check.passed else "MISSING", check.name, check.found, "" if check.passed else check.fix)
+        for check in build.preflight.checks
+    ]
+    say.print(ui.table(("", "check", "found", "fix"), rows))
+    say.print(f"  {_assignments(build.configuration.environment)}", markup=False, soft_wrap=True)
+    if build.configuration.cache:
+        say.print(f"  CMake cache: {_assignments(build.configuration.cache)}", markup=False, soft_wrap=True)
+    for rule in build.configuration.rules:
+        say.print(f"  - {rule.why}", markup=False)
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def _source_result(result: SourceBuildResult) -> None:
+    for build in result.builds:
+        shared = f", ccache hits {build.hits}" if build.hits else ""
+        attempts = f", {build.attempts} attempts" if build.attempts > 1 else ""
+        ui.out().print(
+            f"{build.variant}: {ui.human_seconds(build.seconds)}, peak memory {ui.human_bytes(build.peak_memory)}"
+            f"{shared}{attempts}; log {build.log}",
+            markup=False,
+        )
+        if build.wheel is None:
+            ui.out().print(f"  built in {build.build / 'src' / 'build'}", markup=False)
+        _wheelhouses(build.wheelhouses)
+
+
+def _nix_plan(plan: NixPlan, dry_run: bool) -> None:
+    if dry_run:
+        for job in plan.jobs:
+            ui.out().print(f"{job.name}: {' '.join(job.command)}", markup=False, soft_wrap=True)
+
+
+def _nix_result(result: NixBuildResult) -> None:
+    for item in result.outputs:
+        took = f"{ui.human_bytes(item.output_bytes)} in {ui.human_seconds(item.seconds)}"
+        ui.out().print(f"{item.link}: {took}", markup=False, soft_wrap=True)
+
+
+_PLANS: dict[Method, Callable[[Any, bool], None]] = {
+    Method.WHEEL: _wheel_plan,
+    Method.SOURCE: _source_plan,
+    Method.NIX: _nix_plan,
+}
+_RESULTS: dict[Method, Callable[[Any], None]] = {
+    Method.WHEEL: _wheel_result,
+    Method.SOURCE: _source_result,
+    Method.NIX: _nix_result,
+}

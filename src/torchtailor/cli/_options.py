@@ -1,0 +1,72 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_SOURCE = "With --via source"
+
+Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
+Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
+Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]
+
+# Of a build from official wheels
+IndexUrl = Annotated[str | None, typer.Option("--index-url", "-i", help="This index instead of pip's and uv's.")]
+ExtraIndexUrl = Annotated[list[str] | None, typer.Option("--extra-index-url", help="One more index.")]
+FindLinks = Annotated[list[str] | None, typer.Option("--find-links", "-f", help="A folder or page with wheels.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Use the cache and local folders only.")]
+With = Annotated[list[str] | None, typer.Option("--with", help="Also torchvision,torchaudio,... matched to torch.")]
+Nvidia = Annotated[
+    bool | None, typer.Option("--nvidia/--no-nvidia", help="Cut NVIDIA's libraries too (docs/licences.md).")
+]
+Recompress = Annotated[bool, typer.Option("--recompress", help="Store GPU code smaller; takes longer.")]
+KeepPtx = Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX, which newer GPUs can compile.")]
+Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.")]
+Variants = Annotated[bool, typer.Option("--variants", help="Also an index of wheel variants (PEP 825 draft) for uv.")]
+
+# Of a build from source
+Source = Annotated[
+    str | None, typer.Option(help="GIT-URL@REF, TARBALL or DIR; none: the official tag.", rich_help_panel=_SOURCE)
+]
+Profile = Annotated[str, typer.Option(help="full, inference or minimal.", rich_help_panel=_SOURCE)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A switch: USE_XNNPACK=0.", rich_help_panel=_SOURCE, metavar="NAME=VALUE"),
+]
+Jobs = Annotated[
+    str, typer.Option(help="Files to compile in parallel; auto: as many as fit into memory.", rich_help_panel=_SOURCE)
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Continue where the same build stopped.", rich_help_panel=_SOURCE)
+]
+Toolchain = Annotated[
+    str, typer.Option(help="system, or wheels: nvcc and CUDA from NVIDIA's wheels.", rich_help_panel=_SOURCE)
+]
+AutoFix = Annotated[
+    int,
+    typer.Option(min=0, help="Apply a known safe fix and build again, up to this many times.", rich_help_panel=_SOURCE),
+]
+Gpus = Annotated[
+    str | None, typer.Option(help="all: one library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
+]
+SkipCheck = Annotated[
+    list[str] | None, typer.Option(help="Build though this check fails.", rich_help_panel=_SOURCE, metavar="NAME")
+]
+Work = Annotated[Path | None, typer.Option(help="Where to compile (20 GB).", rich_help_panel=_SOURCE)]
+Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_SOURCE)]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target", help="Only this ninja target, such as c10; repeatable; no wheel.", rich_help_panel=_SOURCE
+    ),
+]
+Ccache = Annotated[
+    bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_SOURCE)
+]

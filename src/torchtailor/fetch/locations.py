@@ -1,0 +1,82 @@
+"""Places that list wheels: package indexes, folders and pages of links, and what pip and uv are configured with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from torchtailor.errors import UsageError
+
+
+class LocationKind(Enum):
+    """How a location lists its files."""
+
+    INDEX = "index"  # a page for each project: the simple API
+    LINKS = "links"  # one folder or page with files of any project: --find-links
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLocation:
+    """One place to look for wheels, and the setting that names it."""
+
+    url: str
+    kind: LocationKind
+    origin: str
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return redact(self.url)
+
+    @property
+    def local_path(self) -> Path | None:
+        return local_path(self.url)
+
+    def project_url(self, project: str) -> str:
+        """The page of a project on an index."""
+        return f"{self.url.rstrip('/')}/{project}/"
+
+
+@dataclass(slots=True)
+class ConfiguredIndexes:
+    """What one configuration (pip's or uv's) names, before both are joined."""
+
+    index: IndexLocation | None = None
+    extra: list[IndexLocation] = field(default_factory=list)
+    links: list[IndexLocation] = field(default_factory=list)
+    no_index: bool = False
+    offline: bool = False
+    values: dict[str, str] = field(default_factory=dict)
+
+
+def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -> IndexLocation:
+    """A location from a URL or a path; a relative path starts at the given directory."""
+    text = text.strip()
+    if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
+        scheme = text.split(":", 1)[0].lower()
+        if scheme not in ("http", "https", "file"):
+            raise UsageError(f"{origin} has the URL {redact(text)}, which is not http, https or file.")
+        return IndexLocation(text, kind, origin)
+    path = (directory / Path(text).expanduser()).resolve()
+    if origin.startswith("--") and not path.exists():
+        raise UsageError(f"{origin} names {text!r}, which is neither a URL nor an existing path.")
+    return IndexLocation(path.as_uri(), kind, origin)
+
+
+def local_path(url: str) -> Path | None:
+    """The path of a file: URL."""
+    from urllib.request import url2pathname
+
+    parts = urlsplit(url)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+def redact(url: str) -> str:
+    """`https://user:secret@host/x` -> `https://****@host/x`."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc="****@" + parts.netloc.rsplit("@", 1)[1]))

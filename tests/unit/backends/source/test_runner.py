@@ -1,0 +1,98 @@
+"""What the runner does around the compilers: the configuration that was built, fixes, copies of the source."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.backends.machine import Capacity
+from torchtailor.backends.source import tree
+from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
+from torchtailor.backends.source.runner import SourceBuilder
+from torchtailor.backends.source.tables import Tables
+from torchtailor.backends.source.tree import SourceTree, copy_tree
+from torchtailor.catalog import Catalog
+from torchtailor.errors import EnvironmentProblem
+from torchtailor.failures import diagnose
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.variants import Variant
+
+NAME = "pytorch-python313-cpu-avx2"
+XNNPACK = b"/s/XNNPACK/src/x.c:1:1: error: unknown type name 'float16x8_t'\nFAILED: confu-deps/XNNPACK/x.o\n"
+
+
+@pytest.fixture
+def builder(
+    catalog: Catalog, tables: Tables, variant: Callable[[str], Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SourceBuilder:
+    monkeypatch.setenv("TORCHTAILOR_STATE", str(tmp_path / "state"))
+    options = SourceOptions(work=tmp_path / "work", verify=False, with_dependencies=False, auto_fix=1, ccache=False)
+    request = SourceRequest(variant(NAME), tmp_path / "dist", options=options)
+    return SourceBuilder(catalog, request, tables=tables, ledger=Ledger(tmp_path / "ledger.sqlite"))
+
+
+def test_the_manifest_has_the_configuration_that_was_built(
+    builder: SourceBuilder, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was computed anew for the manifest, without the BLAS that was found and the fix that was applied."""
+    wheel = build_wheel(
+        tmp_path, {"torch/x.py": b""}, name="torch", version="2.99.0+cpu.avx2", tag="cp313-cp313-linux_x86_64"
+    )
+    attempts: list[dict[str, str]] = []
+
+    def attempt(self: BuildAttempt) -> Compiled:
+        attempts.append(dict(self.configuration.switches))
+        if len(attempts) == 1:
+            raise BuildStoppedError("compile", 1, diagnose(io.BytesIO(XNNPACK)), self.log.path, 10.0)
+        return Compiled(wheel, 1, 0, None)
+
+    monkeypatch.setattr(BuildAttempt, "run", attempt)
+    space = Workspace(
+        folder=tmp_path / "build",
+        tree=SourceTree(tmp_path, "2.99.0", "abc"),
+        tables=tables,
+        capacity=Capacity(1, 10**9),
+        python=Path("python"),
+        ninja=Path("ninja"),
+        environment=lambda configuration: {},
+        ccache=False,
+        asked_jobs=1,
+        speed=1.0,
+    )
+    _, (wheelhouse,), count, _ = builder._attempts(space, builder.configuration("MKL"))
+    manifest = json.loads((wheelhouse.path / "manifest.json").read_bytes())
+    assert count == 2
+    assert manifest["configuration"]["BLAS"] == "MKL"
+    assert [switches.get("USE_XNNPACK") for switches in attempts] == [attempts[0].get("USE_XNNPACK"), "0"]
+    assert attempts[0].get("USE_XNNPACK") != "0"
+    assert manifest["configuration"]["USE_XNNPACK"] == "0"
+
+
+def test_a_source_that_cannot_be_copied_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """copytree raises one error with a list of tuples; users saw the list."""
+    source = tmp_path / "pytorch"
+    source.mkdir()
+    for name in ("a.cpp", "b.cpp"):
+        (source / name).write_text("")
+
+    def full(old: str, new: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
+
+    monkeypatch.setattr(tree, "_clone_file", full)
+    with pytest.raises(EnvironmentProblem) as raised:
+        copy_tree(source, tmp_path / "copy")
+    message = raised.value.message
+    assert message.startswith("The source cannot be copied: No space left on device: ")
+    assert "[" not in message and "(" not in message
+    assert "--work" in raised.value.hint
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(EnvironmentProblem, match="cannot be copied: No such file"):
+        copy_tree(tmp_path / "nowhere", tmp_path / "copy")

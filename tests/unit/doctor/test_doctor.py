@@ -1,0 +1,249 @@
+"""The doctor's answers for recorded machines with torches that do and do not fit them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from tests import machines
+from torchtailor.cli import main
+from torchtailor.doctor.examine import DoctorReport, TorchEnvironment, examine
+from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
+from torchtailor.errors import ExitCode
+from torchtailor.failures import FailureTable, load_table
+from torchtailor.host.model import InstalledTorch
+from torchtailor.host.store import dumps
+
+CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")
+
+
+def torch(version: str = "2.10.0+cu128", cuda: str | None = "12.8", codes: tuple[str, ...] = CU128) -> InstalledTorch:
+    return InstalledTorch(
+        version=version,
+        path="/venv/lib/python3.13/site-packages/torch",
+        python="3.13",
+        cuda=cuda,
+        architectures=codes if cuda else (),
+    )
+
+
+OLD = torch("2.8.0+cu126", "12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"))
+NEW = torch("2.15.0+cu130", "13.0", CU130)
+CPU = torch("2.13.0+cpu", None)
+FOR_80 = torch(codes=("sm_80",))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A machine with a torch and perhaps a message: the first problem, words of its cause, a command that fixes it."""
+
+    machine: str
+    torch: InstalledTorch | None
+    message: str
+    kind: ProblemKind | None
+    says: str
+    command: str = ""
+
+
+TABLE = (
+    # the four messages of the issue
+    Row(
+        "rtx-5090",
+        OLD,
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ProblemKind.NO_CODE,
+        "holds no code that NVIDIA GeForce RTX 5090 (12.0) runs: it holds sm_50",
+        "torchtailor install pytorch213-python313-cuda12_9-sm120",
+    ),
+    Row(
+        "dgx-spark",
+        OLD,
+        "NVIDIA GB10 with CUDA capability sm_121 is not compatible with the current PyTorch installation.",
+        ProblemKind.NO_CODE,
+        "NVIDIA GB10 (12.1)",
+        "sm121",
+    ),
+    Row(
+        "h200-driver-550",
+        NEW,
+        "CUDA driver version is insufficient for CUDA runtime version",
+        ProblemKind.DRIVER,
+        "CUDA 13 needs driver 580.65.06 or newer; this machine has 550.",
+        "cuda12_",
+    ),
+    Row(
+        "sandy-bridge",
+        CPU,
+        "Illegal instruction (core dumped)",
+        ProblemKind.INSTRUCTION,
+        "it runs AVX and not AVX2",
+        "cpu-avx",
+    ),
+    # facts without a message
+    Row("h200-driver-580", FOR_80, "", ProblemKind.NO_CODE, "which runs on 8.0 (Ampere: A100", "sm90"),
+    Row("v100", NEW, "", ProblemKind.NO_CODE, "CUDA 13 needs driver 580.65.06", "cuda12_6-sm70"),
+    Row("h100-driver-580", CPU, "", ProblemKind.CPU_BUILD, "built without CUDA", "sm90"),
+    Row("no-driver", NEW, "", ProblemKind.NO_DRIVER, "No NVIDIA driver answers", "nvidia-smi"),
+    Row("docker-without-gpu", NEW, "", ProblemKind.NO_GPU, "answers, but shows no GPU", "--gpus all"),
+    Row("h100-driver-580", None, "", ProblemKind.NO_TORCH, "There is no torch", "sm90"),
+    Row("alpine", CPU, "", ProblemKind.LIBC, "this system has musl", "--via source"),
+    Row("centos7-v100", OLD, "", ProblemKind.LIBC, "this system has glibc 2.17", "--via source"),
+    # messages that facts alone do not show
+    Row(
+        "h100-driver-580",
+        NEW,
+        "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory",
+        ProblemKind.LIBRARY,
+        "needs libcublas.so.13",
+        "--force-reinstall torch==2.15.0",
+    ),
+    Row(
+        "h100-driver-580",
+        NEW,
+        "ImportError: libcusparse.so.12: undefined symbol: __nvJitLinkComplete_12_4, version libnvJitLink.so.12",
+        ProblemKind.MIXED_LIBRARIES,
+        "another CUDA",
+        "unset LD_LIBRARY_PATH",
+    ),
+    Row(
+        "h100-driver-580",
+        NEW,
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ProblemKind.NO_CODE,
+        "torch itself has sm_90 for NVIDIA H100",
+        "torchtailor inspect /venv --gpu 9.0",
+    ),
+    Row(
+        "h100-driver-580",
+        NEW,
+        "OSError: libtorch_cuda.so: file too short",
+        ProblemKind.DAMAGED,
+        "is truncated",
+        "--force-reinstall",
+    ),
+    # nothing is wrong
+    Row("h200-driver-580", NEW, "", None, "runs torch's sm_90 code natively"),
+    Row("l40s", NEW, "", None, "runs torch's sm_86 code by compatibility"),
+    Row("zen4", CPU, "", None, "built for the CPU"),
+    Row(
+        "dgx-spark",
+        torch("2.13.0+cu130", "13.0", CU130),
+        "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1. Minimum and Maximum cuda capability supported by "
+        "this version of PyTorch is (8.0) - (12.0)",
+        None,
+        "only a warning",
+    ),
+)
+
+
+def examined(machine: str, of: InstalledTorch | None, message: str, **more: object) -> DoctorReport:
+    host = machines.host(machine)
+    return examine(TorchEnvironment(host, of, "/venv", message, **more), machines.catalog())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.machine}-{row.kind and row.kind.name}")
+def test_answers(row: Row) -> None:
+    report = examined(row.machine, row.torch, row.message)
+    if row.kind is None:
+        assert report.well, report
+        assert row.says in " ".join(report.healthy)
+        return
+    assert report.problems, report
+    first = report.problems[0]
+    assert first.kind is row.kind
+    assert row.says in first.cause
+    assert bool(first.seen) == bool(row.message)
+    assert any(row.command in (fix.command or "") for fix in first.fixes), first.fixes
+
+
+def test_a_cut_torch_is_restored_or_replaced() -> None:
+    report = examined("h200-driver-580", FOR_80, "", cut_for=("8.0",))
+    problem = report.problems[0]
+    assert "cut by torchtailor for 8.0" in problem.cause
+    assert problem.fixes[0].command == "torchtailor restore --env /venv"
+    assert "--into /venv" in (problem.fixes[1].command or "")
+
+
+def test_extensions_are_named() -> None:
+    others = (("flash_attn_2_cuda.so", "sm_80"),)
+    message = "CUDA error: no kernel image is available for execution on the device"
+    report = examined("h200-driver-580", NEW, message, others=others)
+    assert "flash_attn_2_cuda.so (sm_80)" in report.problems[0].cause
+
+
+def test_a_message_about_another_machine() -> None:
+    """A GPU that this machine does not have is taken from the message."""
+    message = "NVIDIA GB10 with CUDA capability sm_121 is not compatible with the current PyTorch installation."
+    report = examined("zen4", OLD, message)
+    assert report.problems[0].kind is ProblemKind.NO_CODE
+    assert "NVIDIA GB10 (12.1)" in report.problems[0].cause
+
+
+def test_ptx_from_a_newer_toolkit() -> None:
+    """Only PTX fits, and the driver runs its CUDA by minor-version compatibility alone, which excludes PTX."""
+    only_ptx = torch("2.10.0+cu128", "12.8", ("sm_80", "compute_80"))
+    report = examined("h200-driver-550", only_ptx, "")
+    assert report.problems[0].kind is ProblemKind.PTX_REFUSED
+    assert "nothing but PTX (compute_80)" in report.problems[0].cause
+
+
+def test_hidden_gpus() -> None:
+    host = machines.host("h200-driver-580", env={"CUDA_VISIBLE_DEVICES": ""})
+    report = examine(TorchEnvironment(host, NEW), machines.catalog())
+    assert report.problems[0].kind is ProblemKind.NO_GPU
+    assert "CUDA_VISIBLE_DEVICES= hides" in report.problems[0].cause
+
+
+def test_unknown_words() -> None:
+    report = examined("h200-driver-580", NEW, "a strange thing happened")
+    assert not report.problems
+    assert not report.well
+    assert report.unexplained == ("a strange thing happened",)
+
+
+def test_kinds_of_problems_are_the_known_runtime_failures() -> None:
+    assert {kind.value for kind in ProblemKind} == {failure.id for failure in load_table(FailureTable.RUNTIME)}
+
+
+def test_symptoms_name_what_they_hold() -> None:
+    text = "\n".join(
+        [
+            "  warnings.warn(",
+            "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+            "GeForce GTX 1080 with CUDA capability sm_61 is not compatible with the current PyTorch installation.",
+        ]
+    )
+    driver, listed = read_symptoms(text)
+    assert (driver.kind, driver.driver_cuda) == (ProblemKind.DRIVER, "11.4")
+    assert (listed.kind, str(listed.capability), listed.gpu) == (ProblemKind.NOT_LISTED, "6.1", "GeForce GTX 1080")
+
+
+@pytest.mark.parametrize("machine", machines.NAMES)
+def test_every_machine_is_answered(machine: str) -> None:
+    """No machine, however strange, with any torch, makes the doctor fall over or stay silent."""
+    report = examined(machine, FOR_80, "no kernel image is available\nIllegal instruction")
+    assert report.problems
+    assert all(problem.fixes and problem.cause for problem in report.problems)
+
+
+def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    from pathlib import Path
+
+    assert isinstance(tmp_path, Path)
+    described = tmp_path / "host.json"
+    host = msgspec.structs.replace(machines.host("rtx-5090"), torches=(OLD,))
+    described.write_bytes(dumps(host))
+    log = tmp_path / "log.txt"
+    log.write_text("Traceback\nRuntimeError: CUDA error: no kernel image is available for execution on the device\n")
+    assert main(["doctor", "--from", str(described), str(log)]) == ExitCode.CHECK_FAILED
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "problem torch 2.8.0+cu126 holds no code that NVIDIA GeForce RTX 5090 (12.0) runs" in printed
+    assert "torchtailor install" in printed
+    assert main(["doctor", "--from", str(described), "--json", "x" * 5000]) == ExitCode.CHECK_FAILED
+    answer = msgspec.json.decode(capsys.readouterr().out)
+    assert answer["problems"][0]["kind"] == "no-kernel-image"
+    assert answer["unexplained"] == ["x" * 300]
+    assert main(["doctor", "--from", str(log)]) == ExitCode.BAD_INPUT
