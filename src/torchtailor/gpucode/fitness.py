@@ -63,8 +63,9 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
         if best is not None:
             fit = Fit.JIT if jit_link else rules.fit(device, best)
             containers[fit] += group.containers
-            alone = all(code is None or code.kind is not CodeKind.CUBIN for code in group.bytes_by_target)
-            (apart if alone and not jit_link else used)[best, fit, jit_link] += group.bytes_by_target[best]
+            alone = not any(code and code.kind is CodeKind.CUBIN for code in group.bytes_by_target)
+            of_a_link = group.reference in (Reference.LINKED, Reference.PRELINKED)
+            (apart if alone and not of_a_link else used)[best, fit, jit_link] += group.bytes_by_target[best]
         elif own.usable(group.images):
             linked += group.containers
         else:
@@ -87,7 +88,7 @@ def kept_bytes(library: LibraryReport, policy: Policy) -> int:
     for group, images in zip(groups, kept.images, strict=True):
         stay = set(map(id, images))
         sizes = zip(group.images, group.stored_by_image, strict=True)
-        size += group.containers * CONTAINER_HEADER.size + sum(size for image, size in sizes if id(image) in stay)
+        size += group.containers * CONTAINER_HEADER.size + sum(stored for image, stored in sizes if id(image) in stay)
     return size
 
 

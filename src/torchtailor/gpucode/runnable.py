@@ -28,8 +28,9 @@ class LostCode:
     jit_link: bool
 
     def __str__(self) -> str:
-        how = ", which the driver links when the library is loaded" if self.jit_link else ""
-        return f"lost {self.code}, which {self.device} uses{how}"
+        if self.jit_link:
+            return f"lost {self.code}, from which the driver links code for {self.device} when the library is loaded"
+        return f"lost {self.code}, which {self.device} uses"
 
 
 @dataclass(frozen=True)

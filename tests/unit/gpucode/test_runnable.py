@@ -88,7 +88,7 @@ def test_what_was_lost() -> None:
     emptied = [held("", Reference.LINKED), held("", Reference.PRELINKED), held("sm_90")]
     (lost,) = lost_code(stock, emptied, [DriverReading(Capability(9, 0), RULES)])
     assert (lost.container, str(lost.code), lost.jit_link) == (1, "compute_80", True)
-    assert "the driver links when the library is loaded" in str(lost)
+    assert "the driver links code for 9.0 when the library is loaded" in str(lost)
     both = [DriverReading(Capability(9, 0), RULES), DriverReading(Capability(8, 0), RULES)]
     assert {(lost.container, str(lost.device)) for lost in lost_code(stock, emptied, both)} == {
         (0, "8.0"),

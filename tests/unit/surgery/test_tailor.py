@@ -208,6 +208,6 @@ def test_the_proof_finds_objects_that_were_emptied(tmp_path: Path, monkeypatch: 
     recipe = rdc((CUBIN, 80), (PTX, 80))
     recipe.wrapped = [(entry(DICE, 90, size=9000),)]
     monkeypatch.setattr(Policy, "for_each", without_objects)
-    with pytest.raises(CheckFailedError, match=r"lost compute_80, which 9\.0 uses, which the driver links"):
+    with pytest.raises(CheckFailedError, match=r"lost compute_80, from which the driver links code for 9\.0"):
         tailor(tmp_path, recipe)
     assert not (tmp_path / "out" / "libtest.so").exists()
