@@ -14,6 +14,7 @@ from typing import Any
 
 from torchtailor.artifact.inputs import InputKind, open_input, site_packages
 from torchtailor.binary.elf_headers import MAGIC
+from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.ui.format import human_bytes
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
@@ -202,9 +203,7 @@ class Unpacked:
 def unpacked(library: LibraryFile) -> Iterator[Unpacked]:
     """A library as a file for as long as the block runs; a member of a wheel is checked against RECORD meanwhile."""
     if library.member is None:
-        with library.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield Unpacked(library.path, digest)
+        yield Unpacked(library.path, hash_file(library.path))
         return
     with tempfile.TemporaryDirectory(prefix="torchtailor-verify-") as folder:
         place = Path(folder, library.short_name)

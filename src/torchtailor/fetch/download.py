@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import threading
@@ -17,8 +16,9 @@ from typing import IO, Protocol
 import msgspec
 import urllib3
 
+from torchtailor.disk import CACHE_VARIABLE, hash_file, locked, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
-from torchtailor.fetch.cache import Cache, hash_file, write_atomic
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worth_retrying
 from torchtailor.fetch.pages import WheelFile
 
@@ -118,7 +118,7 @@ class Downloader:
                 f"{file.filename} is not in the cache, and --offline forbids to fetch it.",
                 "Run the same command once without --offline.",
             )
-        with _locked(self._cache.partial(file.key)) as part:
+        with _alone(self._cache.partial(file.key)) as part:
             if (path := self._cached(file)) is not None:  # another process was quicker
                 return Fetched(file, path, path.parent.name, 0)
             return self._download(file, part, progress)
@@ -227,7 +227,7 @@ class Downloader:
         except OSError as error:
             raise EnvironmentProblem(
                 f"{file.filename} cannot be written to the cache: {error.strerror}.",
-                "Make room, or set TORCHTAILOR_CACHE to another disk.",
+                f"Make room, or set {CACHE_VARIABLE} to another disk.",
             ) from error
         return received
 
@@ -256,16 +256,13 @@ def _check(file: WheelFile, part: Path) -> str:
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[Path]:
+def _alone(part: Path) -> Iterator[Path]:
     """A download of its own: a second process waits here until the first is through."""
-    lock = part.with_suffix(".lock")
-    with lock.open("ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(part.with_suffix(".lock"), f"The download {part.name}"):
         try:
             part.touch()
             yield part
         finally:
-            # The lock file stays: whoever waits for it must find the same one.
             with suppress(OSError):
                 if part.exists() and part.stat().st_size == 0:
                     part.unlink()
@@ -295,7 +292,7 @@ def _total(response: urllib3.BaseHTTPResponse) -> int | None:
 def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:
     etag = response.headers.get("etag", "")
     strong = etag if etag and not etag.startswith("W/") else ""
-    write_atomic(part.with_suffix(".json"), msgspec.json.encode(_State(strong)))
+    write_atomically(part.with_suffix(".json"), msgspec.json.encode(_State(strong)))
 
 
 def _read_state(part: Path) -> _State:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.disk import disk_errors, write_atomically
+from torchtailor.errors import BadInputError
 from torchtailor.host.model import SCHEMA, Host
 
 _LIMIT = 4 << 20  # a real description is some tens of kilobytes
@@ -20,14 +20,9 @@ def dumps(host: Host) -> bytes:
 
 
 def write(data: bytes, path: Path) -> None:
-    """Write beside the place and move into it, so that no half of a file is ever seen."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
+    """Save a description in a folder that exists."""
+    with disk_errors(path.parent):
+        write_atomically(path, data)
 
 
 def load(path: Path) -> Host:

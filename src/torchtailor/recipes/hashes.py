@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.disk import write_output
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.header import Origin
@@ -21,7 +22,6 @@ from torchtailor.recipes.rerender import rerender
 from torchtailor.recipes.rules import Context
 from torchtailor.recipes.syntax import Binding, Source
 from torchtailor.recipes.tree import Tree
-from torchtailor.recipes.write import write_file
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
@@ -189,7 +189,7 @@ def _write(catalog: Catalog, context: Context, known: dict[str, str], texts: dic
     """The lock first, then generated recipes anew, then hand-made ones with the hash put in."""
     flox = context.tree.flox
     lock = flox / LOCK_NAME
-    write_file(lock, lock_text({**read_lock(flox), **known}))
+    write_output(lock, lock_text({**read_lock(flox), **known}).encode())
     written = [lock]
     pins = load_pins(flox)
     for recipe in context.recipes:
@@ -200,6 +200,6 @@ def _write(catalog: Catalog, context: Context, known: dict[str, str], texts: dic
         else:
             continue
         if new != recipe.text:
-            write_file(recipe.path, new)
+            write_output(recipe.path, new.encode())
             written.append(recipe.path)
     return tuple(written)

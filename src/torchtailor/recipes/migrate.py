@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.disk import write_output
 from torchtailor.recipes.audit import Finding, audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
 from torchtailor.recipes.header import MARKDOWN, Origin, stamp
@@ -20,7 +21,7 @@ from torchtailor.recipes.rerender import rerender
 from torchtailor.recipes.rules import Context, Severity
 from torchtailor.recipes.rules.names import fits_isa
 from torchtailor.recipes.tree import Tree
-from torchtailor.recipes.write import recipe_variants, write_file
+from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
 
@@ -78,17 +79,17 @@ class Migration:
         """Write first, delete last; a second run finds nothing to do."""
         flox = self.tree.flox
         if self.kept:
-            write_file(flox / KEPT_NAME, kept_text(self.kept))
+            write_output(flox / KEPT_NAME, kept_text(self.kept).encode())
         for move in (*self.of(Fate.REWRITTEN), *self.of(Fate.CREATED)):
-            write_file(move.path, move.after)
+            write_output(move.path, move.after.encode())
         for path, text in self.beside.items():
-            write_file(path, text)
+            write_output(path, text.encode())
         for move in self.of(Fate.DELETED):
             move.path.unlink()
             if move.path.name == "default.nix" and not any(move.path.parent.iterdir()):
                 move.path.parent.rmdir()
         if self.needed:
-            write_file(flox / REPORT_NAME, self.report())
+            write_output(flox / REPORT_NAME, self.report().encode())
 
     def report(self) -> str:
         """Kept, rewritten, created, deleted, with counts and reasons."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +9,8 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
-from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.disk import write_output
+from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.recipes.blueprint import Blas
 from torchtailor.recipes.header import Origin, origin
 from torchtailor.recipes.matrix import matrix_of
@@ -59,7 +58,7 @@ class WritePlan:
 
     def apply(self) -> None:
         for step in self.of(Action.CREATE, Action.UPDATE):
-            write_file(step.path, step.text)
+            write_output(step.path, step.text.encode())
 
 
 def recipe_releases(catalog: Catalog) -> tuple[str, ...]:
@@ -178,22 +177,3 @@ def _refuse_mixing(tree: Tree, release: str) -> None:
             f"{tree.root} holds the recipes of release {written_release(tree)[0]}, not of {release}.",
             "Give each release a folder of its own.",
         )
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write beside the place and move into it, so that a reader sees the old file or the new one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be written: {error.strerror}.", "Give a folder you can write to."
-        ) from error

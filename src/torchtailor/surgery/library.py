@@ -12,7 +12,6 @@ careful the cut is. Whether NVIDIA's libraries may be cut at all is the caller's
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +22,13 @@ from pathlib import Path
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag
+from torchtailor.disk import hash_file, new_file
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.licences import maker_of
-from torchtailor.surgery.files import FileSource, open_file, sha256
+from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.plan import Keep, choose_images, make_plan
 from torchtailor.surgery.proof.prove import Library, prove
@@ -79,7 +79,7 @@ class _Stock:
 
     @cached_property
     def sha256(self) -> str:
-        return sha256(self.library.source)
+        return hash_file(self.library.source.fd)
 
     @cached_property
     def payloads(self) -> StockPayloads:
@@ -166,18 +166,17 @@ class _Tailoring:
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if not result.status.written or dst is None:
             return result
-        with _beside(dst) as (fd, temporary), ThreadPoolExecutor(1) as other:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other:
+            fd = file.fileno()
             sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven)
-            result = replace(result, sha256_out=sha256(output), sha256_in=sha256_in.result())
+            result = replace(result, sha256_out=hash_file(fd), sha256_in=sha256_in.result())
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
-            if durable:
-                os.fsync(fd)
-            temporary.replace(dst)
         return result
 
     def _untouched(self, status: Status, warnings: tuple[str, ...] = ()) -> LibraryResult:
@@ -239,15 +238,3 @@ def _soname(elf: ElfFile) -> str:
     except BadInputError:
         return ""
     return data.partition(b"\0")[0].decode("utf-8", "replace")
-
-
-@contextmanager
-def _beside(dst: Path) -> Iterator[tuple[int, Path]]:
-    """A temporary file in the folder of `dst` that is gone again unless it was renamed."""
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=f".{dst.name}.", suffix=".tmp", dir=dst.parent)
-    try:
-        yield fd, Path(temporary)
-    finally:
-        os.close(fd)
-        Path(temporary).unlink(missing_ok=True)

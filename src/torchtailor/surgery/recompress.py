@@ -15,6 +15,7 @@ from struct import pack_into
 from threading import Semaphore
 from typing import Protocol
 
+from torchtailor.disk import cache_folder
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
 from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, Stored, key_of
@@ -33,7 +34,7 @@ class Recompress:
     """How to store images anew: zstd at `level`, with finished work kept in `cache`.
 
     `driver` is the oldest driver the output must run on, such as "550.54"; None means one that can read zstd.
-    `cache=None` means the user's cache folder.
+    `cache=None` means the one in the cache folder.
     """
 
     level: int = 19
@@ -54,11 +55,7 @@ class Recompress:
 
     @property
     def folder(self) -> Path:
-        if self.cache is not None:
-            return self.cache
-        import platformdirs
-
-        return Path(platformdirs.user_cache_dir("torchtailor")) / "images"
+        return self.cache or cache_folder() / "images"
 
 
 class Slots(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtailor.artifact.inputs import site_packages
 from torchtailor.artifact.installed import Installed, installed_in
-from torchtailor.disk import explained, sync_folder
+from torchtailor.disk import disk_errors, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -82,7 +82,7 @@ def tailor_environment(site: Path, settings: Settings, progress: Progress | None
             progress.advance(job.size)
         return _outcome(site, [*outcomes.values(), *skipped], settings)
     unchanged = "What was replaced before is whole and recorded."
-    with explained(site, unchanged=unchanged), Journal.held(site) as journal:
+    with disk_errors(site, unchanged=unchanged), Journal.held(site) as journal:
         chains = reconcile(journal)
         _check_earlier(chains, settings)
         jobs, skipped = _jobs(site, journal.folder, settings)

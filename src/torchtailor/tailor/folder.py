@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.artifact.installed import Installed, find_installed
-from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
+from torchtailor.disk import copy_file, disk_errors, existing_parent, remove_abandoned, staging_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -35,11 +35,11 @@ def tailor_folder(folder: Path, output: Path, settings: Settings, progress: Prog
     """Copy a folder with its libraries cut; it appears under its name when all of it is there."""
     progress = progress or NoProgress()
     _check_places(folder, output)
-    with explained(output.parent):
+    with disk_errors(output.parent):
         if not settings.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
-        with working_folder(existing(output.parent)) as scratch:
+        with staging_folder(existing_parent(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not settings.dry_run)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, settings)
             results = run_all(_cut_or_copy, jobs, processes=settings.processes)
@@ -75,10 +75,11 @@ def tailor_file(library: Path, output: Path, settings: Settings, progress: Progr
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     consent_missing = not settings.nvidia and needs_nvidia_option(library.name, None)
     place = None if settings.dry_run or consent_missing else target
-    with explained(target.parent):
+    with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
         if not settings.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(target.parent)
         work = LibraryWork(settings.policy, settings.strips(usually=False), settings.recompress, durable=True)
         result = work.cut_strictly(library, place)
         outcome = LibraryOutcome.of(library.name, result, consent_missing=consent_missing)
@@ -87,14 +88,12 @@ def tailor_file(library: Path, output: Path, settings: Settings, progress: Progr
         if settings.dry_run or outcome.fate is Fate.NOTHING_FOR_TARGET:
             return Outcome("library", library, None, (outcome,), *sizes, settings.dry_run)
         if not outcome.fate.changed:
-            with working_folder(target.parent) as scratch:
-                copy_file(library, scratch / library.name)
-                (scratch / library.name).replace(target)
+            copy_file(library, target)
             return Outcome("library", library, target, (outcome,), *sizes, notes=(COPIED,))
         names = {"kind": "library", "name": library.name, "sha256": result.sha256_in, "size": result.size_before}
         output_names = {"name": target.name, "sha256": result.sha256_out, "size": result.size_after}
         document = manifest(settings.choices(usually_strip=False), names, output_names, [library_json(outcome)])
-        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
+        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document, durable=True)
     digests = (result.sha256_in, result.sha256_out)
     return Outcome("library", library, target, (outcome,), *sizes, False, *digests)
 

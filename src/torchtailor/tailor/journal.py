@@ -8,24 +8,22 @@ in which the journal and the environment can disagree.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from torchtailor.disk import sha256_file, sync_folder, write_atomically
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.disk import hash_file, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.errors import BadInputError
 
 FOLDER = ".torchtailor"
-_PATIENCE = 1.0  # seconds
+_WORKERS_DIE = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class FileState:
         """The state of a file if it has one of these sizes; None where it is something else, or gone."""
         try:
             size = path.stat().st_size
-            return cls(sha256_file(path), size) if size in sizes else None
+            return cls(hash_file(path), size) if size in sizes else None
         except OSError:
             return None
 
@@ -70,6 +68,7 @@ class Journal:
         self.folder = site / FOLDER
         self.staging = self.folder / "staging"
         self.removed = self.folder / "removed"
+        self.empty = False
         self._path = self.folder / "journal.jsonl"
 
     @classmethod
@@ -77,13 +76,16 @@ class Journal:
     def held(cls, site: Path) -> Iterator[Journal]:
         """Take the lock; a second run on the same environment is refused. The kernel frees it when we die."""
         journal = cls(site)
-        with _locked(journal.folder):
+        # Workers of a run that was killed hold the lock until they are dead too, which takes them a moment.
+        with locked(journal.folder / "lock", str(site), timeout=_WORKERS_DIE):
             journal.clear_staging()
             journal.removed.mkdir(exist_ok=True)
             try:
                 yield journal
             finally:
-                with suppress(OSError):
+                if journal.empty:
+                    remove_locked(journal.folder)
+                else:
                     shutil.rmtree(journal.staging, ignore_errors=True)
 
     def clear_staging(self) -> None:
@@ -116,58 +118,16 @@ class Journal:
     def rewrite(self, changes: Iterable[Change]) -> None:
         """Keep only these changes, and of the removed bytes only what they need."""
         kept = list(changes)
-        write_atomically(self._path, b"".join(map(_encode, kept)), staging=self.staging)
+        write_atomically(self._path, b"".join(map(_encode, kept)), durable=True, staging=self.staging)
         needed = {change.removed for change in kept}
         for path in self.removed.iterdir():
             if path.name not in needed:
                 path.unlink()
 
     def forget(self) -> None:
-        """Remove the state folder: nothing of ours is left in the environment."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Nothing of ours is left in the environment: the state folder goes when the lock is given back."""
+        self.empty = True
 
 
 def _encode(change: Change) -> bytes:
     return json.dumps(asdict(change), sort_keys=True, separators=(",", ":")).encode() + b"\n"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:  # another run has just ended and removed the folder
-            continue
-        try:
-            if not _lock(descriptor):
-                raise EnvironmentProblem(
-                    f"Another torchtailor is at work on {folder.parent}.", "Wait until it is done."
-                )
-            if _same_file(descriptor, folder / "lock"):
-                yield
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Workers of a run that was killed hold the lock until they are dead too, which takes them a moment."""
-    give_up = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    """Whether an open file still is what its name leads to: another run may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

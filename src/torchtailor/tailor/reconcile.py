@@ -47,7 +47,7 @@ def settle(journal: Journal, one: Installed, states: Mapping[str, FileState], ch
         newest = chains[next(path for path in sorted(one.files) if path in chains)][-1]
         document = environment_manifest(newest.choices, one.metadata.name, one.metadata.version, rows)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
-            write_atomically(manifest_path, document, staging=journal.staging)
+            write_atomically(manifest_path, document, durable=True, staging=journal.staging)
         changes[manifest_name] = RecordRow(manifest_name, FileHash.of(document), len(document))
     else:
         manifest_path.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def settle(journal: Journal, one: Installed, states: Mapping[str, FileState], ch
     data = one.record.updated(changes).encode()
     if data != one.record_path.read_bytes():
         mode = one.record_path.stat().st_mode & 0o777
-        write_atomically(one.record_path, data, staging=journal.staging, mode=mode)
+        write_atomically(one.record_path, data, mode=mode, durable=True, staging=journal.staging)
 
 
 def merged_row(chain: Sequence[Change]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.artifact.installed import Installed, read_installed
-from torchtailor.disk import explained, sync_folder
+from torchtailor.disk import disk_errors, sync_folder
 from torchtailor.errors import CheckFailedError
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.delta import rebuilt
@@ -35,7 +35,7 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
     progress = progress or NoProgress()
     if not (site / FOLDER).is_dir():
         return Restored(site, (), 0, (), ())
-    with explained(site, unchanged="What was restored before is whole and recorded."), Journal.held(site) as journal:
+    with disk_errors(site, unchanged="What was restored before is whole and recorded."), Journal.held(site) as journal:
         chains = reconcile(journal)
         ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
         lost = [change for path, chain in chains.items() if path not in ready for change in chain]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
+from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -78,17 +78,17 @@ def tailor_wheel_each(wheel: Path, orders: Sequence[Order], progress: Progress |
     """
     progress = progress or NoProgress()
     first = orders[0]
-    with WheelArchive(wheel) as archive, explained(first.folder):
+    with WheelArchive(wheel) as archive, disk_errors(first.folder):
         distribution = WheelDistribution.of(archive)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
             if not order.settings.dry_run:
                 order.folder.mkdir(parents=True, exist_ok=True)
-        with working_folder(existing(first.folder)) as scratch, ExitStack() as finished:
+        with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
             jobs = _jobs(distribution, scratch, [order.settings for order in orders])
             progress.begin(wheel.name, sum(job.size for job in jobs))
             outcomes = _cut_all(distribution, jobs, first.settings, progress)
-            stock_sha256 = sha256_file(wheel)
+            stock_sha256 = hash_file(wheel)
             packed: _Packed = {}
             results = []
             for way, making in enumerate(makings):
@@ -159,7 +159,7 @@ class _Making:
             assert result is not None
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((result.sha256_out, member.mode, effort), (made, member))
-        return replace(outcome, output=target, size_after=target.stat().st_size, sha256_after=sha256_file(target))
+        return replace(outcome, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
 
 
 def _new_version(distribution: WheelDistribution, settings: Settings) -> str:
@@ -260,9 +260,7 @@ def _cut_one(job: _MemberJob, way: int, work: LibraryWork, earlier: Sequence[Lib
 def _copied(outcome: Outcome, folder: Path) -> Outcome:
     target = folder / outcome.source.name
     if not (target.exists() and target.samefile(outcome.source)):
-        with working_folder(folder) as scratch:
-            copy_file(outcome.source, scratch / "copy")
-            (scratch / "copy").replace(target)
+        copy_file(outcome.source, target)
     return Outcome(
         KIND,
         outcome.source,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -12,7 +10,8 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.disk import write_output
+from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, Level, Outcome, Report
 
 FORMAT = 1
@@ -86,31 +85,11 @@ def as_junit(report: Report) -> bytes:
 
 def write_json(report: Report, path: Path) -> None:
     encoded = msgspec.json.encode(as_json(report), order="deterministic")
-    write_whole(path, msgspec.json.format(encoded, indent=2) + b"\n")
+    write_output(path, msgspec.json.format(encoded, indent=2) + b"\n")
 
 
 def write_junit(report: Report, path: Path) -> None:
-    write_whole(path, as_junit(report))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        beside = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            beside.chmod(0o644)
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} could not be written: {error.strerror or error}.", "Choose another place for the file."
-        ) from error
+    write_output(path, as_junit(report))
 
 
 def _check_json(check: Check) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from torchtailor.backends.wheel.plan import VariantPlan
-from torchtailor.fetch.cache import hash_file, link_or_copy
+from torchtailor.disk import hash_file, link_or_copy, new_folder
 from torchtailor.fetch.metadata import read_local
 from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
 from torchtailor.index.variants import Properties, VariantLabel, index_document_name, make_variant, variants_document
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, Placed, write_pages
 
 FOLDER = "variants"
@@ -29,7 +28,7 @@ class _Labelled:
 
 def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], out: Path) -> Path:
     """Put an index of all cut wheels, and of the stock wheels they came from, at `out/variants`."""
-    with stage_beside(out / FOLDER) as stage:
+    with new_folder(out / FOLDER) as stage:
         wheels = stage / WHEELS
         wheels.mkdir()
         files: dict[str, IndexedFile] = {}
@@ -43,7 +42,6 @@ def write_variants_index(made: Sequence[tuple[VariantPlan, Sequence[Placed]]], o
         for name, variants in documents.items():
             _add_document(name, variants_document(variants), wheels, files)
         write_pages(index_pages(list(files.values())), stage / SIMPLE)
-        swap_into_place(stage, out / FOLDER)
     return out / FOLDER
 
 

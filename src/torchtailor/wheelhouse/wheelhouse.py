@@ -18,12 +18,11 @@ import torchtailor
 from torchtailor.backends.wheel.cut import Cut
 from torchtailor.backends.wheel.options import Options
 from torchtailor.backends.wheel.plan import Input, Treatment, VariantPlan
-from torchtailor.fetch.cache import link_or_copy
+from torchtailor.disk import link_or_copy, new_folder
 from torchtailor.fetch.download import Fetched
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 
 MANIFEST_NAME = "manifest.json"
 WHEELS = "wheels"
@@ -134,11 +133,10 @@ class Wheelhouse:
 def write_wheelhouse(plan: VariantPlan, placed: Sequence[Placed], options: Options, out: Path) -> Wheelhouse:
     """Put a variant's wheels, index and manifest at `out/VARIANT`; readers see the old one or the new one, whole."""
     place = out / plan.name
-    with stage_beside(place) as stage:
+    with new_folder(place) as stage:
         files = _place_wheels(placed, stage / WHEELS)
         write_pages(index_pages(files), stage / SIMPLE)
         (stage / MANIFEST_NAME).write_bytes(manifest(plan, placed, options))
-        swap_into_place(stage, place)
     return read_wheelhouse(place)
 
 

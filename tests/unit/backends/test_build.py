@@ -15,7 +15,6 @@ from torchtailor.backends.wheel.options import Options
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.ledger.ledger import Result
-from torchtailor.wheelhouse.swap import swap_into_place
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -205,19 +204,3 @@ def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[]")
     with pytest.raises(BadInputError, match="not a wheelhouse"):
         read_wheelhouse(tmp_path)
-
-
-def test_swap_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtailor.wheelhouse import swap
-
-    for exchange in (True, False):
-        if not exchange:
-            monkeypatch.setattr(swap, "_exchange", lambda first, second: False)
-        old, new = tmp_path / f"place{exchange}", tmp_path / f"stage{exchange}.new"
-        for folder, text in ((old, "old"), (new, "new")):
-            folder.mkdir()
-            (folder / "file").write_text(text)
-        swap_into_place(new, old)
-        assert (old / "file").read_text() == "new"
-        assert not new.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["placeFalse", "placeTrue"]

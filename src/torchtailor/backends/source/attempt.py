@@ -15,15 +15,16 @@ from torchtailor.backends.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.backends.source.ccache import prepare as prepare_ccache
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.jobs import Jobs, choose_jobs
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.process import Command, Log, run
 from torchtailor.backends.source.progress import SPEED_KEY, Estimate, Watcher, measured_speed
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.tree import Tree, copy_tree
 from torchtailor.backends.source.watch import sample
+from torchtailor.disk import staging_folder, write_atomically
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.failures import Diagnosis, diagnose
+from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger, Running
 
 _NOTE_EVERY = 30  # beats between two notes to the ledger
@@ -174,10 +175,9 @@ class Attempt:
         if shop.source.is_dir():
             return
         self._stage("copy", "Copying the source")
-        beside = shop.folder / "src.new"
-        shutil.rmtree(beside, ignore_errors=True)
-        copy_tree(shop.tree.path, beside)
-        beside.rename(shop.source)
+        with staging_folder(shop.folder) as staging:
+            copy_tree(shop.tree.path, staging / "src")
+            (staging / "src").rename(shop.source)
 
     def _configure(self, environment: Mapping[str, str]) -> None:
         shop = self.workshop
@@ -192,9 +192,7 @@ class Attempt:
         shop.include.write_text(self.configuration.cmake_text(), "utf-8")
         (shop.build / "CMakeCache.txt").unlink(missing_ok=True)
         self._run((str(shop.python), "setup.py", "build", "--cmake-only"), shop.source, environment)
-        beside = state.with_suffix(".new")
-        beside.write_text(json.dumps(wanted), "utf-8")
-        beside.replace(state)
+        write_atomically(state, json.dumps(wanted).encode())
 
     def _compile(self, environment: Mapping[str, str]) -> None:
         shop = self.workshop

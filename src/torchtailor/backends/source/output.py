@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
@@ -15,14 +14,14 @@ import torchtailor
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.tree import Origin, Source, Tree
 from torchtailor.catalog import Catalog
+from torchtailor.disk import hash_file, link_or_copy, new_folder
 from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError, NoMatchError
-from torchtailor.fetch.cache import Cache, link_or_copy
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.host.pythons import find_base_python
 from torchtailor.index.pages import METADATA_SUFFIX, index_pages, indexed
 from torchtailor.variants.variant import Variant
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, Wheelhouse, read_wheelhouse, write_pages
 from torchtailor.wheels.name import WheelName
 
@@ -44,7 +43,7 @@ class Placed:
 
     def to_json(self) -> dict[str, object]:
         size = self.path.stat().st_size
-        output = {"filename": self.path.name, "sha256": _sha256(self.path), "size": size}
+        output = {"filename": self.path.name, "sha256": hash_file(self.path), "size": size}
         return {"name": self.project, "step": self.step, "output": output, "required_by": list(self.required_by)}
 
 
@@ -76,7 +75,7 @@ class Output:
         from torchtailor.fetch.settings import SourceKind
 
         place = Place(fat.parent.as_uri(), SourceKind.LINKS, "built")
-        sha256 = _sha256(fat)
+        sha256 = hash_file(fat)
         stock = Fetched(WheelFile(fat.name, fat.as_uri(), place, {"sha256": sha256}), fat, sha256, downloaded=0)
         cuts = Cutter(self.catalog, Cache(), Options()).cut(stock, self.configuration.gpus)
         for gpu in self.configuration.gpus:
@@ -88,7 +87,7 @@ class Output:
     def _house(self, variant: Variant, torch: Placed, dependencies: Iterable[Placed]) -> Wheelhouse:
         place = self.request.out / variant.unique_name
         placed = [torch, *dependencies]
-        with stage_beside(place) as stage:
+        with new_folder(place) as stage:
             folder = stage / WHEELS
             folder.mkdir(parents=True)
             files = []
@@ -97,12 +96,11 @@ class Output:
                 link_or_copy(item.path, target)
                 metadata = read_local(item.path)
                 (folder / (target.name + METADATA_SUFFIX)).write_bytes(metadata)
-                files.append(indexed(target, _sha256(target), metadata, f"../../{WHEELS}/"))
+                files.append(indexed(target, hash_file(target), metadata, f"../../{WHEELS}/"))
             write_pages(index_pages(files), stage / SIMPLE)
             whole = len(placed) > 1
             proof = self._prove(folder, torch.path, variant, whole=whole) if self.request.verify else None
             (stage / MANIFEST_NAME).write_bytes(self._manifest(variant, torch, placed, proof))
-            swap_into_place(stage, place)
         return read_wheelhouse(place)
 
     def _check_name(self, wheel: Path) -> None:
@@ -203,8 +201,3 @@ def runs_here(variant: Variant) -> bool:
     text = Path("/proc/cpuinfo").read_text("ascii", "replace")
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     return platform.machine() == variant.arch and bool(flags) and variant.isa.runs_on(flags[1].split() if flags else ())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from torchtailor.backends.source.buildenv import make_environment, process_envir
 from torchtailor.backends.source.ccache import Hits, ccache_environment
 from torchtailor.backends.source.configuration import Configuration, configure
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
-from torchtailor.backends.source.folders import Folders, key_of, locked
+from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.jobs import Jobs
 from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.process import Log
@@ -22,6 +22,7 @@ from torchtailor.backends.source.progress import Silent, Watcher, learned_speed
 from torchtailor.backends.source.tables import Tables, load_tables
 from torchtailor.backends.source.tree import Origin, Source, Tree, fetch, knows_gpu, version_here
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.disk import existing_parent, locked
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
@@ -120,12 +121,11 @@ class SourceBuilder:
     def preflight(self, cuda: CudaPrefix | None = None) -> Preflight:
         """Look at this machine; with `--toolchain wheels` CUDA is not looked for before it was fetched."""
         request = self.request
-        existing = next(path for path in (self.folders.work, *self.folders.work.parents) if path.exists())
         seen = Inspector(self.catalog, self.tables, self.probe, request.variant).look(
             self.configuration(),
             python=self.python,
             work=self.folders.work,
-            disk_free=shutil.disk_usage(existing).free,
+            disk_free=shutil.disk_usage(existing_parent(self.folders.work)).free,
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is Origin.GIT,
         )
@@ -187,7 +187,8 @@ class SourceBuilder:
             speed=learned_speed(self.ledger.attempts(limit=200)),
             targets=request.targets,
         )
-        with locked(folder / "lock", request.variant.unique_name):
+        hint = "Wait for it, or build with another --work folder."
+        with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
             if not request.resume:
                 shop.start_over()
             made, houses, attempts, log = self._attempts(shop, configuration)

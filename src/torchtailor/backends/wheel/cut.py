@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import torchtailor
 from torchtailor.backends.wheel.options import Options
 from torchtailor.catalog import Capability, Catalog, TorchArch
+from torchtailor.disk import code_digest
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Fetched
 from torchtailor.gpucode.policy import Policy
@@ -24,11 +23,10 @@ from torchtailor.surgery.recompress import Recompress
 from torchtailor.tailor.outcome import Outcome
 from torchtailor.tailor.settings import Settings
 from torchtailor.tailor.wheel import Order, tailor_wheel_each
-from torchtailor.wheelhouse.swap import stage_beside
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = ("binary", "catalog", "gpucode", "licences", "surgery", "tailor", "wheels")
+_ENGINE = ("artifact", "binary", "catalog", "disk.py", "gpucode", "licences", "surgery", "tailor", "wheels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +63,25 @@ class Cutter:
 
         A GPU that none of the wheel's code runs on is left out. `making` is told for which it must be made now.
         """
-        folders = {gpu: self._cache.made(self._key(stock.sha256, stock.file.filename, gpu)) for gpu in gpus}
-        cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
-        missing = [gpu for gpu in folders if gpu not in cuts]
+        keys = {gpu: self._key(stock.sha256, stock.file.filename, gpu) for gpu in gpus}
+        cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
+        missing = [gpu for gpu in keys if gpu not in cuts]
         if not missing:
             return cuts
         if making:
             making(missing)
-        with ExitStack() as stages:
-            scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
-            orders = [Order(scratch[gpu], self._settings(gpu)) for gpu in missing]
-            for gpu, outcome in zip(missing, tailor_wheel_each(stock.path, orders, progress), strict=True):
+
+        def complete(folder: Path) -> bool:
+            return _read(folder, stock) is not None
+
+        with self._cache.staging() as staging:
+            orders = [Order(staging / str(gpu), self._settings(gpu)) for gpu in missing]
+            outcomes = tailor_wheel_each(stock.path, orders, progress)
+            for gpu, order, outcome in zip(missing, orders, outcomes, strict=True):
                 if not outcome.useless_for_target:
-                    _write(scratch[gpu], outcome)
-                    _put_in_place(scratch[gpu], folders[gpu])
-                    made = _read(folders[gpu], stock)
+                    _write(order.output, outcome)
+                    folder = self._cache.put_made(keys[gpu], order.output, complete)
+                    made = _read(folder, stock)
                     assert made is not None
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
@@ -88,7 +90,7 @@ class Cutter:
         options = self._options
         parts = [
             torchtailor.__version__,
-            engine_digest(),
+            code_digest(*_ENGINE),
             sha256,
             filename,
             str(gpu),
@@ -116,18 +118,6 @@ class Cutter:
         )
 
 
-@cache
-def engine_digest() -> str:
-    """A hash of the code that cuts, so that a changed torchtailor does not take an older one's results."""
-    hasher = hashlib.sha256()
-    package = Path(str(files("torchtailor")))
-    for part in _ENGINE:
-        for path in sorted((package / part).rglob("*")):
-            if path.suffix in (".py", ".toml"):
-                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return hasher.hexdigest()
-
-
 def _read(folder: Path, stock: Fetched) -> Cut | None:
     try:
         document = json.loads((folder / _OUTCOME).read_bytes())
@@ -138,6 +128,8 @@ def _read(folder: Path, stock: Fetched) -> Cut | None:
     if not path.is_file() or path.stat().st_size != document["size"]:
         return None
     libraries = tuple(document["libraries"])
+    with suppress(OSError):
+        os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that
     return Cut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
 
 
@@ -158,10 +150,3 @@ def _write(scratch: Path, outcome: Outcome) -> None:
         "libraries": [library_json(library) for library in outcome.libraries],
     }
     (scratch / _OUTCOME).write_text(json.dumps(document, indent=1, sort_keys=True), "utf-8")
-
-
-def _put_in_place(scratch: Path, folder: Path) -> None:
-    """Rename; where another process was quicker, or a damaged result lies there, that one goes first."""
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    scratch.rename(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.backends.choose import Choice
 from torchtailor.backends.wheel.options import Options
 from torchtailor.catalog import Catalog, Fit, Method
+from torchtailor.disk import CACHE_VARIABLE, existing_parent
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -157,7 +157,7 @@ class BuildPlan:
             raise EnvironmentProblem(
                 f"This build needs about {human_bytes(self.cost.disk)} of disk, and {human_bytes(self.cost.disk_free)} "
                 f"are free for {self.out}.",
-                "Free some space (`torchtailor cache prune`), choose another -o, or set TORCHTAILOR_CACHE.",
+                f"Free some space (`torchtailor cache prune`), choose another -o, or set {CACHE_VARIABLE}.",
             )
 
 
@@ -276,17 +276,10 @@ class Planner:
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
-        cache_root, place = self._finder.cache.root, _existing(out)
+        cache_root, place = self._finder.cache.root, existing_parent(out)
         disk = download + made + scratch + _SPARE_DISK
         if cache_root.stat().st_dev != place.stat().st_dev:
             disk = sum(plan.output_size for plan in plans) + scratch + _SPARE_DISK  # nothing can be shared
         seconds = download / self._rates.fetch + cut_bytes / self._rates.cut + 2.0
         memory = _MEMORY if cuts else _MEMORY // 5
         return Cost(download, disk, shutil.disk_usage(place).free, memory, seconds)
-
-
-def _existing(path: Path) -> Path:
-    path = Path(os.path.abspath(path))  # noqa: PTH100  (resolve would follow links)
-    while not path.exists():
-        path = path.parent
-    return path

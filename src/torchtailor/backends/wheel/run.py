@@ -13,7 +13,7 @@ from typing import Protocol
 from torchtailor.backends.wheel.cut import Cut, Cutter
 from torchtailor.backends.wheel.plan import BuildPlan, Input, Treatment, VariantPlan
 from torchtailor.catalog import Capability, Catalog, Method
-from torchtailor.disk import explained
+from torchtailor.disk import disk_errors
 from torchtailor.errors import ImpossibleError
 from torchtailor.fetch.download import Downloader, DownloadProgress, Fetched, NoDownloadProgress
 from torchtailor.fetch.finder import Finder
@@ -102,7 +102,7 @@ class _Work:
     def fetch(self, downloader: Downloader) -> dict[str, Fetched]:
         self._say("fetch", f"Fetching {len(self._plan.files)} wheels")
         began = time.monotonic()
-        with explained(self._cutter.folder, unchanged="What was fetched so far is kept."):
+        with disk_errors(self._cutter.folder, unchanged="What was fetched so far is kept."):
             fetched = downloader.fetch(self._plan.files, self._progress)
         seconds = time.monotonic() - began
         downloaded = sum(item.downloaded for item in fetched.values())
@@ -115,7 +115,7 @@ class _Work:
         placed = [self._place(plan, item, fetched[item.file.url]) for item in plan.inputs]
         self._made.append((plan, placed))
         self._say("wheelhouse", f"Writing {plan.name}", plan.name)
-        with explained(self._plan.out, unchanged="What was there before is as it was."):
+        with disk_errors(self._plan.out, unchanged="What was there before is as it was."):
             house = write_wheelhouse(plan, placed, self._plan.options, self._plan.out)
         running = self._running[plan.name]
         running.input_bytes, running.output_bytes = house.input_bytes, house.output_bytes
@@ -124,7 +124,7 @@ class _Work:
 
     def variants_index(self) -> Path:
         self._progress.stage("Writing the index of wheel variants")
-        with explained(self._plan.out, unchanged="What was there before is as it was."):
+        with disk_errors(self._plan.out, unchanged="What was there before is as it was."):
             return write_variants_index(self._made, self._plan.out)
 
     def cut(self, fetched: dict[str, Fetched]) -> None:
@@ -137,7 +137,7 @@ class _Work:
         began, size = time.monotonic(), 0
         for url, (item, gpus) in wanted.items():
             making = partial(self._say_cutting, item.name)
-            with explained(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
+            with disk_errors(self._cutter.folder, unchanged="The wheels that were fetched are kept."):
                 cuts = self._cutter.cut(fetched[url], tuple(gpus), self._progress, making)
             self._cuts |= {(url, gpu): cut for gpu, cut in cuts.items()}
             size += sum(item.size for cut in cuts.values() if not cut.from_cache)
