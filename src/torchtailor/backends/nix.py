@@ -15,7 +15,10 @@ from typing import Protocol
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Method
+from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem, ImpossibleError
+from torchtailor.host.capacity import capacity
+from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
 from torchtailor.recipes.nix import find_tool, need_tool
@@ -178,10 +181,10 @@ def run_nix_job(
         return result
 
 
-def default_cores() -> int:
-    """As many compilers as there are processors and memory has room for."""
-    room = _available_memory() // (GIGABYTES_PER_JOB * 1024**3)
-    return max(1, min(os.cpu_count() or 1, room))
+def default_cores(probe: Probe | None = None) -> int:
+    """As many compilers as this process has cores and memory for, within the limits of its container."""
+    room = capacity(probe or LiveProbe())
+    return max(1, min(room.cores, room.memory // (GIGABYTES_PER_JOB * 1024**3)))
 
 
 def check_disk(needed: int) -> None:
@@ -191,7 +194,7 @@ def check_disk(needed: int) -> None:
         "the build folder": Path(os.environ.get("TMPDIR", "/tmp")),
     }
     for what, place in places.items():
-        there = next((folder for folder in (place, *place.parents) if folder.exists()), Path("/"))
+        there = existing_parent(place)
         free = shutil.disk_usage(there).free
         if free < needed:
             raise EnvironmentProblem(
@@ -254,13 +257,3 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-
-
-def _available_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return GIGABYTES_PER_JOB * 1024**3

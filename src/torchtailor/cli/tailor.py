@@ -60,6 +60,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/tailor.md has the schema).")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
+    from torchtailor.cgroups import available_cores
     from torchtailor.tailor.run import Failure, check_all, tailor_in_place, tailor_paths
     from torchtailor.ui import ProgressBar, err, print_json
 
@@ -79,7 +80,7 @@ def command(
         level=level,
         driver=driver,
         keep_removed=keep_removed,
-        processes=jobs or len(os.sched_getaffinity(0)),
+        processes=jobs or available_cores(),
         dry_run=dry_run,
     )
     if settings.targets.source != "--gpu":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from torchtailor.artifact.inputs import Input, InputKind, Item, open_input
 from torchtailor.binary.elf import NotElfError, UnsupportedElfError
+from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.report import InputReport, LibraryReport, Skipped, summarise
 from torchtailor.gpucode.scan import scan_file, scan_member
@@ -60,7 +60,7 @@ def _collect(one: Input, results: dict[int, LibraryReport | BadInputError]) -> I
 
 def _read_all(items: Sequence[Item], processes: int | None) -> Iterator[tuple[Item, LibraryReport | BadInputError]]:
     largest_first = sorted(items, key=lambda item: item.size, reverse=True)
-    workers = min(processes or len(os.sched_getaffinity(0)), len(items))
+    workers = min(processes or available_cores(), len(items))
     if workers < 2 or sum(item.size for item in items) < _WORTH_PROCESSES:
         for item in largest_first:
             yield item, _read(item)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
 from torchtailor.backends import nix as backend
-from torchtailor.backends.nix import build_nix, check_disk, default_cores, nix_job, plan_nix, run_nix_job
+from torchtailor.backends.nix import build_nix, check_disk, nix_job, plan_nix, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.releases import Method
 from torchtailor.cli import main
@@ -133,13 +133,6 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
         run_nix_job(job, needed=10**18)
     assert not job.link.exists()
     check_disk(1)
-
-
-def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    for gigabytes, cores in ((1, 1), (9, 2), (40, 10), (4000, 64)):
-        monkeypatch.setattr(backend, "_available_memory", lambda size=gigabytes: size * 1024**3)
-        assert default_cores() == cores
 
 
 def test_a_variant_of_another_platform_is_refused(catalog: Catalog, tmp_path: Path) -> None:

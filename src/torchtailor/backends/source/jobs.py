@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchtailor.backends.source.machine import Capacity
 from torchtailor.backends.source.tables import Kind
+from torchtailor.host.capacity import Capacity
 
 # Left to the rest of the machine; files that grow beyond their weight need some room too.
 _SPARE = 0.10
