@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.backends.conftest import Workshop
 from tests.unit.fetch.serving import Fault
+from torchtailor.backends.wheel import cut
 from torchtailor.backends.wheel.options import Options
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.gpucode.inspect import inspect
 from torchtailor.ledger.ledger import Result
+from torchtailor.tailor.outcome import Outcome
+from torchtailor.tailor.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -196,6 +202,31 @@ def test_damaged_results_in_the_cache_are_made_again(workshop: Workshop) -> None
             outcome.write_text("{")
     workshop.build("sm90-avx512")
     assert tree(workshop.out) == before
+
+
+def test_what_another_build_made_meanwhile_is_taken(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workshop.root / "cache" / "made"
+    first: list[dict[Path, int]] = []
+
+    def after_another_build(*arguments: Any) -> tuple[Outcome, ...]:
+        if not first:
+            first.append({})
+            workshop.build("sm90-avx512")
+            first[0].update({path: path.stat().st_ino for path in made.rglob("*")})
+        return tailor_wheel_each(*arguments)
+
+    monkeypatch.setattr(cut, "tailor_wheel_each", after_another_build)
+    workshop.build("sm90-avx512")
+    assert first[0] == {path: path.stat().st_ino for path in made.rglob("*")}
+
+
+def test_all_code_that_decides_the_bytes_is_part_of_the_key() -> None:
+    """Whatever `tailor` imports, but for what only words errors and reports progress."""
+    code = "import sys, torchtailor.tailor.wheel; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = {part.removesuffix(".py") for part in cut._ENGINE}
+    imported = {name.split(".")[1] for name in done.stdout.split() if name.startswith("torchtailor.")}
+    assert imported - {"errors", "progress"} <= parts
 
 
 def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
