@@ -18,9 +18,9 @@ from typing import Any
 from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
+from torchtailor.disk import write_output
 from torchtailor.verify.compare import CaseVerdict, compare
 from torchtailor.verify.measures import Figure, Measures, measure, ratios
-from torchtailor.verify.output import write_whole
 from torchtailor.verify.suite_results import SuiteResults, load_results
 
 OUT = Path(os.environ["OUT"])
@@ -46,7 +46,7 @@ class Notes:
     def put(self, key: str, value: Any) -> None:
         self.found[key] = value
         for path in (self.path, OUT / "prove.json"):
-            write_whole(path, json.dumps(self.found, indent=1).encode() + b"\n")
+            write_output(path, json.dumps(self.found, indent=1).encode() + b"\n")
 
 
 def say(text: str) -> None:
@@ -196,7 +196,7 @@ def verify(notes: Notes, name: str) -> None:
         check=False,
         timeout=1500,
     )
-    write_whole(OUT / f"verify-{name}.json", ran.stdout.encode())
+    write_output(OUT / f"verify-{name}.json", ran.stdout.encode())
     result = json.loads(ran.stdout)
     failed = [f"{check['name']}: {check['reason']}" for check in result["checks"] if check["outcome"] == "fail"]
     notes.put(
@@ -232,7 +232,7 @@ def measured(notes: Notes, options: argparse.Namespace) -> None:
 def report(notes: Notes, options: argparse.Namespace) -> None:
     from report import markdown  # beside this file
 
-    write_whole(OUT / "results.md", markdown(notes.found).encode())
+    write_output(OUT / "results.md", markdown(notes.found).encode())
     say(f"wrote {OUT / 'results.md'}")
 
 

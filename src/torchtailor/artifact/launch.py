@@ -18,7 +18,7 @@ from pathlib import Path
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.artifact.sites import find_sites, own_python
-from torchtailor.disk import explained
+from torchtailor.disk import disk_errors
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
 from torchtailor.host.pythons import find_python
 from torchtailor.wheels.archive import WheelArchive
@@ -109,7 +109,7 @@ def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
         return
     with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
         folder = Path(name)
-        with explained(folder, unchanged="TMPDIR names another place for it."):
+        with disk_errors(folder, unchanged="TMPDIR names another place for it."):
             for wheel in artifact.wheels:
                 with WheelArchive(wheel) as archive:
                     archive.extract(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import NotElfError, UnsupportedElfError
 from torchtailor.catalog import Capability, Catalog, load_catalog
+from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.gpucode.report import LibraryReport, summarise
@@ -71,7 +71,7 @@ def _read_all(
     libraries: Sequence[LibraryFile], processes: int | None
 ) -> Iterator[tuple[LibraryFile, LibraryReport | BadInputError]]:
     largest_first = sorted(libraries, key=lambda library: library.size, reverse=True)
-    workers = min(processes or len(os.sched_getaffinity(0)), len(libraries))
+    workers = min(processes or available_cores(), len(libraries))
     if workers < 2 or sum(library.size for library in libraries) < _WORTH_PROCESSES:
         for library in largest_first:
             yield library, _read(library)

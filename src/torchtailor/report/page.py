@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.disk import write_output
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
 from torchtailor.ui.format import human_bytes, human_seconds
-from torchtailor.verify.output import as_json, write_whole
+from torchtailor.verify.output import as_json
 from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
 from torchtailor.verify.static.facts import HOST
 
@@ -28,7 +29,7 @@ _ABOUT = {
 
 def write_report(report: VerifyReport, path: Path) -> None:
     """Write the page whole or not at all."""
-    write_whole(path, render(report).encode())
+    write_output(path, render(report).encode())
 
 
 def render(report: VerifyReport) -> str:

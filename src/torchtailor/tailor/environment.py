@@ -13,7 +13,7 @@ from typing import Any
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
 from torchtailor.artifact.sites import active_environment
-from torchtailor.disk import explained, sync_folder
+from torchtailor.disk import disk_errors, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -79,7 +79,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             progress.advance(job.size)
         return _result(site, [*done, *skipped], options)
     unchanged = "What was replaced before is whole and recorded."
-    with explained(site, unchanged=unchanged), Journal.locked(site) as journal:
+    with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
         _check_earlier(chains, options)
         jobs, skipped = _jobs(site, journal.folder, options)

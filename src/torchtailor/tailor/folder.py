@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
-from torchtailor.disk import copy_file, existing, explained, working_folder, write_atomically
+from torchtailor.disk import copy_file, disk_errors, existing_parent, remove_abandoned, staging_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -41,11 +41,11 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     options = options.with_default_strip(False)
     progress = progress or NoProgress()
     _check_places(folder, output)
-    with explained(output.parent):
+    with disk_errors(output.parent):
         if not options.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
-        with working_folder(existing(output.parent)) as scratch:
+        with staging_folder(existing_parent(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
             if not tree.libraries:
                 raise nothing_in(folder)
@@ -83,10 +83,11 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     proprietary = needs_nvidia_option(library.name, None)
-    with explained(target.parent):
+    with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
         if not options.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(target.parent)
         cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
         progress.advance(cut.size_before)
         kind = ArtifactKind.LIBRARY
@@ -94,14 +95,12 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
             return result
         if not cut.status.changed:
-            with working_folder(target.parent) as scratch:
-                copy_file(library, scratch / library.name)
-                (scratch / library.name).replace(target)
+            copy_file(library, target)
             return replace(result, output=target, notes=(COPIED,))
         names = {"kind": kind.value, "name": library.name, "sha256": cut.sha256_in, "size": cut.size_before}
         output_names = {"name": target.name, "sha256": cut.sha256_out, "size": cut.size_after}
         document = manifest(options, names, output_names, [cut])
-        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document)
+        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document, durable=True)
     return replace(result, output=target, sha256_before=cut.sha256_in, sha256_after=cut.sha256_out)
 
 

@@ -8,13 +8,11 @@ environment cannot disagree. `reconcile` brings RECORD, manifests and the journa
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from typing import Any
 import msgspec
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import sha256_file, sync_folder, write_atomically
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.disk import hash_file, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.errors import BadInputError
 from torchtailor.tailor.manifest import environment_manifest
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, RecordRow
@@ -44,7 +42,7 @@ class FileState:
         """The state of a file if it has one of these sizes; None if it has another or does not exist."""
         try:
             size = path.stat().st_size
-            return cls(sha256_file(path), size) if size in sizes else None
+            return cls(hash_file(path), size) if size in sizes else None
         except OSError:
             return None
 
@@ -78,6 +76,7 @@ class Journal:
         self.folder = site / STATE_FOLDER
         self.staging = self.folder / "staging"
         self.removed = self.folder / "removed"
+        self.empty = False
         self._path = self.folder / "journal.jsonl"
 
     @classmethod
@@ -85,13 +84,16 @@ class Journal:
     def locked(cls, site: Path) -> Iterator[Journal]:
         """Take the lock; a second run on the same environment is refused. The kernel frees it when a run dies."""
         journal = cls(site)
-        with _locked(journal.folder):
+        # Workers of a run that was killed hold the lock until they have ended too.
+        with locked(journal.folder / "lock", str(site), timeout=_LOCK_TIMEOUT):
             journal.clear_staging()
             journal.removed.mkdir(exist_ok=True)
             try:
                 yield journal
             finally:
-                with suppress(OSError):
+                if journal.empty:
+                    remove_locked(journal.folder)
+                else:
                     shutil.rmtree(journal.staging, ignore_errors=True)
 
     def clear_staging(self) -> None:
@@ -124,15 +126,15 @@ class Journal:
     def rewrite(self, changes: Iterable[Change]) -> None:
         """Keep only these changes, and of the removed bytes only what they need."""
         kept = list(changes)
-        write_atomically(self._path, b"".join(map(_encode, kept)), staging=self.staging)
+        write_atomically(self._path, b"".join(map(_encode, kept)), durable=True, staging=self.staging)
         needed = {change.removed for change in kept}
         for path in self.removed.iterdir():
             if path.name not in needed:
                 path.unlink()
 
     def delete(self) -> None:
-        """Remove the state folder, so that nothing of torchtailor is left in the environment."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the state folder when the lock is released, so that nothing of torchtailor is left."""
+        self.empty = True
 
 
 def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) -> Chains:
@@ -168,7 +170,7 @@ def _update_distribution(
         newest = chains[next(path for path in sorted(one.files) if path in chains)][-1]
         document = environment_manifest(newest.options, one.metadata.name, one.metadata.version, rows)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
-            write_atomically(manifest_path, document, staging=journal.staging)
+            write_atomically(manifest_path, document, durable=True, staging=journal.staging)
         changes[manifest_name] = RecordRow(manifest_name, FileHash.of(document), len(document))
     else:
         manifest_path.unlink(missing_ok=True)
@@ -179,7 +181,7 @@ def _update_distribution(
     data = one.record.updated(changes).encode()
     if data != one.record_path.read_bytes():
         mode = one.record_path.stat().st_mode & 0o777
-        write_atomically(one.record_path, data, staging=journal.staging, mode=mode)
+        write_atomically(one.record_path, data, mode=mode, durable=True, staging=journal.staging)
 
 
 def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
@@ -206,45 +208,3 @@ def _in_force(chain: list[Change], actual: FileState | None) -> list[Change]:
 
 def _encode(change: Change) -> bytes:
     return json.dumps(asdict(change), sort_keys=True, separators=(",", ":")).encode() + b"\n"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:  # another run has just ended and removed the folder
-            continue
-        try:
-            if not _lock(descriptor):
-                raise EnvironmentProblem(
-                    f"Another torchtailor is running on {folder.parent}.", "Wait until it has finished."
-                )
-            if _same_file(descriptor, folder / "lock"):
-                yield
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Workers of a run that was killed hold the lock until they have ended too, which takes a moment."""
-    give_up = time.monotonic() + _LOCK_TIMEOUT
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has this name: another run may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import explained, sync_folder
+from torchtailor.disk import disk_errors, sync_folder
 from torchtailor.errors import CheckFailedError
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailor.delta import rebuild
@@ -42,7 +42,10 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
     progress = progress or NoProgress()
     if not (site / STATE_FOLDER).is_dir():
         return RestoreResult(site, (), 0, (), ())
-    with explained(site, unchanged="What was restored before is whole and recorded."), Journal.locked(site) as journal:
+    with (
+        disk_errors(site, unchanged="What was restored before is whole and recorded."),
+        Journal.locked(site) as journal,
+    ):
         chains = reconcile(journal)
         ready = {path: chain for path, chain in chains.items() if all(change.removed for change in chain)}
         lost = [change for path, chain in chains.items() if path not in ready for change in chain]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.libraries import is_shared_name, packed_libraries
-from torchtailor.disk import copy_file, existing, explained, sha256_file, working_folder
+from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -85,17 +85,17 @@ def tailor_wheel_each(
     """
     progress = progress or NoProgress()
     first = orders[0]
-    with WheelArchive(wheel) as archive, explained(first.folder):
+    with WheelArchive(wheel) as archive, disk_errors(first.folder):
         distribution = WheelDistribution.of(archive)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
             if not order.options.dry_run:
                 order.folder.mkdir(parents=True, exist_ok=True)
-        with working_folder(existing(first.folder)) as scratch, ExitStack() as finished:
+        with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
             jobs = _jobs(distribution, scratch, [order.options for order in orders])
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries = _cut_all(distribution, jobs, first.options, progress)
-            stock_sha256 = sha256_file(wheel)
+            stock_sha256 = hash_file(wheel)
             packed: _Packed = {}
             results = []
             for index, making in enumerate(makings):
@@ -165,7 +165,7 @@ class _Making:
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
-        return replace(result, output=target, size_after=target.stat().st_size, sha256_after=sha256_file(target))
+        return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
 
 
 def _effort(options: TailorOptions, size: int) -> Effort:
@@ -265,9 +265,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult]) -> L
 def _copied(result: TailorResult, folder: Path) -> TailorResult:
     target = folder / result.source.name
     if not (target.exists() and target.samefile(result.source)):
-        with working_folder(folder) as scratch:
-            copy_file(result.source, scratch / "copy")
-            (scratch / "copy").replace(target)
+        copy_file(result.source, target)
     return replace(result, output=target, notes=(COPIED,))
 
 

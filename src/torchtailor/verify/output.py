@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from torchtailor.disk import explained, write_atomically
+from torchtailor.disk import write_output
 from torchtailor.errors import BadInputError
 from torchtailor.verify.result import Check, CheckOutcome, Level, VerifyReport
 
@@ -85,18 +85,11 @@ def as_junit(report: VerifyReport) -> bytes:
 
 def write_json(report: VerifyReport, path: Path) -> None:
     encoded = msgspec.json.encode(as_json(report), order="deterministic")
-    write_whole(path, msgspec.json.format(encoded, indent=2) + b"\n")
+    write_output(path, msgspec.json.format(encoded, indent=2) + b"\n")
 
 
 def write_junit(report: VerifyReport, path: Path) -> None:
-    write_whole(path, as_junit(report))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place whole or not at all."""
-    with explained(path, unchanged="Choose another place for the file."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+    write_output(path, as_junit(report))
 
 
 def _check_json(check: Check) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from torchtailor.disk import new_file
 from torchtailor.wheels.archive import Member, WheelArchive
 from torchtailor.wheels.deflate import Effort, deflate_bytes, deflate_file
 
@@ -133,21 +133,10 @@ class WheelWriter:
 @contextmanager
 def new_wheel(path: Path, *, effort: Effort = Effort.FAST, threads: int = 2) -> Iterator[WheelWriter]:
     """Write a wheel beside its place; it is flushed to disk and moved there when the block ends well."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".part", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            writer = WheelWriter(file, effort, threads)
-            yield writer
-            writer.finish()
-            file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with new_file(path, durable=True) as file:
+        writer = WheelWriter(file, effort, threads)
+        yield writer
+        writer.finish()
 
 
 def _copy_range(source: int, target: int, offset: int, size: int) -> None:
@@ -161,9 +150,3 @@ def _copy_range(source: int, target: int, offset: int, size: int) -> None:
             raise OSError(f"the file ends {size} bytes too early")
         offset += done
         size -= done
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

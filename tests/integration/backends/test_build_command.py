@@ -147,6 +147,24 @@ def test_both_install_from_the_folder(shell: Shell, installer: str) -> None:
     assert (target / "filelock").is_dir()
 
 
+def test_builds_at_once_share_a_cache(shell: Shell) -> None:
+    shell.torchtailor(*BUILD, "--nvidia")
+    expected = tree(shell.root / "dist")
+    for part in ("cache/made", "cache/blobs", "dist"):
+        shutil.rmtree(shell.root / part)
+    builds = [
+        subprocess.Popen(
+            shell.line(*BUILD, "--nvidia", "--quiet"), cwd=shell.root, env=shell.environment, stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for build in builds:
+        _, said = build.communicate()
+        assert (build.returncode, said) == (0, "")
+    assert tree(shell.root / "dist") == expected
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_the_end_is_the_same(shell: Shell, kills: int) -> None:
     """Kills anywhere in the work; then the same command ends with the bytes of an undisturbed run."""
@@ -210,8 +228,9 @@ def test_ctrl_c_says_so_and_goes_on(shell: Shell) -> None:
 
 
 def test_leftovers_of_a_killed_run_are_cleared(shell: Shell) -> None:
-    left = shell.root / "dist" / f".{NAME}.999999.new"
+    left = shell.root / "dist" / ".torchtailor-killed"
     left.mkdir(parents=True)
+    (left / "lock").touch()
     (left / "half").write_text("x")
     shell.torchtailor(*BUILD)
     assert [path.name for path in (shell.root / "dist").iterdir()] == [NAME]

@@ -205,7 +205,7 @@ def test_two_runs_at_once_are_refused(site: Path) -> None:
     with (site / ".torchtailor" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for run in (lambda: tailor_environment(site, options()), lambda: restore_environment(site)):
-            with pytest.raises(EnvironmentProblem, match="Another torchtailor"):
+            with pytest.raises(EnvironmentProblem, match="in use by another torchtailor"):
                 run()
     tailor_environment(site, options())
 

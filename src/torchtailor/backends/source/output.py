@@ -15,8 +15,9 @@ from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
 from torchtailor.catalog import Catalog, Method
+from torchtailor.disk import hash_file
 from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError, NoMatchError
-from torchtailor.fetch.cache import Cache, hash_file
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.resolve import resolve

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source import tree
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
@@ -22,6 +21,7 @@ from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.failures import diagnose
+from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
 

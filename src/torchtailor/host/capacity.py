@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchtailor.host.cgroups import cpu_limit, memory_limit
+from torchtailor.cgroups import cores_within, memory_limit
 from torchtailor.host.probe import Probe
 from torchtailor.host.system import detect_room
 
@@ -21,12 +21,10 @@ def capacity(probe: Probe) -> Capacity:
     """Free memory includes reclaimable caches; of a container's limit, what is in use is subtracted."""
     room = detect_room(probe)
     memory = room.memory_available
-    limit = memory_limit(probe)
+    limit = memory_limit(probe.read)
     if limit is not None:
         memory = min(memory, max(0, limit - _used_in_group(probe)))
-    quota = cpu_limit(probe)
-    cores = probe.basics().affinity
-    return Capacity(max(1, min(cores, int(quota) if quota else cores)), memory)
+    return Capacity(cores_within(probe.basics().affinity, probe.read), memory)
 
 
 def _used_in_group(probe: Probe) -> int:
