@@ -51,7 +51,7 @@ def command(
     from torchtailor.verify import Level, verify
     from torchtailor.verify.output import as_json, write_junit
 
-    with _Shown(plain=plain) as shown:
+    with _VerifyBar(plain=plain) as shown:
         result = verify(
             target,
             variant=variant,
@@ -77,7 +77,7 @@ def command(
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 
-class _Shown:
+class _VerifyBar:
     """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
     def __init__(self, *, plain: bool) -> None:
@@ -86,7 +86,7 @@ class _Shown:
         self._plain = plain
         self._bar = ProgressBar(quiet=plain)
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> _VerifyBar:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -96,7 +96,7 @@ FAILURES: list[tuple[str, type[TorchtailorError], str, dict[str, str]]] = [
     (
         "",
         ImpossibleError,
-        "cuda-1 is not for this kind of machine",
+        "cuda-1 is not available for this platform",
         {"needs": nixpkgs_refusal("is not available on the requested hostPlatform")},
     ),
     ("", BuildFailedError, "argument b", {"needs": "({ a }: a) { a = 1; b = 2; }"}),
