@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import torchtailor.verify
+import torchtailor
 from torchtailor.verify.suite_results import load_results
 
-SUITE = Path(torchtailor.verify.__file__).parent / "opsuite" / "suite.py"
+SUITE = Path(torchtailor.__file__).parent / "opsuite" / "suite.py"
 
 # Behaves as each case's name says; the real one's protocol.
 WORKER = """
