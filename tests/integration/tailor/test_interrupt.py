@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.tailor.helpers import tree
 from tests.unit.wheels.builder import build_wheel
+from tests.waiting import processes, wait_until
 
 
 @pytest.fixture
@@ -37,10 +37,7 @@ def start(wheel: Path, out: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_work(out: Path) -> None:
-    give_up = time.monotonic() + 60
-    while not list(out.glob(".torchtailor-*/*/stock/*")):
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+    wait_until(lambda: list(out.glob(".torchtailor-*/*/stock/*")), "a library is unpacked")
 
 
 def test_ctrl_c(tmp_path: Path, wheel: Path) -> None:
@@ -65,10 +62,9 @@ def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path, wheel: Path) 
     process.communicate()
     assert list(out.glob("*.whl")) == []
     assert list(out.glob(".torchtailor-*"))
-    give_up = time.monotonic() + 60  # workers die with their parent, but not in the same instant
-    while list(out.glob(".torchtailor-*")) and time.monotonic() < give_up:
-        again = start(wheel, out)
-        again.communicate()
-        assert again.returncode == 0
+    wait_until(lambda: not processes(process.pid), "its workers have died with it")
+    again = start(wheel, out)
+    again.communicate()
+    assert again.returncode == 0
     assert [path.name for path in out.iterdir()] == ["demo-1.0+sm90-py3-none-any.whl"]
     assert tree(wheel.parent) == before

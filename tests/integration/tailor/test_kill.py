@@ -6,15 +6,13 @@ import gc
 import os
 import random
 import shutil
-import signal
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.killing import die_at
 from tests.unit.tailor.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.tailor import processes
@@ -22,8 +20,8 @@ from torchtailor.tailor.environment import tailor_environment
 from torchtailor.tailor.restore import restore_environment
 from torchtailor.wheels.record import Record
 
+MOST_STEPS = 80  # of the main process, with workers
 FIXTURES = Path(__file__).parents[2] / "unit" / "gpucode" / "fixtures"
-WRITING = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown")
 
 
 class World:
@@ -89,14 +87,13 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def in_child(action: Callable[[], None], *, before: Callable[[], None] | None = None) -> int:
+def in_child(action: Callable[[], None], *, before: Callable[[], object]) -> int:
     """Fork, run the action there, and return the child's process id."""
     child = os.fork()
     if child == 0:
         try:
             gc.disable()
-            if before:
-                before()
+            before()
             action()
         except BaseException:
             os._exit(1)
@@ -104,36 +101,12 @@ def in_child(action: Callable[[], None], *, before: Callable[[], None] | None = 
     return child
 
 
-def die_at(step: int) -> Callable[[], None]:
-    """Kill this process at its n-th change of the file system, just before that happens."""
-
-    def arm() -> None:
-        seen = 0
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            if event not in WRITING or (event == "open" and not _writes(arguments)):
-                return
-            seen += 1
-            if seen == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-
-    return arm
-
-
-def _writes(arguments: tuple[Any, ...]) -> bool:
-    _, mode, flags = arguments
-    return bool(set("wax+") & set(mode)) if mode else bool((flags or 0) & (os.O_WRONLY | os.O_RDWR))
-
-
 def kill_at_every_step(world: World, action: Callable[[], None], *, cut: bool, stride: int) -> int:
     """Kill at step 1, 1 + stride, ... until the action comes to its end; each time look, then finish."""
     step, rounds = 1, 0
     while True:
         world.reset(cut=cut)
-        _, status = os.waitpid(in_child(action, before=die_at(step)), 0)
+        _, status = os.waitpid(in_child(action, before=partial(die_at, step)), 0)
         world.check_whole()
         if not os.WIFSIGNALED(status):
             assert os.waitstatus_to_exitcode(status) == 0
@@ -158,20 +131,15 @@ def test_killed_at_every_step_of_restore(world: World, stride: int) -> None:
 
 @pytest.mark.parametrize("rounds", [25, pytest.param(300, marks=pytest.mark.slow)])
 def test_random_kills_with_workers(world: World, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the main process at random moments, often several times in a row; its workers must die with it."""
+    """Kill the main process at random steps, often several times in a row; its workers must die with it."""
     monkeypatch.setattr(processes, "_WORTH_PROCESSES", 1)
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    started = time.monotonic()
-    world.tailor()
-    usual = time.monotonic() - started
     kills = 0
     for _ in range(rounds):
         action = chance.choice((world.tailor, world.restore))
-        child = in_child(action)
-        time.sleep(chance.uniform(0, usual * 0.8))
-        os.kill(child, signal.SIGKILL)
+        child = in_child(action, before=partial(die_at, chance.randint(1, MOST_STEPS)))
         _, status = os.waitpid(child, 0)
         kills += os.WIFSIGNALED(status)
         world.check_whole()

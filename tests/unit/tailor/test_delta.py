@@ -18,16 +18,20 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.parametrize("strip", [False, True])
 @pytest.mark.parametrize("recompress", [False, True])
-@pytest.mark.parametrize("name", ["raw.so", "speed.so", "linked.so", "wide"])
+@pytest.mark.parametrize(
+    ("name", "strip"),
+    [
+        *(("raw.so", False), ("raw.so", True), ("speed.so", False), ("speed.so", True)),
+        *(("linked.so", True), ("wide", False), ("wide", True)),  # unstripped, no page of linked.so gets free
+    ],
+)
 def test_round_trip(tmp_path: Path, wide: bytes, name: str, strip: bool, recompress: bool) -> None:
     stock, cut, removed = (tmp_path / part for part in ("stock.so", "cut.so", "removed"))
     stock.write_bytes(wide if name == "wide" else (FIXTURES / name).read_bytes())
     how = options(strip=strip, recompress=recompress, level=3, image_cache=tmp_path / "cache")
     result = tailor_library(stock, cut, how)
-    if not result.status.changed:
-        pytest.skip("nothing to cut in this one")
+    assert result.status.changed
     write_delta(stock, cut, removed, result.sha256_in)
     assert sha256(b"".join(rebuild(cut, removed))) == sha256(stock.read_bytes())
     assert removed.stat().st_size < stock.stat().st_size
