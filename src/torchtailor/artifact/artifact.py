@@ -138,7 +138,7 @@ class Artifact:
         for wheel in self.wheels:
             with WheelArchive(wheel) as archive:
                 for member in packed_libraries(archive):
-                    yield LibraryFile(member.name, wheel.name, member.size, wheel, member)
+                    yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
         if self.kind is ArtifactKind.LIBRARY:
             yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
         elif not self.wheels:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _PATTERNS = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
 _NAMES = ("site-packages", "dist-packages")
-_UP_TO_SITE = re.compile(r".*(?:site|dist)-packages/")
+_UP_TO_SITE = re.compile(r".*(?:site|dist)-packages/|^[^/]+\.data/(?:platlib|purelib)/")
 
 
 def find_sites(folder: Path) -> tuple[Path, ...]:
@@ -46,5 +46,6 @@ def active_environment() -> Path | None:
 
 
 def installed_path(path: str) -> str:
-    """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`, as a wheel calls it."""
+    """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`; so also `k2-1.0.data/platlib/k2/x.so` of a
+    wheel, whose folder has the version in its name."""
     return _UP_TO_SITE.sub("", path)

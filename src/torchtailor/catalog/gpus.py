@@ -193,6 +193,10 @@ class GpuRules:
                 same = self._successors.get(older, frozenset({older}))
                 self._successors[older] = same | {gpu.capability}
 
+    @property
+    def gpus(self) -> Mapping[Capability, Gpu]:
+        return self._gpus
+
     def fit(self, device: Capability, code: CodeTarget, *, unified_tegra: bool = False) -> Fit:
         """How a device of this capability can use that code.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules, TorchArch
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.report import ContainerGroup, LibraryReport
+from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.scan import Reference
 from torchtailor.gpucode.targets import Targets
 
@@ -27,12 +27,17 @@ class GpuFit:
     code: CodeTarget | None  # the code that most of it comes from
     containers: Mapping[Fit, int]
     linked_at_run_time: int  # containers of LTO-IR, which nvJitLink makes into code for any newer GPU
+    jit_link: bool = False  # the driver links most of it from relocatable objects when the library is loaded
 
     @property
     def verdict(self) -> str:
-        """`native`, `compatible through 8.6`, `JIT from PTX 8.0`, `linked at run time` or `nothing`."""
+        """`native`, `compatible through 8.6`, `JIT from PTX 8.0`, `JIT link from PTX 8.0`, `linked at run time` or
+        `nothing`."""
         if self.code is None:
             return "linked at run time" if self.linked_at_run_time else "nothing"
+        if self.jit_link:
+            kind = "PTX" if self.code.kind is CodeKind.PTX else "cubins for"
+            return f"JIT link from {kind} {self.code.capability}"
         if self.fit is Fit.COMPATIBLE:
             return f"compatible through {self.code.capability}"
         if self.fit is Fit.JIT:
@@ -43,26 +48,32 @@ class GpuFit:
 def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuFit:
     """How a device uses a library's code."""
     policy = Policy(Targets((TorchArch(device),)), rules)
-    used: Counter[CodeTarget] = Counter()
-    apart: Counter[CodeTarget] = Counter()  # from containers of PTX alone, which stand beside those of cubins
+    used: Counter[tuple[CodeTarget, Fit, bool]] = Counter()
+    apart: Counter[tuple[CodeTarget, Fit, bool]] = Counter()  # from containers of PTX alone, beside those of cubins
     containers: Counter[Fit] = Counter()
     linked = 0
-    for group in library.container_groups:
-        if _unused(library, group):
-            continue
-        best = next(iter(policy.loaded(group.images)), None)
+    groups = library.container_groups
+    policies = policy.for_each(groups)
+    objects_used = any(own is not None and own is not policy for own in policies)
+    for group, own in zip(groups, policies, strict=True):
+        if own is None or (objects_used and group.reference is Reference.LINKED and not policy.usable(group.images)):
+            continue  # not used: the device link, or what it was made from
+        jit_link = own is not policy  # an object of a device link that has no cubin for the device
+        best = next(iter(own.loaded(group.images)), None)
         if best is not None:
-            containers[rules.fit(device, best)] += group.containers
+            fit = Fit.JIT if jit_link else rules.fit(device, best)
+            containers[fit] += group.containers
             alone = all(code is None or code.kind is not CodeKind.CUBIN for code in group.bytes_by_target)
-            (apart if alone else used)[best] += group.bytes_by_target[best]
-        elif policy.usable(group.images):
+            (apart if alone and not jit_link else used)[best, fit, jit_link] += group.bytes_by_target[best]
+        elif own.usable(group.images):
             linked += group.containers
         else:
             containers[Fit.NONE] += group.containers
     used = used or apart
-    most = max(used, key=lambda code: used[code]) if used else None
-    fit = rules.fit(device, most) if most else Fit.NONE
-    return GpuFit(device, fit, most, containers, linked)
+    if not used:
+        return GpuFit(device, Fit.NONE, None, containers, linked)
+    code, fit, jit_link = max(used, key=lambda use: used[use])
+    return GpuFit(device, fit, code, containers, linked, jit_link)
 
 
 def kept_bytes(library: LibraryReport, policy: Policy) -> int:
@@ -83,8 +94,3 @@ def kept_bytes(library: LibraryReport, policy: Policy) -> int:
 def _same_kernels(image: Image) -> frozenset[str] | None:
     """Of images compressed together the kernels cannot be read."""
     return None if image.parts else frozenset()
-
-
-def _unused(library: LibraryReport, group: ContainerGroup) -> bool:
-    """Whether the containers are only what the device link was made from."""
-    return library.device_linked and group.reference is Reference.PRELINKED

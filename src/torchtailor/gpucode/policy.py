@@ -4,36 +4,26 @@ The driver loads one image of a container: the most specific cubin that fits the
 compile. So for code made by plain nvcc the best image is enough. NVIDIA's own libraries look kernels up by exact
 architecture; there every image the target could run stays. LTO-IR is never loaded by the driver but linked at
 run time (nvJitLink), which works for the same or any newer architecture: it stays where the target could link it.
+
+With relocatable device code the objects from before the device link (`__nv_relfatbin`) are in the library too. They
+are not used on a GPU for which the linked container has a cubin. On any other the driver links them again when the
+library is loaded, from their cubins and PTX but not from LTO-IR (JIT link).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
 from torchtailor.gpucode.fatbin import EntryFlag, Image
-from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.scan import CodeContainer, Reference
 from torchtailor.gpucode.targets import Targets
 from torchtailor.licences import maker_of
 
 _SUFFIXES = int(EntryFlag.ARCH_SPECIFIC | EntryFlag.FAMILY_SPECIFIC)
 
 Kernels = Callable[[Image], frozenset[str] | None]
-
-
-class CodeContainer(Protocol):
-    """What a policy asks of a container, or of a group of containers with the same architectures."""
-
-    @property
-    def images(self) -> tuple[Image, ...]: ...
-
-    @property
-    def reference(self) -> Reference: ...
-
-    @property
-    def loaded(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +62,41 @@ class Policy:
 
         `kernels` names the kernels of a cubin, or gives None if it cannot.
         """
-        linked = any(container.reference is Reference.LINKED for container in containers)
-        used = [c for c in containers if c.loaded and not (linked and c.reference is Reference.PRELINKED)]
-        served = frozenset[Capability]().union(*(self.usable(container.images) for container in used))
+        policies = self.for_each(containers)
+        pairs = list(zip(containers, policies, strict=True))
+        served = frozenset[Capability]().union(
+            *(policy.usable(container.images) for container, policy in pairs if policy and container.loaded)
+        )
         if not served:
             return KeptCode(tuple(container.images for container in containers), served)
-        return KeptCode(tuple(self._keep(container, kernels, linked=linked) for container in containers), served)
+        kept: list[tuple[Image, ...]] = []
+        for container, policy in pairs:
+            if not container.loaded:  # nothing reads it and a cut would gain nothing
+                kept.append(container.images)
+            else:
+                kept.append(policy.keep_images(container.images, kernels) if policy else ())
+        return KeptCode(tuple(kept), served)
 
-    def _keep(self, container: CodeContainer, kernels: Kernels, *, linked: bool) -> tuple[Image, ...]:
-        if not container.loaded:  # nothing reads it and a cut would gain nothing
-            return container.images
-        if linked and container.reference is Reference.PRELINKED:
-            return ()  # the device link is done: what went into it is not used
-        return self.keep_images(container.images, kernels)
+    def for_each(self, containers: Sequence[CodeContainer]) -> list[Policy | None]:
+        """The policy for each container of a library; None where no target uses it.
+
+        The objects of a device link are only for targets that need a JIT link, and for GPUs that do not exist yet.
+        """
+        linked = [container for container in containers if container.reference is Reference.LINKED]
+        objects: Policy | None = self
+        if linked:
+            archs = tuple(arch for arch in self.targets.archs if self._needs_jit_link(arch.capability, linked))
+            targets = replace(self.targets, archs=archs)
+            used = archs or targets.keep_ptx
+            objects = replace(self, targets=targets, keep_lto=False) if used else None
+        return [objects if container.reference is Reference.PRELINKED else self for container in containers]
+
+    def _needs_jit_link(self, device: Capability, linked: Iterable[CodeContainer]) -> bool:
+        """Whether a device link has no cubin for the device. Which objects belong to which link is not known."""
+        return any(
+            not any(code.kind is CodeKind.CUBIN and self.fits(device, code) for code in _codes(container.images))
+            for container in linked
+        )
 
     def keep_images(self, images: tuple[Image, ...], kernels: Kernels) -> tuple[Image, ...]:
         """The images to keep of one container, in their order."""
@@ -177,6 +189,11 @@ class PolicyChoice:
     spare: frozenset[CodeTarget]  # runs on a target, but there is a better one
     served: frozenset[Capability]
     best: frozenset[CodeTarget]  # what the driver would take, for each target
+
+
+def _codes(images: Iterable[Image]) -> Iterator[CodeTarget]:
+    """What the images are for, as far as that is known."""
+    return (piece.target for image in images for piece in (image.parts or (image,)) if piece.target)
 
 
 def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:

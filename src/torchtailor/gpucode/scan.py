@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
@@ -50,6 +50,19 @@ class Reference(Enum):
     PRELINKED = "prelinked"  # an input of the device link; the linked container is what runs
     POINTER = "pointer"  # some other pointer in the library's data
     NONE = "none"  # nothing visible: reached by distance or by a table of offsets
+
+
+class CodeContainer(Protocol):
+    """A container, or a group of containers with the same architectures, as far as what runs of it is concerned."""
+
+    @property
+    def images(self) -> tuple[Image, ...]: ...
+
+    @property
+    def reference(self) -> Reference: ...
+
+    @property
+    def loaded(self) -> bool: ...
 
 
 class FoundContainer(NamedTuple):

@@ -61,12 +61,14 @@ class TailorOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What decides the bytes of the output, as manifests have it."""
+        unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
         return {
             "target": {
                 "gpus": [str(device) for device in self.targets.devices],
                 "archs": [str(arch) for arch in self.targets.archs],
                 "keep_ptx": self.targets.keep_ptx,
                 "label": self.targets.label,
+                **unified,
             },
             "policy": {
                 "strip": self.strip,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, FAMILY, FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.checks import policy
+from tests.unit.surgery.libraries import Linker, Recipe
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import Capability, Fit, load_catalog
@@ -224,6 +225,25 @@ def test_what_would_be_kept(gpus: str, every_minor: bool, kept: list[str]) -> No
     found = report(container(code(80), code(86), code(90), code(90, PTX), code(50, LTO)))
     expected = 16 + sum(group.stored for group in found.architectures if group.label in kept)
     assert kept_bytes(found, policy(gpus, keep_all_minors=every_minor)) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "objects", "fit", "verdict"),
+    [
+        ("8.0", [code(80), code(80, PTX)], Fit.NATIVE, "native"),
+        ("8.6", [code(80), code(80, PTX)], Fit.COMPATIBLE, "compatible through 8.0"),
+        ("9.0", [code(80), code(80, PTX)], Fit.JIT, "JIT link from PTX 8.0"),
+        ("9.0", [code(80), code(90)], Fit.JIT, "JIT link from cubins for 9.0"),
+        ("9.0", [code(80), code(80, LTO)], Fit.NONE, "nothing"),
+        ("7.5", [code(80), code(80, PTX)], Fit.NONE, "nothing"),
+    ],
+)
+def test_verdicts_of_a_device_link(gpu: str, objects: list[Entry], fit: Fit, verdict: str) -> None:
+    data = Linker(Recipe(linked=[(code(80),)], relocatable=[tuple(objects)])).build()
+    found = summarise("lib.so", scan_source(BufferSource(data)))
+    answer = gpu_fit(found, Capability.parse(gpu), RULES)
+    assert (answer.fit, answer.verdict) == (fit, verdict)
+    assert answer.containers == {fit: 1}
 
 
 def test_what_the_device_link_was_made_from_is_not_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from tests.unit.gpucode.builders import ARCH, Entry
 from tests.unit.surgery.checks import containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Recipe
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
+from torchtailor.errors import CheckFailedError
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.scan import CodeContainer, Reference
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 
@@ -44,9 +48,12 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip:
         assert result.status in (LibraryStatus.NOTHING_FOR_TARGET, LibraryStatus.UNCHANGED)
         return
     relocatable = set(range(len(recipe.wrapped), len(recipe.wrapped) + len(recipe.relocatable)))
+    jit_link = any(all((e.kind, e.sm) != (CUBIN, 90) for e in linked) for linked in recipe.linked)
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        gone = recipe.linked and index in relocatable
-        assert new == ([] if gone else kept(90, old))
+        if recipe.linked and index in relocatable:
+            assert new == (kept(90, [e for e in old if e[0] != LTOIR]) if jit_link else [])
+        else:
+            assert new == kept(90, old)
     assert host_bytes(linker, stock) == host_bytes(linker, output)
     assert len(output) == result.size_after < len(stock) == result.size_before
     assert result.floor <= result.size_after
@@ -151,3 +158,56 @@ def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:
     again = tailor_library(first, tmp_path / "again.so", options("9.0"))
     assert again.status is LibraryStatus.UNCHANGED
     assert not (tmp_path / "again.so").exists()
+
+
+def rdc(*objects: tuple[int, int], linked: tuple[int, ...] = (80,)) -> Recipe:
+    """A library of relocatable device code: two objects of (kind, SM) and the cubins of their device link."""
+    of_objects = tuple(entry(DICE, sm, kind, size=9000) for kind, sm in objects)
+    link = tuple(entry(DICE, sm, size=9000) for sm in linked)
+    return Recipe(linked=[link], relocatable=[of_objects, of_objects])
+
+
+@pytest.mark.parametrize(
+    ("targets", "objects", "expected"),
+    [
+        ("9.0", [(CUBIN, 80), (PTX, 80)], "compute_80"),  # seen on an H200: without it error 500
+        ("9.0", [(CUBIN, 80), (PTX, 75), (PTX, 80), (PTX, 120)], "compute_80"),
+        ("9.0", [(CUBIN, 80), (CUBIN, 90)], "sm_90"),  # seen on an H200: relocatable cubins are linked too
+        ("8.0", [(CUBIN, 80), (PTX, 80)], "sm_80"),
+        ("8.6", [(CUBIN, 80), (PTX, 80)], "sm_80"),
+        ("8.0,9.0", [(CUBIN, 80), (PTX, 80)], "compute_80 sm_80"),
+    ],
+)
+def test_a_device_link(tmp_path: Path, targets: str, objects: list[tuple[int, int]], expected: str) -> None:
+    _, _, _, result = tailor(tmp_path, rdc(*objects), targets)
+    assert result.status is LibraryStatus.CUT
+    assert " ".join(sorted(result.kept)) == expected
+    assert result.warnings == ()
+
+
+def test_objects_that_the_driver_cannot_link(tmp_path: Path) -> None:
+    """LTO-IR in them is not used, as seen on an H200: then there is nothing for the target."""
+    _, _, _, result = tailor(tmp_path, rdc((LTOIR, 80)))
+    assert result.status is LibraryStatus.NOTHING_FOR_TARGET
+
+
+def test_kept_ptx_of_a_device_link(tmp_path: Path) -> None:
+    """The PTX is in the objects alone: without it `--keep-ptx` would keep nothing for future GPUs."""
+    _, _, _, result = tailor(tmp_path, rdc((CUBIN, 80), (PTX, 75), (PTX, 80)), "8.0", keep_ptx=True)
+    assert set(result.kept) == {"sm_80", "compute_80"}
+    assert result.kept["compute_80"].images == 2
+    assert result.kept["sm_80"].images == 1
+
+
+def test_the_proof_finds_objects_that_were_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a reading of its own: here the policy itself takes them for unused."""
+
+    def without_objects(policy: Policy, containers: Sequence[CodeContainer]) -> list[Policy | None]:
+        return [None if one.reference is Reference.PRELINKED else policy for one in containers]
+
+    recipe = rdc((CUBIN, 80), (PTX, 80))
+    recipe.wrapped = [(entry(DICE, 90, size=9000),)]
+    monkeypatch.setattr(Policy, "for_each", without_objects)
+    with pytest.raises(CheckFailedError, match=r"lost compute_80, which 9\.0 uses, which the driver links"):
+        tailor(tmp_path, recipe)
+    assert not (tmp_path / "out" / "libtest.so").exists()

@@ -8,7 +8,7 @@ from torchtailor.catalog.gpus import CodeKind
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import Reference
+from torchtailor.gpucode.runnable import DriverReading, lost_code
 from torchtailor.surgery.files import FileSource, same_bytes
 from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary
@@ -28,19 +28,28 @@ def check_images(
     proven: ProvenImages | None,
 ) -> None:
     """Check each image that was kept, and what was lost with those that were not."""
-    linked = before.code.device_linked
     same = _copied_whole(before.source, after.source, pairs)
-    for pair, is_same in zip(pairs, same, strict=True):
+    policies = policy.for_each([pair.before for pair in pairs]) if policy else [None] * len(pairs)
+    for pair, is_same, own in zip(pairs, same, policies, strict=True):
         images = pair.before.images
         kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
-        if policy is None or pair.before.address is None:
+        if policy is None or not pair.before.loaded:
             if len(kept) != len(images):
                 raise pair.problem("lost images although nothing was to be cut")
-        elif pair.before.reference is Reference.PRELINKED and linked:
+        elif own is None:
             if kept:
                 raise pair.problem("is from before the device link and should be empty")
         else:
-            _check_policy(before.source, pair, kept, policy)
+            _check_policy(before.source, pair, kept, own)
+    if policy:
+        _check_runnable(pairs, policy)
+
+
+def _check_runnable(pairs: Sequence[ContainerPair], policy: Policy) -> None:
+    """What the driver uses of the stock library it can use of the output: by its own reading, not the policy's."""
+    readings = [DriverReading(one, policy.rules, policy.unified_tegra, policy.keep_lto) for one in policy.devices]
+    for lost in lost_code([pair.before for pair in pairs], [pair.after for pair in pairs], readings):
+        raise pairs[lost.container].problem(str(lost))
 
 
 def _copied_whole(stock: FileSource, output: FileSource, pairs: Sequence[ContainerPair]) -> list[bool]:

@@ -1,9 +1,10 @@
-"""Compares the GPU code of a library with that of its stock: is everything there that the GPU would load?"""
+"""Compares the GPU code of a library with that of its stock: is everything there that the GPUs use?"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
 from torchtailor.gpucode.kernels import names_in_cubin
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.scan import LibraryCode, Reference, scan_source
+from torchtailor.gpucode.runnable import DriverReading, used_images
+from torchtailor.gpucode.scan import LibraryCode, scan_source
 
 
 @dataclass(frozen=True, slots=True)
 class CodeCoverage:
-    """How many of stock's images the GPU needs, and how many of them the artifact lacks."""
+    """How many of stock's images the GPUs use, and how many of them the artifact lacks."""
 
     library: str
     needed: int
@@ -25,31 +26,26 @@ class CodeCoverage:
     lost_kernels: tuple[str, ...]
 
 
-def compare_code(name: str, stock: Path, artifact: Path, policy: Policy | None) -> CodeCoverage | None:
-    """Compare by content; without a policy every image of stock counts. None where stock has no GPU code."""
+def compare_code(name: str, stock: Path, artifact: Path, readings: Sequence[DriverReading]) -> CodeCoverage | None:
+    """Compare by content; without a GPU every image of stock counts. None where the GPUs use nothing of stock."""
     with open_source(stock) as before, open_source(artifact) as after:
         old, new = scan_source(before), scan_source(after)
-        wanted = _needed(old, policy)
+        wanted = _used(old, readings)
         if not wanted:
             return None
-        there = [image for found in new.containers for image in found.images]
+        there = _used(new, readings)
         lost = _missing(before, wanted, after, there)
         if not lost:
             return CodeCoverage(name, len(wanted), 0, ())
-        usable = [image for image in there if policy is None or policy.usable((image,))]
-        gone = _kernels(before, lost) - _kernels(after, usable)
+        gone = _kernels(before, lost) - _kernels(after, there)
         return CodeCoverage(name, len(wanted), len(lost), tuple(sorted(gone)))
 
 
-def _needed(code: LibraryCode, policy: Policy | None) -> list[Image]:
-    """What of stock a target would load; inputs of a device link are never loaded."""
-    needed: list[Image] = []
-    for found in code.containers:
-        if found.reference is Reference.PRELINKED and code.device_linked:
-            continue
-        loaded = policy.loaded(found.images) if policy else frozenset()
-        needed += [image for image in found.images if policy is None or image.target in loaded]
-    return needed
+def _used(code: LibraryCode, readings: Sequence[DriverReading]) -> list[Image]:
+    """The images that the GPUs use, those of a JIT link included."""
+    if not readings:
+        return list(code.images)
+    return [image for images in used_images(code.containers, readings) for image in images]
 
 
 def _missing(before: ByteSource, wanted: list[Image], after: ByteSource, there: list[Image]) -> list[Image]:

@@ -57,7 +57,13 @@ class CutRecord:
         """The policy it was cut by."""
         target = self.manifest.get("target", {})
         archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
-        return Policy(Targets(archs, bool(target.get("keep_ptx"))), catalog.rules).for_library(self.library)
+        targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
+        return Policy(targets, catalog.rules, unified_tegra=unified).for_library(self.library)
+
+
+def unified_tegra(manifest: Mapping[str, Any]) -> bool:
+    """Whether the cut was for a driver on which a Tegra part takes desktop cubins."""
+    return bool(manifest.get("target", {}).get("unified_tegra"))
 
 
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:

@@ -75,11 +75,13 @@ def _without_code(name: str, report: LibraryReport, fit: GpuFit, why: str, catal
     """A library with nothing for the GPU: a failure, unless there is a reason why nothing is missing."""
     details = _details(report, fit)
     held = ", ".join(group.label for group in report.architectures)
-    if all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
+    if report.architectures and all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
         reason = f"holds {held} without a single kernel: nothing is missing"
         return Check.not_applicable(Level.STATIC, name, reason, **details)
     if why:
-        return Check.not_applicable(Level.STATIC, name, f"holds {held}, nothing for {fit.device}: {why}", **details)
+        return Check.not_applicable(
+            Level.STATIC, name, f"holds {held or 'empty containers'}, nothing for {fit.device}: {why}", **details
+        )
     gpu = fit.device
     what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
     reason = (
@@ -165,7 +167,7 @@ def foreign_checks(
 def coverage_checks(
     coverages: Sequence[CodeCoverage], missing: Sequence[str], gpus: Sequence[Capability]
 ) -> Iterator[Check]:
-    """Against stock: every image that the GPU would load is there, byte for byte."""
+    """Against stock: every image that the GPUs use is there, byte for byte."""
     for path in missing:
         yield Check.of(
             Level.STATIC,
@@ -187,7 +189,7 @@ def coverage_checks(
                 Level.STATIC,
                 f"coverage: {found.library.rsplit('/', 1)[-1]}",
                 False,
-                f"{found.lost} of {found.needed} images that {named} would load are not there{kernels}",
+                f"{found.lost} of {found.needed} images that {named} uses are missing{kernels}",
                 library=found.library,
                 lost=found.lost,
                 needed=found.needed,
@@ -199,7 +201,7 @@ def coverage_checks(
             Level.STATIC,
             "coverage against stock",
             True,
-            f"all {images} images that {named} would load from stock are in {len(whole)} libraries, byte for byte",
+            f"all {images} images that {named} uses of stock are in {len(whole)} libraries, byte for byte",
             libraries=len(whole),
             images=images,
         )

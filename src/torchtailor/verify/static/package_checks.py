@@ -49,7 +49,8 @@ def package_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], expect
 def _wheel(path: Path, libraries: Sequence[LibraryFacts]) -> tuple[Check, Metadata | None]:
     """RECORD against every byte; the libraries were compared when they were unpacked."""
     name = f"RECORD and hashes: {path.name.split('-', 1)[0]}"
-    done = {facts.name for facts in libraries if facts.file.owner == path.name}
+    own = (facts.file for facts in libraries if facts.file.owner == path.name)
+    done = {file.member.name for file in own if file.member}
     try:
         with WheelArchive(path) as archive:
             wheel = WheelDistribution.of(archive)

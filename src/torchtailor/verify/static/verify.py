@@ -10,16 +10,16 @@ from typing import Any
 
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.catalog import Catalog, TorchArch
-from torchtailor.gpucode.policy import Policy
+from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
-from torchtailor.gpucode.targets import Targets
+from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.hostcode.analyse import HostCode
 from torchtailor.hostcode.cache import host_code
 from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.verify.progress import VerifyProgress
 from torchtailor.verify.result import Check
 from torchtailor.verify.static.coverage import CodeCoverage, compare_code
+from torchtailor.verify.static.cuts import unified_tegra
 from torchtailor.verify.static.elf_checks import elf_checks
 from torchtailor.verify.static.expect import Expectation
 from torchtailor.verify.static.facts import artifact_facts
@@ -47,7 +47,7 @@ def verify_static(
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
-    comparison = _Comparison(stock, expected, catalog) if stock else None
+    comparison = _Comparison(artifact, stock, expected, catalog) if stock else None
     libraries = read_libraries(
         artifact,
         allowed=expected.allowed,
@@ -74,11 +74,12 @@ def verify_static(
 class _Comparison:
     """Compares each library with stock's of the same name while both are files."""
 
-    def __init__(self, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
+    def __init__(self, artifact: Artifact, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
         self._artifact = stock
         self._stock = {library.name: library for library in stock.libraries}
         self._expected = expected
-        self._catalog = catalog
+        unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
+        self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
         self.coverages: list[CodeCoverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
@@ -88,13 +89,9 @@ class _Comparison:
         other = self._stock.get(library.name)
         if other is None:
             return
-        policy = None
-        if self._expected.gpus:
-            targets = Targets(tuple(TorchArch(gpu) for gpu in self._expected.gpus))
-            policy = Policy(targets, self._catalog.rules).for_library(library.name)
         with self._artifact.unpacked(other) as file:
             self.stock_facts[library.name] = read_library(other, file, host_code=False)
-            found = compare_code(library.name, file.path, path, policy)
+            found = compare_code(library.name, file.path, path, self._readings)
             if same_code(file.path, path):
                 self.same_code.add(library.name)
             if library.name in self.same_code and stripped(path) and not stripped(file.path):
