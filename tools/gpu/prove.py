@@ -19,9 +19,9 @@ from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
 from torchtailor.disk import write_output
-from torchtailor.verify.compare import CaseVerdict, compare
-from torchtailor.verify.measures import Figure, Measures, measure, ratios
-from torchtailor.verify.suite_results import SuiteResults, load_results
+from torchtailor.verification.compare import CaseVerdict, compare
+from torchtailor.verification.measures import Figure, Measures, measure, ratios
+from torchtailor.verification.suite_results import SuiteResults, load_results
 
 OUT = Path(os.environ["OUT"])
 WORK = Path(os.environ["WORK"])
@@ -102,9 +102,9 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
     """A torch cut for 8.0 must be rejected by our check, with an explanation, before CUDA fails."""
     from torchtailor.catalog import load_catalog
-    from torchtailor.gpucode.torch_code import read_torch
     from torchtailor.host.detect import detect
-    from torchtailor.verify.ongpu import presence_checks
+    from torchtailor.inspection.torch_code import read_torch
+    from torchtailor.verification.ongpu import presence_checks
 
     catalog = load_catalog()
     host = detect(catalog=catalog)

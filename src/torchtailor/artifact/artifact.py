@@ -19,7 +19,7 @@ from torchtailor.artifact.sites import find_sites, installed_path, is_environmen
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
-from torchtailor.ui.format import human_bytes
+from torchtailor.format import human_bytes
 from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in

@@ -18,8 +18,8 @@ from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.tailor.result import TailorResult
-from torchtailor.tailor.wheel import WheelOrder, tailor_wheel_each
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
@@ -29,10 +29,12 @@ _ENGINE = (
     "catalog",
     "cgroups.py",
     "disk.py",
+    "format.py",
     "gpucode",
+    "host",
     "licences",
     "surgery",
-    "tailor",
+    "tailoring",
     "wheels",
 )
 
@@ -137,7 +139,7 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
 
 
 def _write(scratch: Path, outcome: TailorResult) -> None:
-    from torchtailor.tailor.manifest import library_json
+    from torchtailor.tailoring.manifest import library_json
 
     assert outcome.output is not None
     changed = bool(outcome.changed)

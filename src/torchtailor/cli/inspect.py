@@ -12,8 +12,8 @@ from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Gpu
-    from torchtailor.gpucode.inspection import Inspection
     from torchtailor.gpucode.report import ImageGroup, LibraryReport
+    from torchtailor.inspection.inspection import Inspection
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/inspect.md has the schema).")] = False,
 ) -> int:
     """Show the GPU code inside libraries, wheels and environments."""
-    from torchtailor.gpucode.inspect import inspect
+    from torchtailor.inspection.inspect import inspect
     from torchtailor.ui import ProgressBar, err, print_json
 
     with ProgressBar(quiet=json) as bar:

@@ -12,7 +12,7 @@ import typer
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.verify import Check, VerifyReport
+    from torchtailor.verification import Check, VerifyReport
 
 
 class Levels(StrEnum):
@@ -48,8 +48,8 @@ def command(
 ) -> int:
     """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.ui import print_json
-    from torchtailor.verify import Level, verify
-    from torchtailor.verify.output import as_json, write_junit
+    from torchtailor.verification import Level, verify
+    from torchtailor.verification.output import as_json, write_junit
 
     with _VerifyBar(plain=plain) as shown:
         result = verify(

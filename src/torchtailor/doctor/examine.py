@@ -15,9 +15,9 @@ from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget
 from torchtailor.doctor.fixes import Fix, Fixes
 from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
-from torchtailor.gpucode.torch_code import suitable_gpus
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
-from torchtailor.recommend.drivers import DriverVerdict, judge_driver
+from torchtailor.inspection.torch_code import suitable_gpus
+from torchtailor.recommendation.drivers import DriverVerdict, judge_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _named(device: GpuDevice) -> str:
 
 
 def _machine(host: Host) -> str:
-    from torchtailor.recommend.explain import machine_line
+    from torchtailor.recommendation.explain import machine_line
 
     return machine_line(host)
 

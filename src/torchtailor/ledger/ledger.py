@@ -298,7 +298,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
 
     Each of `switches` has a column of its own; all other settings are in the column Configuration.
     """
-    from torchtailor.ui.format import human_seconds
+    from torchtailor.format import human_seconds
 
     columns = ["Attempt", "Variant", "Method", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from torchtailor.disk import write_output
+from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
-from torchtailor.ui.format import human_bytes, human_seconds
-from torchtailor.verify.output import as_json
-from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
-from torchtailor.verify.static.facts import HOST
+from torchtailor.verification.output import as_json
+from torchtailor.verification.result import Check, CheckOutcome, VerifyReport
+from torchtailor.verification.static.facts import HOST
 
 _WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _ABOUT = {

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.integration.backends.pips import pip_on
-from torchtailor.gpucode.inspect import inspect
 from torchtailor.host.pythons import find_python, find_uv
+from torchtailor.inspection.inspect import inspect
 from torchtailor.wheelhouse.install import import_torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.usefixtures("shared_cache")]

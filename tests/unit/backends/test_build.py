@@ -17,10 +17,10 @@ from tests.unit.fetch.serving import Fault
 from torchtailor.backends import cutting
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
-from torchtailor.gpucode.inspect import inspect
+from torchtailor.inspection.inspect import inspect
 from torchtailor.ledger.ledger import Result
-from torchtailor.tailor.result import TailorResult
-from torchtailor.tailor.wheel import tailor_wheel_each
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -219,7 +219,7 @@ def test_what_another_build_made_meanwhile_is_taken(workshop: Workshop, monkeypa
 
 def test_all_code_that_decides_the_bytes_is_part_of_the_key() -> None:
     """Whatever `tailor` imports, but for what only words errors and reports progress."""
-    code = "import sys, torchtailor.tailor.wheel; print(*sys.modules)"
+    code = "import sys, torchtailor.tailoring.wheel; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     parts = {part.removesuffix(".py") for part in cutting._ENGINE}
     imported = {name.split(".")[1] for name in done.stdout.split() if name.startswith("torchtailor.")}

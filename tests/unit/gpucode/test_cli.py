@@ -12,7 +12,7 @@ from tests.unit.gpucode.builders import FIXTURES
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
-from torchtailor.gpucode.targets import read_targets
+from torchtailor.host.targets import read_targets
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

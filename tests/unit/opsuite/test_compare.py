@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError
-from torchtailor.verify.compare import CaseVerdict, compare
-from torchtailor.verify.imports import cpu_checks
-from torchtailor.verify.ongpu import comparison_checks, gpu_checks
-from torchtailor.verify.result import CheckOutcome
-from torchtailor.verify.suite_results import CaseResult, OutputHash, SuiteResults, load_results, steady
+from torchtailor.verification.compare import CaseVerdict, compare
+from torchtailor.verification.imports import cpu_checks
+from torchtailor.verification.ongpu import comparison_checks, gpu_checks
+from torchtailor.verification.result import CheckOutcome
+from torchtailor.verification.suite_results import CaseResult, OutputHash, SuiteResults, load_results, steady
 
 
 def case(name: str, content: str = "x", outcome: Any = "pass", **more: Any) -> CaseResult:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.tailor.helpers import install
+from tests.unit.tailoring.helpers import install
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli import main
 

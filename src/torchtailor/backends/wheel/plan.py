@@ -21,8 +21,8 @@ from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import Resolved, resolve
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requirements
+from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ledger.rates import Rates
-from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.variants import Variant, coverage
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.

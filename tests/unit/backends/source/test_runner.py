@@ -86,7 +86,7 @@ def test_a_source_that_cannot_be_copied_is_said_in_a_sentence(tmp_path: Path, mo
     def full(old: str, new: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
 
-    monkeypatch.setattr(tree, "_clone_file", full)
+    monkeypatch.setattr(tree, "_copy_file", full)
     with pytest.raises(EnvironmentProblem) as raised:
         copy_tree(source, tmp_path / "copy")
     message = raised.value.message
