@@ -47,9 +47,9 @@ class FinishedProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of what it said on stderr, in one line."""
+        """The last line of its stderr."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
-        return (lines[-1] if lines else "it said nothing")[:500]
+        return (lines[-1] if lines else "no output")[:500]
 
 
 @dataclass(frozen=True, slots=True)

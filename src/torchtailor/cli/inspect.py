@@ -147,8 +147,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     for gpu in inspection.gpus:
         if len(with_code) == 1:
             yield _verdict(inspection, with_code[0], gpu)
-        free = inspection.saved_in_all(gpu.capability, consent=False)
-        asked = inspection.saved_in_all(gpu.capability, consent=True)
+        free = inspection.saved_in_all(gpu.capability, proprietary=False)
+        asked = inspection.saved_in_all(gpu.capability, proprietary=True)
         line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"

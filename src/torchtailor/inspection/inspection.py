@@ -73,12 +73,12 @@ class Inspection:
         policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
         return library.stored - kept_bytes(library, policy)
 
-    def saved_in_all(self, *devices: Capability, consent: bool) -> int:
-        """The same over all libraries that do (or do not) need the user's consent."""
+    def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:
+        """The same over all libraries that do (or do not) need --nvidia."""
         return sum(
             self.saved(library, *devices)
             for library in self.libraries
-            if needs_nvidia_option(library.name, None) is consent
+            if needs_nvidia_option(library.name, None) is proprietary
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class Inspection:
             "tailored": [
                 {
                     "gpu": str(device),
-                    "saved": self.saved_in_all(device, consent=False) + self.saved_in_all(device, consent=True),
-                    "saved_with_consent_only": self.saved_in_all(device, consent=True),
+                    "saved": self.saved_in_all(device, proprietary=False) + self.saved_in_all(device, proprietary=True),
+                    "saved_only_with_nvidia": self.saved_in_all(device, proprietary=True),
                 }
                 for device in self.devices
             ],

@@ -1,4 +1,4 @@
-"""What was not chosen and why, grouped so that each reason is said once."""
+"""What was not chosen and why, grouped so that each reason is given once."""
 
 from __future__ import annotations
 

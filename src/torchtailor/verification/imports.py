@@ -39,14 +39,14 @@ def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
         if first.code:
             yield _not_imported(launch, first)
             return
-        said: dict[str, Any] = msgspec.json.decode(first.output)
+        info: dict[str, Any] = msgspec.json.decode(first.output)
         more = [launch.run([script], timeout=300) for _ in range(STARTS - 1)]
     yield Check.of(
-        Level.IMPORT, "import torch", True, f"torch {said['version']} from {Path(said['file']).parent}", **_facts(said)
+        Level.IMPORT, "import torch", True, f"torch {info['version']} from {Path(info['file']).parent}", **_facts(info)
     )
-    yield _versions(said)
-    yield _configuration(said)
-    yield _costs([said, *(msgspec.json.decode(ran.output) for ran in more if not ran.code)])
+    yield _versions(info)
+    yield _configuration(info)
+    yield _costs([info, *(msgspec.json.decode(ran.output) for ran in more if not ran.code)])
     progress("Computing on the CPU")
     yield from cpu_checks(run_suite(launch, "cpu", only=only))
 
@@ -129,13 +129,13 @@ def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     return Check.of(Level.IMPORT, "import torch", False, how_it_ended(ran), **details)
 
 
-def _facts(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: said[key] for key in ("version", "git_commit", "cuda", "python", "cpu_capability", "arch_list")}
+def _facts(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: info[key] for key in ("version", "git_commit", "cuda", "python", "cpu_capability", "arch_list")}
 
 
-def _versions(said: dict[str, Any]) -> Check:
+def _versions(info: dict[str, Any]) -> Check:
     """The version that torch reports must be that of its metadata, local label apart."""
-    version, installed = said["version"], said["installed_version"]
+    version, installed = info["version"], info["installed_version"]
     if installed is None:
         return Check.not_applicable(Level.IMPORT, "versions", "torch has no package metadata")
     same = version.split("+")[0] == installed.split("+")[0]
@@ -143,15 +143,15 @@ def _versions(said: dict[str, Any]) -> Check:
     return Check.of(Level.IMPORT, "versions", same, reason, torch=version, metadata=installed)
 
 
-def _configuration(said: dict[str, Any]) -> Check:
+def _configuration(info: dict[str, Any]) -> Check:
     """torch.__config__ must name the CUDA that torch.version names; without a GPU only its build settings do."""
-    shown, cuda = said["configuration"], said["cuda"]
+    shown, cuda = info["configuration"], info["cuda"]
     agrees = bool(shown.strip()) and set(_CUDA_IN_CONFIGURATION.findall(shown)) == ({cuda} if cuda else set())
-    kernels = f"CPU kernels for {said['cpu_capability']}, {said['threads']} threads"
+    kernels = f"CPU kernels for {info['cpu_capability']}, {info['threads']} threads"
     reason = f"{'CUDA ' + cuda if cuda else 'no CUDA'}; {kernels}"
     if not agrees:
         reason = f"torch.__config__ does not agree with torch.version.cuda ({cuda})"
-    return Check.of(Level.IMPORT, "configuration", agrees, reason, configuration=shown, parallel=said["parallel"])
+    return Check.of(Level.IMPORT, "configuration", agrees, reason, configuration=shown, parallel=info["parallel"])
 
 
 def _costs(starts: list[dict[str, Any]]) -> Check:

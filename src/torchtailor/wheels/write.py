@@ -101,7 +101,7 @@ class WheelWriter:
         self._file.seek(end)
 
     def copy(self, archive: WheelArchive, member: Member, name: str) -> None:
-        """A member of another wheel, its packed bytes taken over as they are."""
+        """A member of another wheel, its packed bytes copied unchanged."""
         method = 8 if member.deflated else 0
         mode = member.mode or (stat.S_IFDIR | 0o755 if member.is_dir else DEFAULT_MODE)
         self._begin(name, method, member.crc, member.packed_size, member.size, mode)

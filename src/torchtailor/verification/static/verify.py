@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
@@ -77,6 +77,9 @@ class _Comparison:
     def __init__(self, artifact: Artifact, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
         self._artifact = stock
         self._stock = {library.name: library for library in stock.libraries}
+        if artifact.kind is stock.kind is ArtifactKind.LIBRARY:  # whatever they are called: these two are compared
+            name = artifact.libraries[0].name
+            self._stock = {name: replace(stock.libraries[0], name=name)}
         self._expected = expected
         unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
         self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
