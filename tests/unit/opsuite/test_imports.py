@@ -204,7 +204,7 @@ def test_words_for_ends() -> None:
     assert "illegal instruction" in how_it_ended(FinishedProcess(-4, "", "", 0))
     assert "SIGQUIT" in how_it_ended(FinishedProcess(-3, "", "", 0))
     assert how_it_ended(FinishedProcess(1, "", "a\nb\n", 0)) == "It ended with: b"
-    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: it said nothing"
+    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: no output"
     assert missing_dependency(FinishedProcess(1, "", "No module named 'torch._C'", 0)) is None
     assert missing_dependency(FinishedProcess(1, "", "ValueError", 0)) is None
 
