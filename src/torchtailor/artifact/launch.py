@@ -109,7 +109,7 @@ def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
         return
     with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
         folder = Path(name)
-        with disk_errors(folder, unchanged="TMPDIR names another place for it."):
+        with disk_errors(folder, unchanged="Set TMPDIR to a folder on a disk with more room."):
             for wheel in artifact.wheels:
                 with WheelArchive(wheel) as archive:
                     archive.extract(folder)
