@@ -44,7 +44,7 @@ class EntryKind(Enum):
     MADE = "made"
     NOTES = "notes"
     IMAGES = "images"
-    HOST_CODE = "host code"
+    HOST_CODE = "host-code"
 
 
 @dataclass(frozen=True, slots=True)

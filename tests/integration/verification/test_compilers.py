@@ -43,13 +43,11 @@ def compile_library(arch: str, flags: str, source: str, out: Path) -> Path:
 def test_static_initialiser(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     arch: str,
     flags: str,
     isa: str,
     caught: bool,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library = compile_library(arch, flags, "startup.cpp", tmp_path / "libx.so")
     code = main(["verify", str(library), "--cpu", isa, "--level", "static", "--json"])
     checks = json.loads(capsys.readouterr().out)["checks"]

@@ -1,6 +1,6 @@
 """Official wheels of both platforms: they pass, and what their baseline is comes out as known.
 
-Run with `pytest -m "slow and network" tests/integration/verify`; wheels are taken from pip's own cache and index.
+Run with `pytest -m "slow and network" tests/integration/verify`; wheels are kept where TORCHTAILOR_TEST_CACHE says.
 """
 
 from __future__ import annotations

@@ -14,11 +14,6 @@ HOST = Path(__file__).parents[2] / "fixtures" / "hostcode"
 GPU = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def fat() -> bytes:
     """A library with code for eight architectures."""
