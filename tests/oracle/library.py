@@ -101,7 +101,7 @@ class Container:
     """A fatbin container, or a cubin that lies there without one."""
 
     section: str
-    index: int  # among the containers of its section
+    reached: str  # how host code finds it, in addresses that a cut leaves alone
     offset: int
     size: int
     form: str  # container, cubin, zstd
@@ -113,7 +113,7 @@ class Container:
     @property
     def id(self) -> str:
         """By which it is found again in a cut library: a cut leaves an empty container where it takes out all."""
-        return f"{self.section}#{self.index}" if self.form == "container" else f"{self.section}, bare"
+        return f"{self.section} {self.reached}" if self.form == "container" else f"{self.section}, bare"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,8 @@ def read_library(path: Path) -> Library:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     is_host_library = data[:6] == ELF_MAGIC and _machine(data, 0) != EM_CUDA
     sections = _sections(data) if is_host_library else [_Section("", _SHT_PROGBITS, 0, 0, 0, size)]
-    wrappers = dict(_wrappers(data, sections)) if is_host_library else {}
+    pointers = _pointers(data, sections) if is_host_library else {}
+    wrappers = _wrappers(data, sections, pointers)
     found: list[Container] = []
     unread: list[str] = []
     for section in sections:
@@ -157,15 +158,19 @@ def read_library(path: Path) -> Library:
             continue
         if section.name.startswith(".debug_"):
             continue
-        index = -1
         for form, offset, length, entries in _pieces(data, section, unread):
-            index += form == "container"
-            version = wrappers.get(offset - section.offset + section.address) if section.flags & _SHF_ALLOC else None
+            address = offset - section.offset + section.address if section.flags & _SHF_ALLOC else -1
+            wrapper, version = wrappers.get(address, (-1, 0))
+            if wrapper >= 0:
+                reached = f"from wrapper {wrapper:#x}"
+            elif address in pointers:
+                reached = f"from pointer {min(pointers[address]):#x}"
+            else:  # by distance: it cannot be moved
+                reached = f"at {address:#x}" if address >= 0 else f"at {offset - section.offset:#x} of the section"
             found.append(
                 Container(
-                    section.name, index, offset, length, form,
-                    prelinked=section.name == PRELINKED, linked=version == 2,
-                    wrapped=version is not None, entries=entries,
+                    section.name, reached, offset, length, form,
+                    prelinked=section.name == PRELINKED, linked=version == 2, wrapped=version > 0, entries=entries,
                 )
             )  # fmt: skip
     return Library(path, size, tuple(found), tuple(unread))
@@ -194,27 +199,50 @@ def _sections(data: mmap.mmap) -> list[_Section]:
     return sorted(sections, key=lambda section: section.offset)
 
 
-def _wrappers(data: mmap.mmap, sections: list[_Section]) -> Iterator[tuple[int, int]]:
-    """The address of each wrapped container and the version of its wrapper."""
-    places = [section for section in sections if section.name == ".nvFatBinSegment" and section.flags & _SHF_ALLOC]
-    if not places:
-        return
-    moved: dict[int, int] = {}  # RELA holds the value itself; RELR leaves it in place
+def _pointers(data: mmap.mmap, sections: list[_Section]) -> dict[int, list[int]]:
+    """The places of all pointers that the loader relocates, by the address to which they lead."""
     relative = _RELATIVE.get(_machine(data, 0))
-    low, high = min(place.address for place in places), max(place.address + place.size for place in places)
+    places: dict[int, list[int]] = {}
     for section in sections:
-        if section.type == _SHT_RELA and section.flags & _SHF_ALLOC:
-            rows = data[section.offset : section.offset + section.size]
-            moved |= {
-                where: addend
-                for where, info, addend in struct.iter_unpack("<QQq", rows)
-                if low <= where < high and info & 0xFFFFFFFF == relative
-            }
-    for place in places:
-        for step in range(0, place.size - 23, 24):
-            magic, version, pointer, _ = struct.unpack_from("<IIQQ", data, place.offset + step)
-            if magic == WRAPPER_MAGIC:
-                yield moved.get(place.address + step + 8, pointer), version
+        rows = data[section.offset : section.offset + section.size] if section.flags & _SHF_ALLOC else b""
+        if section.type == _SHT_RELA:
+            for where, info, addend in struct.iter_unpack("<QQq", rows):
+                if info & 0xFFFFFFFF == relative:
+                    places.setdefault(addend, []).append(where)
+        elif section.type == _SHT_RELR:
+            for where in _packed_places(rows):
+                for home in sections:
+                    if home.flags & _SHF_ALLOC and home.address <= where < home.address + home.size:
+                        at = where - home.address + home.offset
+                        places.setdefault(int.from_bytes(data[at : at + 8], "little"), []).append(where)
+                        break
+    return places
+
+
+def _packed_places(rows: bytes) -> Iterator[int]:
+    """RELR: an address, then bit maps of the 63 words that follow it."""
+    base = 0
+    for (word,) in struct.iter_unpack("<Q", rows):
+        if word & 1:
+            yield from (base + 8 * bit for bit in range(63) if word >> (bit + 1) & 1)
+            base += 8 * 63
+        else:
+            yield word
+            base = word + 8
+
+
+def _wrappers(data: mmap.mmap, sections: list[_Section], pointers: dict[int, list[int]]) -> dict[int, tuple[int, int]]:
+    """The address of each wrapped container: where its wrapper is, and the wrapper's version."""
+    targets = {where: target for target, places in pointers.items() for where in places}
+    found: dict[int, tuple[int, int]] = {}
+    for section in sections:
+        if section.name == ".nvFatBinSegment" and section.flags & _SHF_ALLOC:
+            for step in range(0, section.size - 23, 24):
+                magic, version, pointer, _ = struct.unpack_from("<IIQQ", data, section.offset + step)
+                if magic == WRAPPER_MAGIC:
+                    place = section.address + step
+                    found[targets.get(place + 8, pointer)] = (place, version)
+    return found
 
 
 _Piece = tuple[str, int, int, tuple[Entry, ...]]

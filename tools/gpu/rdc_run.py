@@ -8,7 +8,7 @@ Each library is loaded in a process of its own and asked for its answer: 42, or 
 answer as stock does. The cut for another GPU (8.0) is made, and asked too: it need not answer here. Then come probes:
 copies with some GPU code emptied by hand, which tell what the driver takes. Where the libraries leave out the CUDA
 runtime, libcudart.so.13 is loaded first: from --cudart, NVIDIA's wheels, a toolkit or the loader's own paths.
-The exit status is 1 where a cut answers otherwise than stock.
+The exit status is 1 where a cut answers otherwise than stock, 2 where no stock library answers at all.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def run(options: argparse.Namespace, work: Path) -> int:
             tar.extractall(folder, filter="data")
     cudart = options.cudart or find_cudart(folder)
     print(f"runtime: {cudart or 'inside the libraries'}")
-    wrong = 0
+    wrong = answered = 0
     header = ("library", "stock", f"for {options.gpu}", "cut answers", "must match", f"for {options.other}", "answers")
     print("| " + " | ".join(header) + " |\n|" + "---|" * len(header), flush=True)
     for path in sorted(folder.glob("*-x86_64.so")):
@@ -195,6 +195,7 @@ def run(options: argparse.Namespace, work: Path) -> int:
         # where nothing is written there is nothing to run, which is right only if stock cannot run either
         match = answer == stock if own else stock != str(ANSWER)
         wrong += not match
+        answered += stock == str(ANSWER)
         other, other_size = cut(path, work / f"other-{path.name}", options.other)
         there = asked(other, cudart) if other else "-"
         cells = (path.stem, stock, size, answer, "yes" if match else "NO", other_size, there)
@@ -207,7 +208,10 @@ def run(options: argparse.Namespace, work: Path) -> int:
             probe(path, copy, drop)
             print(f"| {name} | {fixture} | {asked(copy, cudart)} |", flush=True)
             copy.unlink()
-    print(f"\n{wrong} cut libraries answer otherwise than stock")
+    print(f"\n{answered} stock libraries answer {ANSWER}; {wrong} cut libraries answer otherwise than stock")
+    if not answered:
+        print("no library answers: is there a GPU, and a driver for CUDA 13?")
+        return 2
     return 1 if wrong else 0
 
 

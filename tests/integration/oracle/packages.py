@@ -1,6 +1,6 @@
 """Real packages: what each can run before and after a cut, by the oracle.
 
-    python -m tests.integration.oracle.packages --cache FOLDER [--gpu 8.0 --gpu 9.0] [NAME...]
+    python -m tests.integration.oracle.packages --cache FOLDER [--gpu 8.9 --gpu 9.0] [NAME...]
 
 prints the table, one package after another; without names, all of packages.toml. A package that was not in the cache
 before is removed again, unless --keep.
@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.oracle import Container, Entry, Library, foreign, read_library, runnable, unused
 
 LIST = Path(__file__).with_name("packages.toml")
-GPUS = ("8.0", "9.0", "12.0")
+GPUS = ("8.9", "9.0", "12.0")
 _TAGS = ("manylinux_2_39", "manylinux_2_35", "manylinux_2_34", "manylinux_2_31", "manylinux_2_28", "manylinux_2_27",
          "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1", "linux")  # fmt: skip
 _GPU_FILES = {".cubin", ".fatbin"}
