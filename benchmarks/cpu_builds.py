@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from torchtailor.artifact.launch import Launch
-from torchtailor.verify.measures import measure, ratios
+from torchtailor.verification.measures import measure, ratios
 
 SAYS = "import torch; print(torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
 

@@ -1,9 +1,99 @@
-"""What holds for all tests."""
+"""What holds for all tests: none of them sees or changes the user's cache, state, settings or current folder.
+
+Every test has a home and a current folder of its own. What pip, uv and torchtailor download from a real index is shared
+by the tests of one run, and by several runs in the folder that TORCHTAILOR_TEST_CACHE names.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # A runner that was started in the background ignores Ctrl-C, and every process it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Variables of ours that are meant for the tests.
+_OF_TESTS = ("TORCHTAILOR_TEST_", "TORCHTAILOR_FUZZ_", "TORCHTAILOR_TRIXIE")
+_FOLDERS = {
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_STATE_HOME": ".local/state",
+    "XDG_DATA_HOME": ".local/share",
+}
+_HOME = Path.home()
+_CONFIG, _DATA = (
+    Path(os.environ.get(name) or _HOME / _FOLDERS[name]).absolute() for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME")
+)
+# Where the user says which index is used, by its place in a home.
+_SETTINGS = {
+    ".pip/pip.conf": _HOME / ".pip" / "pip.conf",
+    ".config/pip/pip.conf": _CONFIG / "pip" / "pip.conf",
+    ".config/uv/uv.toml": _CONFIG / "uv" / "uv.toml",
+    ".netrc": _HOME / ".netrc",
+}
+# Files that settings name; a relative name means the folder that the tests were started in.
+_FILES = ("PIP_CONFIG_FILE", "PIP_CERT", "UV_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NETRC")
+# Pythons that are installed in the user's home.
+_PYTHONS = {"PYENV_ROOT": _HOME / ".pyenv", "UV_PYTHON_INSTALL_DIR": _DATA / "uv" / "python"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def homes(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Iterator[Path]]:
+    """New homes, one after the other; the first is that of fixtures which several tests share."""
+    root = tmp_path_factory.mktemp("homes")
+    places = (root / str(number) for number in itertools.count())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("TORCHTAILOR_") and not name.startswith(_OF_TESTS):
+                patch.delenv(name)
+        for name in _FILES:
+            if name in os.environ:
+                patch.setenv(name, str(Path(os.environ[name]).expanduser().absolute()))
+        for name, folder in _PYTHONS.items():
+            if name not in os.environ and folder.is_dir():
+                patch.setenv(name, str(folder))
+        patch.setenv("UV_CACHE_DIR", str(downloads / "uv"))
+        patch.setenv("PIP_CACHE_DIR", str(downloads / "pip"))
+        move_into(next(places), patch)
+        link_settings()
+        yield places
+
+
+@pytest.fixture(scope="session")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what was downloaded is kept for other tests."""
+    kept = os.environ.get("TORCHTAILOR_TEST_CACHE")
+    return Path(kept).expanduser().absolute() if kept else tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(autouse=True)
+def home(homes: Iterator[Path]) -> Iterator[Path]:
+    """A home and a current folder for one test."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield move_into(next(homes), patch)
+
+
+def move_into(place: Path, patch: pytest.MonkeyPatch) -> Path:
+    home, current = place / "home", place / "current"
+    home.mkdir(parents=True)
+    current.mkdir()
+    patch.setenv("HOME", str(home))
+    for name, folder in _FOLDERS.items():
+        patch.setenv(name, str(home / folder))
+    patch.chdir(current)
+    return home
+
+
+def link_settings() -> None:
+    """Show pip and uv the user's own settings, so that they use the configured index."""
+    for name, settings in _SETTINGS.items():
+        if settings.is_file():
+            place = Path.home() / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(settings)

@@ -1,35 +1,83 @@
 """Makes PyTorch fit one machine.
 
-As a library: `torchtailor.build("sm90-avx512", nvidia=True)`, `torchtailor.install(into=".venv")`; with `plan_` before
-the name, the plan without the work.
+The stages of the pipeline are functions of this package (docs/api.md); each is imported when it is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchtailor.backends.base import BuildResult
     from torchtailor.backends.build import build, plan_build
     from torchtailor.backends.install import install, plan_install
     from torchtailor.catalog.releases import Method
+    from torchtailor.errors import TorchtailorError
+    from torchtailor.host.detect import detect
+    from torchtailor.host.model import Host
+    from torchtailor.inspection.inspect import inspect
+    from torchtailor.inspection.inspection import Inspection
+    from torchtailor.recommendation.engine import recommend
+    from torchtailor.recommendation.result import Recommendation
+    from torchtailor.tailoring.result import TailorResult
+    from torchtailor.tailoring.run import tailor
+    from torchtailor.verification.result import Level, VerifyReport
+    from torchtailor.verification.run import verify
 
 __version__ = "0.1.0"
 
-__all__ = ["Method", "build", "install", "plan_build", "plan_install"]
+__all__ = [
+    "BuildResult",
+    "Host",
+    "Inspection",
+    "Level",
+    "Method",
+    "Recommendation",
+    "TailorResult",
+    "TorchtailorError",
+    "VerifyReport",
+    "__version__",
+    "build",
+    "detect",
+    "inspect",
+    "install",
+    "plan_build",
+    "plan_install",
+    "recommend",
+    "tailor",
+    "verify",
+]
 
-# Imported on first use, so that `import torchtailor` and the command line stay quick.
 _MODULES = {
-    "Method": "torchtailor.catalog.releases",
-    "build": "torchtailor.backends.build",
-    "install": "torchtailor.backends.install",
-    "plan_build": "torchtailor.backends.build",
-    "plan_install": "torchtailor.backends.install",
+    "BuildResult": "backends.base",
+    "Host": "host.model",
+    "Inspection": "inspection.inspection",
+    "Level": "verification.result",
+    "Method": "catalog.releases",
+    "Recommendation": "recommendation.result",
+    "TailorResult": "tailoring.result",
+    "TorchtailorError": "errors",
+    "VerifyReport": "verification.result",
+    "build": "backends.build",
+    "detect": "host.detect",
+    "inspect": "inspection.inspect",
+    "install": "backends.install",
+    "plan_build": "backends.build",
+    "plan_install": "backends.install",
+    "recommend": "recommendation.engine",
+    "tailor": "tailoring.run",
+    "verify": "verification.run",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
-    return getattr(import_module(_MODULES[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

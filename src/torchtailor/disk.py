@@ -1,92 +1,204 @@
-"""Writing to disk so that nothing is ever half there, and saying plainly what the disk would not do."""
+"""The one place that knows how files are written, locked, hashed and put in place, and where our folders are.
+
+Everything appears whole or not at all: it is written under a temporary name on the same disk and then renamed.
+Temporary files and folders are locked by who writes them, so one whose lock is free was left by a killed process.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
 import os
+import platform
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO
+
+import platformdirs
 
 from torchtailor.errors import EnvironmentProblem
 
-_WORKING = ".torchtailor-"
+CACHE_VARIABLE = "TORCHTAILOR_CACHE"
+STATE_VARIABLE = "TORCHTAILOR_STATE"
+WORK_VARIABLE = "TORCHTAILOR_WORK"
+
+_TEMPORARY = ".torchtailor-"
+_FILE = ".tmp"
 _LOCK = "lock"
+_POLL = 0.02  # seconds between two tries for a lock
+_CHUNK = 256 << 10  # stays in a core's cache between the reading and the hashing
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+# Where our folders are
+
+
+def cache_folder() -> Path:
+    """What can be fetched or computed again: $TORCHTAILOR_CACHE or the platform's cache folder."""
+    return _chosen(CACHE_VARIABLE) or platformdirs.user_cache_path("torchtailor", appauthor=False)
+
+
+def state_folder() -> Path:
+    """The ledger and the logs: $TORCHTAILOR_STATE or the platform's state folder."""
+    return _chosen(STATE_VARIABLE) or platformdirs.user_state_path("torchtailor", appauthor=False)
+
+
+def work_folder() -> Path:
+    """Builds from source: $TORCHTAILOR_WORK or a folder of the cache."""
+    return _chosen(WORK_VARIABLE) or cache_folder() / "source"
+
+
+def _chosen(variable: str) -> Path | None:
+    chosen = os.environ.get(variable)
+    return Path(chosen).expanduser().absolute() if chosen else None
+
+
+def existing_parent(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+
+
+# What the disk refuses
 
 
 @contextmanager
-def explained(folder: Path, *, unchanged: str = "Nothing was changed.") -> Iterator[None]:
-    """Turns what the disk says into one sentence about the folder that is written to."""
+def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Iterator[None]:
+    """Turn an error of the disk into one sentence about the folder that is written to."""
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            raise
+        name = error.filename or folder
+        hint = f"{unchanged} Choose another place or run it as its owner."
         if error.errno in _FULL:
             raise EnvironmentProblem(
                 f"The disk is full: {folder} has no room for the output.",
                 f"{unchanged} Free some space and run it again.",
             ) from error
+        if error.errno == errno.EROFS:
+            raise EnvironmentProblem(f"{name} is on a read-only disk.", hint) from error
         if error.errno in _FORBIDDEN:
-            why = "is on a read-only disk" if error.errno == errno.EROFS else "may not be written by this user"
-            raise EnvironmentProblem(
-                f"{error.filename or folder} {why}.", f"{unchanged} Choose another place or run it as its owner."
-            ) from error
-        if error.errno is None:
-            raise
-        raise EnvironmentProblem(f"{error.filename or folder}: {os.strerror(error.errno)}.", unchanged) from error
+            raise EnvironmentProblem(f"{name} cannot be written: permission denied.", hint) from error
+        raise EnvironmentProblem(f"{name} cannot be written: {os.strerror(error.errno)}.", unchanged) from error
 
 
-def existing(folder: Path) -> Path:
-    """The folder, or what of its path exists already."""
-    return next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+# Hashes
+
+
+def hash_file(file: Path | int, algorithm: str = "sha256") -> str:
+    """The hash of a file, by path or open descriptor (whose position is left alone)."""
+    if isinstance(file, Path):
+        with file.open("rb", buffering=0) as opened:
+            return hash_file(opened.fileno(), algorithm)
+    hasher = hashlib.new(algorithm)
+    buffer = memoryview(bytearray(_CHUNK))
+    position = 0
+    while size := os.preadv(file, [buffer], position):
+        hasher.update(buffer[:size])
+        position += size
+    return hasher.hexdigest()
+
+
+@cache
+def code_digest(*parts: str) -> str:
+    """A hash of torchtailor's own code and data in these packages and modules.
+
+    It is part of the key of kept results, so that those of other code are never taken.
+    """
+    package = Path(str(files("torchtailor")))
+    hasher = hashlib.sha256()
+    for part in parts:
+        place = package / part
+        paths = sorted(place.rglob("*")) if place.is_dir() else [place]
+        for path in paths:
+            if not path.is_dir() and path.suffix != ".pyc":
+                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return hasher.hexdigest()
+
+
+# Files
 
 
 @contextmanager
-def working_folder(parent: Path) -> Iterator[Path]:
-    """A folder for intermediate files on the disk of the output; gone afterwards, or, if we are killed, when the next
-    run comes by."""
-    _remove_stale(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_WORKING, dir=parent))
+def new_file(
+    path: Path, *, mode: int | None = None, durable: bool = False, staging: Path | None = None
+) -> Iterator[BinaryIO]:
+    """Write a file beside its place (or in `staging`, on the same disk); it is moved there when the block ends well.
+
+    `mode` of None is what any new file gets. `durable` means that it survives a power cut once this returns.
+    """
     try:
-        with (folder / _LOCK).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_stale(parent: Path) -> None:
-    """Remove working folders whose process is dead: their lock is free."""
-    for folder in parent.glob(f"{_WORKING}*"):
-        try:
-            with (folder / _LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # at work, just being made, or not ours
-            continue
-
-
-def write_atomically(path: Path, data: bytes, *, staging: Path | None = None, mode: int = 0o644) -> None:
-    """Put a small file in place, whole and on disk; `staging` is another folder of the same file system."""
-    descriptor, name = tempfile.mkstemp(prefix=".torchtailor-", dir=staging or path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
+        with _temporary_file(staging or path.parent) as file:
+            try:
+                yield file
+                file.flush()
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+                if durable:
+                    os.fsync(file.fileno())
+                Path(file.name).replace(path)
+            except BaseException:
+                with suppress(OSError):
+                    Path(file.name).unlink()
+                raise
+    except OSError as error:
+        if Path(str(error.filename)).name.startswith(_TEMPORARY):  # the user knows it by its real name
+            error.filename = str(path)
         raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_atomically(
+    path: Path, data: bytes, *, mode: int | None = None, durable: bool = False, staging: Path | None = None
+) -> None:
+    """Put a file in its place, whole or not at all; the options are those of `new_file`."""
+    with new_file(path, mode=mode, durable=durable, staging=staging) as file:
+        file.write(data)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user asked for, and the folder it is in."""
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy bytes, mode and times; shared, not copied, where the file system can (never a hard link: a later change
+    of the copy must not change the original)."""
+    with source.open("rb") as reader, new_file(target) as writer:
+        _copy_bytes(reader, writer)
+        shutil.copystat(source, writer.name)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same bytes at a second place: a hard link where the disk allows it, else a copy."""
+    beside = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.link")
+    try:
+        beside.hardlink_to(source)
+    except OSError:
+        with source.open("rb") as reader, new_file(target) as writer:
+            _copy_bytes(reader, writer)
+        return
+    try:
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)  # a rename between two links of one file does nothing
 
 
 def sync_folder(folder: Path) -> None:
@@ -98,28 +210,209 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _copy_bytes(reader: BinaryIO, writer: BinaryIO) -> None:
+    size = os.fstat(reader.fileno()).st_size
+    done = 0
+    try:
+        while done < size and (step := os.copy_file_range(reader.fileno(), writer.fileno(), size - done)):
+            done += step
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+    if done < size:
+        reader.seek(done)
+        writer.seek(done)
+        shutil.copyfileobj(reader, writer, 1 << 20)
+    writer.flush()
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy bytes, mode and times; shared, not copied, where the file system can (never a hard link: a later change
-    of the copy must not change the original)."""
-    with source.open("rb") as reader, target.open("xb") as writer:
-        size = os.fstat(reader.fileno()).st_size
-        done = 0
+def _temporary_file(folder: Path) -> BinaryIO:
+    while True:
+        path = folder / f"{_TEMPORARY}{secrets.token_hex(8)}{_FILE}"
+        file = path.open("x+b")
+        if _claim(file.fileno(), path):
+            return file
+        file.close()
+
+
+# Locks
+
+
+@contextmanager
+def locked(
+    path: Path, what: str, *, timeout: float | None = None, hint: str = "Wait until it has finished."
+) -> Iterator[None]:
+    """Hold a lock file, after waiting `timeout` seconds for it (None: as long as it takes).
+
+    `what` is what an error says is in use. The kernel frees the lock when its process ends, however it ends; the
+    file itself may stay or be removed by who holds it.
+    """
+    give_up = None if timeout is None else time.monotonic() + timeout
+    while True:
+        descriptor = _open_lock(path)
         try:
-            while done < size:
-                step = os.copy_file_range(reader.fileno(), writer.fileno(), size - done)
-                if not step:
-                    break
-                done += step
+            if not _flock(descriptor, give_up):
+                holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace") or "an unknown process"
+                raise EnvironmentProblem(f"{what} is in use by another torchtailor ({holder}).", hint)
+            if _still_at(descriptor, path):  # else the last holder removed it, and a new one is locked by others
+                _name_holder(descriptor, f"process {os.getpid()} on {platform.node()}")
+                try:
+                    yield
+                finally:
+                    _name_holder(descriptor, "")
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _name_holder(descriptor: int, holder: str) -> None:
+    with suppress(OSError):  # a full disk keeps nobody from locking
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        with suppress(FileExistsError):  # exist_ok fails where the folder is removed meanwhile
+            path.parent.mkdir(parents=True)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # the last holder has just removed the folder
+            continue
+
+
+def _flock(descriptor: int, give_up: float | None) -> bool:
+    if give_up is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return True
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True
+
+
+def _still_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still is what its name leads to."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+# Folders
+
+
+@contextmanager
+def staging_folder(parent: Path) -> Iterator[Path]:
+    """A folder for unfinished files on the disk of the output; gone afterwards, or, if we are killed, when the next
+    process stages something there."""
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(parent)
+    folder, lock = _new_staging(parent)
+    try:
+        yield folder
+    finally:
+        remove_locked(folder)
+        os.close(lock)
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """Make a folder beside its place; it is put there, instead of an older one, when the block ends well."""
+    with staging_folder(place.parent) as staging:
+        new = staging / place.name
+        new.mkdir()
+        yield new
+        replace_folder(new, place)
+
+
+def replace_folder(new: Path, place: Path) -> None:
+    """Put a staged folder in its place; a reader finds the old one or the new one, where the kernel can exchange.
+
+    The old one is left in the staging folder, and goes with it.
+    """
+    while True:
+        try:
+            new.rename(place)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno not in _OCCUPIED:
                 raise
-        if done < size:
-            reader.seek(done)
-            writer.seek(done)
-            shutil.copyfileobj(reader, writer, 1 << 20)
-    shutil.copystat(source, target)
+        else:
+            return
+        if _exchange(new, place):
+            return
+        with suppress(FileNotFoundError):  # another process was quicker to move it away
+            place.rename(Path(tempfile.mkdtemp(dir=new.parent)) / place.name)
+
+
+def remove_locked(folder: Path) -> None:
+    """Remove a folder whose `lock` we hold. The lock goes last: until then nobody else begins to work in the folder,
+    and a removal that is killed is recognised and taken up by the next process."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the temporary files and folders that killed processes left in a folder: their locks are free."""
+    for path in parent.glob(f"{_TEMPORARY}*"):
+        if not path.is_dir() and path.suffix != _FILE:
+            continue
+        try:
+            with (path / _LOCK if path.is_dir() else path).open("r+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.is_dir():
+                    remove_locked(path)
+                else:
+                    path.unlink()
+        except FileNotFoundError:
+            with suppress(OSError):
+                path.rmdir()  # its process was killed before it was locked
+        except OSError:  # in use, or not ours
+            continue
+
+
+def _new_staging(parent: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # taken for abandoned
+            continue
+        if _claim(lock, folder / _LOCK):
+            return folder, lock
+        os.close(lock)
+
+
+def _claim(descriptor: int, path: Path) -> bool:
+    """Lock what we have just made; False where another process took it for abandoned before that."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nobody can take it for abandoned either
+        return True
+    return _still_at(descriptor, path)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Give two folders each other's name in one step; False where kernel or file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOENT):
+        return False
+    raise OSError(code, os.strerror(code), str(second))

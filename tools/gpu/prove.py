@@ -18,10 +18,10 @@ from typing import Any
 from stock import copy_stock, site_of  # beside this file
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import CaseVerdict, compare
-from torchtailor.verify.measures import Figure, Measures, measure, ratios
-from torchtailor.verify.output import write_whole
-from torchtailor.verify.suite_results import SuiteResults, load_results
+from torchtailor.disk import write_output
+from torchtailor.verification.compare import CaseVerdict, compare
+from torchtailor.verification.measures import Figure, Measures, measure, ratios
+from torchtailor.verification.suite_results import SuiteResults, load_results
 
 OUT = Path(os.environ["OUT"])
 WORK = Path(os.environ["WORK"])
@@ -46,7 +46,7 @@ class Notes:
     def put(self, key: str, value: Any) -> None:
         self.found[key] = value
         for path in (self.path, OUT / "prove.json"):
-            write_whole(path, json.dumps(self.found, indent=1).encode() + b"\n")
+            write_output(path, json.dumps(self.found, indent=1).encode() + b"\n")
 
 
 def say(text: str) -> None:
@@ -102,9 +102,9 @@ def tailor(notes: Notes, name: str, targets: list[str]) -> None:
 def wrong(notes: Notes, options: argparse.Namespace) -> None:
     """A torch cut for 8.0 must be rejected by our check, with an explanation, before CUDA fails."""
     from torchtailor.catalog import load_catalog
-    from torchtailor.gpucode.torch_code import read_torch
     from torchtailor.host.detect import detect
-    from torchtailor.verify.ongpu import presence_checks
+    from torchtailor.inspection.torch_code import read_torch
+    from torchtailor.verification.ongpu import presence_checks
 
     catalog = load_catalog()
     host = detect(catalog=catalog)
@@ -196,7 +196,7 @@ def verify(notes: Notes, name: str) -> None:
         check=False,
         timeout=1500,
     )
-    write_whole(OUT / f"verify-{name}.json", ran.stdout.encode())
+    write_output(OUT / f"verify-{name}.json", ran.stdout.encode())
     result = json.loads(ran.stdout)
     failed = [f"{check['name']}: {check['reason']}" for check in result["checks"] if check["outcome"] == "fail"]
     notes.put(
@@ -232,7 +232,7 @@ def measured(notes: Notes, options: argparse.Namespace) -> None:
 def report(notes: Notes, options: argparse.Namespace) -> None:
     from report import markdown  # beside this file
 
-    write_whole(OUT / "results.md", markdown(notes.found).encode())
+    write_output(OUT / "results.md", markdown(notes.found).encode())
     say(f"wrote {OUT / 'results.md'}")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchtailor.verify.compare import CaseVerdict
-from torchtailor.verify.measures import Figure, ratios
+from torchtailor.verification.compare import CaseVerdict
+from torchtailor.verification.measures import Figure, ratios
 
 RIGHT = ("tailored", "recompressed")
 

@@ -17,9 +17,9 @@ from torchtailor.artifact.installed import InstalledDistribution, installed_in
 from torchtailor.artifact.libraries import LibraryFile, loose_libraries, packed_libraries
 from torchtailor.artifact.sites import find_sites, installed_path, is_environment
 from torchtailor.binary.elf_headers import MAGIC
-from torchtailor.disk import sha256_file
+from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
-from torchtailor.ui.format import human_bytes
+from torchtailor.format import human_bytes
 from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in
@@ -111,7 +111,7 @@ class Artifact:
     def unpacked(self, library: LibraryFile) -> Iterator[Unpacked]:
         """A library as a file for as long as the block runs; a member of a wheel is checked against its RECORD."""
         if library.member is None:
-            yield Unpacked(library.path, sha256_file(library.path))
+            yield Unpacked(library.path, hash_file(library.path))
             return
         row = self._dist_infos[library.owner].record.get(library.member.name)
         recorded = row.hash if row else None

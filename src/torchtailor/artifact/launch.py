@@ -18,7 +18,7 @@ from pathlib import Path
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.artifact.sites import find_sites, own_python
-from torchtailor.disk import explained
+from torchtailor.disk import disk_errors
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
 from torchtailor.host.pythons import find_python
 from torchtailor.wheels.archive import WheelArchive
@@ -47,9 +47,9 @@ class FinishedProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of what it said on stderr, in one line."""
+        """The last line of its stderr."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
-        return (lines[-1] if lines else "it said nothing")[:500]
+        return (lines[-1] if lines else "no output")[:500]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
         return
     with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
         folder = Path(name)
-        with explained(folder, unchanged="TMPDIR names another place for it."):
+        with disk_errors(folder, unchanged="Set TMPDIR to a folder on a disk with more room."):
             for wheel in artifact.wheels:
                 with WheelArchive(wheel) as archive:
                     archive.extract(folder)

@@ -86,7 +86,7 @@ class _Chooser:
 
     def this_machine(self) -> VariantChoice:
         from torchtailor.host.detect import detect
-        from torchtailor.recommend import recommend
+        from torchtailor.recommendation import recommend
 
         host = detect(catalog=self.matrix.catalog)
         answer = recommend(

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import torchtailor
 from torchtailor.catalog import Capability, Catalog, TorchArch
+from torchtailor.disk import code_digest
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.tailor.result import TailorResult
-from torchtailor.tailor.wheel import WheelOrder, tailor_wheel_each
-from torchtailor.wheelhouse.swap import stage_beside
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = ("binary", "catalog", "gpucode", "licences", "surgery", "tailor", "wheels")
+_ENGINE = (
+    "artifact",
+    "binary",
+    "catalog",
+    "cgroups.py",
+    "disk.py",
+    "format.py",
+    "gpucode",
+    "host",
+    "licences",
+    "surgery",
+    "tailoring",
+    "wheels",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +80,25 @@ class Cutter:
 
         A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
-        folders = {gpu: self._cache.made(cut_key(sha256, filename, gpu, self._options)) for gpu in gpus}
-        cuts = {gpu: known for gpu, folder in folders.items() if (known := _read(folder, stock)) is not None}
-        missing = [gpu for gpu in folders if gpu not in cuts]
+        keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
+        cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
+        missing = [gpu for gpu in keys if gpu not in cuts]
         if not missing:
             return cuts
         if before_cut:
             before_cut(missing)
-        with ExitStack() as stages:
-            scratch = {gpu: stages.enter_context(stage_beside(folders[gpu])) for gpu in missing}
-            orders = [WheelOrder(scratch[gpu], self._tailor_options(gpu)) for gpu in missing]
-            for gpu, outcome in zip(missing, tailor_wheel_each(stock, orders, progress), strict=True):
+
+        def complete(folder: Path) -> bool:
+            return _read(folder, stock) is not None
+
+        with self._cache.staging() as staging:
+            orders = [WheelOrder(staging / str(gpu), self._tailor_options(gpu)) for gpu in missing]
+            outcomes = tailor_wheel_each(stock, orders, progress)
+            for gpu, order, outcome in zip(missing, orders, outcomes, strict=True):
                 if not outcome.useless_for_target:
-                    _write(scratch[gpu], outcome)
-                    _put_in_place(scratch[gpu], folders[gpu])
-                    made = _read(folders[gpu], stock)
+                    _write(order.output, outcome)
+                    folder = self._cache.put_made(keys[gpu], order.output, complete)
+                    made = _read(folder, stock)
                     assert made is not None
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
@@ -104,20 +119,8 @@ class Cutter:
 
 def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [torchtailor.__version__, engine_digest(), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-@cache
-def engine_digest() -> str:
-    """A hash of the code that cuts, so that a changed torchtailor does not use older results."""
-    hasher = hashlib.sha256()
-    package = Path(str(files("torchtailor")))
-    for part in _ENGINE:
-        for path in sorted((package / part).rglob("*")):
-            if path.suffix in (".py", ".toml"):
-                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return hasher.hexdigest()
 
 
 def _read(folder: Path, stock: Path) -> WheelCut | None:
@@ -130,11 +133,13 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
     if not path.is_file() or path.stat().st_size != document["size"]:
         return None
     libraries = tuple(document["libraries"])
+    with suppress(OSError):
+        os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that
     return WheelCut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
 
 
 def _write(scratch: Path, outcome: TailorResult) -> None:
-    from torchtailor.tailor.manifest import library_json
+    from torchtailor.tailoring.manifest import library_json
 
     assert outcome.output is not None
     changed = bool(outcome.changed)
@@ -150,10 +155,3 @@ def _write(scratch: Path, outcome: TailorResult) -> None:
         "libraries": [library_json(library) for library in outcome.libraries],
     }
     (scratch / _OUTCOME).write_text(json.dumps(document, indent=1, sort_keys=True), "utf-8")
-
-
-def _put_in_place(scratch: Path, folder: Path) -> None:
-    """Rename; a result of another process, or a damaged one, is replaced."""
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    scratch.rename(folder)

@@ -18,7 +18,7 @@ import torchtailor
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
-from torchtailor.disk import explained
+from torchtailor.disk import disk_errors
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
@@ -133,7 +133,7 @@ def run_job(job: Job, context: JobContext) -> Fetched | WheelCut | Wheelhouse:
 
 def fetch_all(jobs: Sequence[FetchWheel], context: JobContext) -> Mapping[str, Fetched]:
     """Download several wheels in parallel; by URL."""
-    with explained(context.cache.root, unchanged="Finished downloads are kept."):
+    with disk_errors(context.cache.root, unchanged="Finished downloads are kept."):
         fetched = context.downloader.fetch([job.wheel for job in jobs], context.progress)
     context.fetched |= {item.sha256: item.path for item in fetched.values()}
     return fetched
@@ -150,7 +150,7 @@ def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ..
 
     cutter = Cutter(context.catalog, context.cache, first.options)
     gpus = [job.capability for job in jobs]
-    with explained(context.cache.root, unchanged="The downloaded wheels are kept."):
+    with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
         cuts = cutter.cut(path, first.sha256, first.filename, gpus, context.progress, before_cut)
     context.cuts |= {job.key: cuts.get(job.capability) for job in jobs}
     return tuple(cuts.values())
@@ -171,7 +171,7 @@ def _cut(job: CutWheel, context: JobContext) -> WheelCut:
 def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
     """Write a wheelhouse into the context's `out`."""
     entries = packed_entries(job, context)
-    with explained(context.out, unchanged="An earlier wheelhouse is unchanged."):
+    with disk_errors(context.out, unchanged="An earlier wheelhouse is unchanged."):
         return write_wheelhouse(job.description, entries, context.out)
 
 

@@ -244,10 +244,10 @@ class ElfFile:
         if address is None or not length:
             return 0, 0
         if self.dynamic_value(entry) not in (None, expected) or length % expected:
-            raise BadInputError(f"Relocations are said to be not {expected} bytes long each.")
+            raise BadInputError(f"Relocation entries are not {expected} bytes long.")
         offset = self.offset_of(address)
         if offset is None or self.offset_of(address + length - 1) != offset + length - 1:
-            raise BadInputError(f"The relocations are said to be at {address:#x}, which is not in the file.")
+            raise BadInputError(f"The relocations at {address:#x} are not in the file.")
         return offset, length
 
     # -- headers --------
@@ -326,9 +326,9 @@ def _read_header(source: ByteSource) -> Header:
     if ehsize != HEADER.size:
         raise BadInputError(f"The ELF file header says it is {ehsize} bytes long, not {HEADER.size}.")
     if phnum and phentsize != PROGRAM_HEADER.size:
-        raise BadInputError(f"Program headers are said to be {phentsize} bytes long.")
+        raise BadInputError(f"Program headers are {phentsize} bytes long.")
     if shoff and shentsize != SECTION_HEADER.size:
-        raise BadInputError(f"Section headers are said to be {shentsize} bytes long.")
+        raise BadInputError(f"Section headers are {shentsize} bytes long.")
     return Header(ElfMachine(machine), FileType(kind), entry, phoff, shoff, flags, phnum, shnum, names)
 
 

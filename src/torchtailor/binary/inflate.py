@@ -25,7 +25,7 @@ _AGAIN = "Fetch the wheel again and compare its hash with the index's."
 
 
 class Unpacker:
-    """Unpacks a raw deflate stream, or hands on bytes that are stored as they are, from the beginning to the end."""
+    """Unpacks a raw deflate stream, or hands on stored bytes, from the beginning to the end."""
 
     def __init__(self, packed: ReadAt, *, deflated: bool) -> None:
         self._packed = packed

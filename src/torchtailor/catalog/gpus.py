@@ -30,7 +30,7 @@ class Capability(Word):
     pattern: ClassVar[str] = r"^((sm|compute|lto)_?)?(\d{1,2}\.\d|\d{2,3})$"
 
     def __init__(self, major: int, minor: int) -> None:
-        self.key = (major, minor)
+        super().__init__((major, minor))
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -177,7 +177,7 @@ def _extend(releases: Mapping[str, Release], row: ExtraRow) -> Release:
     """The release of a row with the row's variants added to its build."""
     if (release := _find_release(releases, row.release)) is None:
         raise ValueError(f"[[row]] names the release {row.release!r}, which does not exist")
-    wanted = Build(cuda=row.cuda, rows=()).label if row.cuda or not row.gpus else None
+    wanted = "cpu" if not row.gpus else row.cuda and Build(cuda=row.cuda, rows=()).label
     builds = [build for build in release.builds if build.label == wanted] if wanted else release.cuda_builds[-1:]
     if not builds:
         raise ValueError(f"[[row]]: release {row.release!r} has no build {wanted or 'with CUDA'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import total_ordering
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +35,9 @@ class Word:
 
     __slots__ = ("key",)
     pattern: ClassVar[str]  # how it is written, for the JSON schema
-    key: tuple[int, ...]
+
+    def __init__(self, key: tuple[int, ...]) -> None:
+        self.key: Final = key
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from torchtailor.catalog.schema import Word
 
@@ -17,8 +17,8 @@ class Dotted(Word):
     def __init__(self, text: str) -> None:
         if not re.fullmatch(self.pattern, text):
             raise ValueError(f"{text!r} is not a version of dotted numbers")
-        self.text = text
-        self.key = tuple(int(part) for part in re.sub(r"(\.0+)+$", "", text).split("."))
+        super().__init__(tuple(int(part) for part in re.sub(r"(\.0+)+$", "", text).split(".")))
+        self.text: Final = text
 
     @classmethod
     def parse(cls, text: str) -> Self:

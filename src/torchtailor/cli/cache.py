@@ -81,9 +81,9 @@ def prune(
 @app.command("dir")
 def dir_command() -> None:
     """Print the folder of the cache."""
-    from torchtailor.fetch.cache import cache_dir
+    from torchtailor.disk import cache_folder
 
-    typer.echo(cache_dir())
+    typer.echo(cache_folder())
 
 
 def _seconds(text: str) -> float:

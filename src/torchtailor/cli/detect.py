@@ -64,8 +64,8 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
 
 def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     """Label and text, in the order of interest."""
-    from torchtailor.recommend import Workload
-    from torchtailor.recommend.request import rank_isas
+    from torchtailor.recommendation import Workload
+    from torchtailor.recommendation.request import rank_isas
     from torchtailor.ui import human_bytes
 
     cpu, system, room = host.cpu, host.system, host.room

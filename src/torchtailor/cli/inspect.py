@@ -12,8 +12,8 @@ from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Gpu
-    from torchtailor.gpucode.inspection import Inspection
     from torchtailor.gpucode.report import ImageGroup, LibraryReport
+    from torchtailor.inspection.inspection import Inspection
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/inspect.md has the schema).")] = False,
 ) -> int:
     """Show the GPU code inside libraries, wheels and environments."""
-    from torchtailor.gpucode.inspect import inspect
+    from torchtailor.inspection.inspect import inspect
     from torchtailor.ui import ProgressBar, err, print_json
 
     with ProgressBar(quiet=json) as bar:
@@ -147,8 +147,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
     for gpu in inspection.gpus:
         if len(with_code) == 1:
             yield _verdict(inspection, with_code[0], gpu)
-        free = inspection.saved_in_all(gpu.capability, consent=False)
-        asked = inspection.saved_in_all(gpu.capability, consent=True)
+        free = inspection.saved_in_all(gpu.capability, proprietary=False)
+        asked = inspection.saved_in_all(gpu.capability, proprietary=True)
         line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"

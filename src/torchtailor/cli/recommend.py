@@ -10,13 +10,13 @@ import typer
 
 from torchtailor.catalog.releases import Method
 from torchtailor.errors import ExitCode
-from torchtailor.recommend.request import Workload
+from torchtailor.recommendation.request import Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from torchtailor.recommend.result import Alternative, Pick, Recommendation
+    from torchtailor.recommendation.result import Alternative, Pick, Recommendation
 
 _POINT = "  - "
 
@@ -40,7 +40,7 @@ def command(
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
     from torchtailor.host.store import load
-    from torchtailor.recommend import recommend
+    from torchtailor.recommendation import recommend
     from torchtailor.ui import out, print_json
 
     answer = recommend(

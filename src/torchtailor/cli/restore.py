@@ -18,7 +18,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
-    from torchtailor.tailor.restore import restore
+    from torchtailor.tailoring.restore import restore
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
     with ProgressBar(quiet=json) as bar:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -85,13 +84,12 @@ def _say(message: str, hint: str, code: ExitCode) -> int:
 
 def _say_bug(error: Exception) -> int:
     """A bug of ours: keep the traceback in a file and name it, rather than show it."""
-    from platformdirs import user_state_path
+    from torchtailor.disk import state_folder, write_atomically
 
-    folder = Path(os.environ.get("TORCHTAILOR_STATE") or user_state_path("torchtailor"))
-    where = folder / "last-bug.txt"
+    where = state_folder() / "last-bug.txt"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(where, "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace"))
         hint = f"Please report it with {where}."
     except OSError:
         hint = "Set TORCHTAILOR_DEBUG=1 to see where, and please report it."

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from torchtailor.tailor.result import TailorResult
-    from torchtailor.tailor.run import TailorReport
+    from torchtailor.tailoring.result import TailorResult
+    from torchtailor.tailoring.run import TailorReport
 
 
 def command(
@@ -54,7 +54,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/tailor.md has the schema).")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
-    from torchtailor.tailor.run import tailor_inputs, tailor_options
+    from torchtailor.tailoring.run import tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
     options = tailor_options(

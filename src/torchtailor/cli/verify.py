@@ -12,7 +12,7 @@ import typer
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from torchtailor.verify import Check, VerifyReport
+    from torchtailor.verification import Check, VerifyReport
 
 
 class Levels(StrEnum):
@@ -48,10 +48,10 @@ def command(
 ) -> int:
     """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
     from torchtailor.ui import print_json
-    from torchtailor.verify import Level, verify
-    from torchtailor.verify.output import as_json, write_junit
+    from torchtailor.verification import Level, verify
+    from torchtailor.verification.output import as_json, write_junit
 
-    with _Shown(plain=plain) as shown:
+    with _VerifyBar(plain=plain) as shown:
         result = verify(
             target,
             variant=variant,
@@ -77,7 +77,7 @@ def command(
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 
-class _Shown:
+class _VerifyBar:
     """A bar while libraries are read, then lines, on stderr: for whoever watches, or asked for lines."""
 
     def __init__(self, *, plain: bool) -> None:
@@ -86,7 +86,7 @@ class _Shown:
         self._plain = plain
         self._bar = ProgressBar(quiet=plain)
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> _VerifyBar:
         return self
 
     def __exit__(self, *exception: object) -> None:

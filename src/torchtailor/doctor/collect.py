@@ -99,7 +99,7 @@ def _installed(launch: Launch) -> InstalledTorch | None:
 def _without_code(torch: InstalledTorch, host: Host, catalog: Catalog) -> tuple[tuple[str, str], ...]:
     """Libraries beside torch that hold GPU code, and none that a GPU of this machine runs."""
     from torchtailor.gpucode.fitness import gpu_fit
-    from torchtailor.gpucode.inspect import inspect
+    from torchtailor.inspection.inspect import inspect
 
     devices: list[Capability] = [gpu.compute for gpu in host.visible_gpus if gpu.compute is not None]
     found = []

@@ -15,9 +15,9 @@ from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget
 from torchtailor.doctor.fixes import Fix, Fixes
 from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
-from torchtailor.gpucode.torch_code import suitable_gpus
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
-from torchtailor.recommend.drivers import DriverVerdict, judge_driver
+from torchtailor.inspection.torch_code import suitable_gpus
+from torchtailor.recommendation.drivers import DriverVerdict, judge_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     seen = {symptom.kind: symptom.text for symptom in symptoms}
     problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
-    explained = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
-    left = [symptom.text for symptom in symptoms if symptom.kind not in explained] if not problems else []
+    disk_errors = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
+    left = [symptom.text for symptom in symptoms if symptom.kind not in disk_errors] if not problems else []
     if environment.message.strip() and not symptoms:
         left = [environment.message.strip().splitlines()[-1][:300]]
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
@@ -272,7 +272,7 @@ def _named(device: GpuDevice) -> str:
 
 
 def _machine(host: Host) -> str:
-    from torchtailor.recommend.explain import machine_line
+    from torchtailor.recommendation.explain import machine_line
 
     return machine_line(host)
 

@@ -10,8 +10,8 @@ import msgspec
 from torchtailor.catalog import Catalog
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
-from torchtailor.recommend import Recommendation, recommend
-from torchtailor.recommend.drivers import DriverVerdict
+from torchtailor.recommendation import Recommendation, recommend
+from torchtailor.recommendation.drivers import DriverVerdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     partial/KEY.part, KEY.json              partial downloads and the server's ETag for them
     pages/KEY, facts/KEY                    index pages and metadata, for the next run and for --offline
     made/KEY/...                            what was made from blobs, by inputs and options
+    images/KEY, hostcode/KEY                GPU code that `surgery` recompressed, host code that `hostcode` read
 
 A file is in `blobs` only after its hash was checked; everything is renamed into place, so a kill leaves no wrong file.
 """
@@ -11,23 +12,28 @@ A file is in `blobs` only after its hash was checked; everything is renamed into
 from __future__ import annotations
 
 import hashlib
-import os
+import math
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import platformdirs
-
+from torchtailor.disk import (
+    CACHE_VARIABLE,
+    cache_folder,
+    link_or_copy,
+    locked,
+    remove_abandoned,
+    staging_folder,
+    write_atomically,
+)
 from torchtailor.errors import EnvironmentProblem
 
-CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of torchtailor; safe to delete.\n"
 _USED = ".used"
-_CHUNK = 1 << 20
 
 
 class EntryKind(Enum):
@@ -36,35 +42,40 @@ class EntryKind(Enum):
     WHEEL = "wheel"
     PARTIAL = "partial"
     MADE = "made"
-    NOTES = "notes"  # index pages and facts about wheels
+    NOTES = "notes"
+    IMAGES = "images"
+    HOST_CODE = "host-code"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the cache that can be listed and pruned."""
+    """One thing in the cache that can be listed and pruned; small files of one kind are one thing together."""
 
     kind: EntryKind
     name: str
     size: int
     used: float
     path: Path
+    files: tuple[Path, ...]  # files and folders that go when it is pruned
 
 
-def cache_dir() -> Path:
-    """Where the cache is: $TORCHTAILOR_CACHE or the platform's cache directory."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("torchtailor", appauthor=False))
+# What is kept in many small files: its name in a list, and its folders.
+_SMALL = {
+    EntryKind.NOTES: ("index pages and metadata", ("pages", "facts")),
+    EntryKind.IMAGES: ("recompressed GPU code", ("images",)),
+    EntryKind.HOST_CODE: ("instruction sets of libraries", ("hostcode",)),
+}
 
 
 class Cache:
     """Everything that need not be fetched or computed twice."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or cache_dir()
+        self.root = root or cache_folder()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             if not (self.root / "CACHEDIR.TAG").exists():
-                write_atomic(self.root / "CACHEDIR.TAG", _TAG.encode())
+                write_atomically(self.root / "CACHEDIR.TAG", _TAG.encode())
         except OSError as error:
             raise EnvironmentProblem(
                 f"The cache folder {self.root} cannot be used: {error.strerror}.",
@@ -117,7 +128,7 @@ class Cache:
     def write_note(self, kind: str, key: str, content: bytes) -> None:
         folder = self.root / kind
         folder.mkdir(exist_ok=True)
-        write_atomic(folder / _hashed(key), content)
+        write_atomically(folder / _hashed(key), content)
 
     # Things made from wheels
 
@@ -125,81 +136,70 @@ class Cache:
         """The folder for what is made from these inputs and options."""
         return self.root / "made" / key[:2] / key
 
+    def put_made(self, key: str, folder: Path, complete: Callable[[Path], bool]) -> Path:
+        """Move a finished folder to the place of its key; where another process was quicker, its result stays.
+
+        A folder that is not `complete` was damaged, and is replaced.
+        """
+        place = self.made(key)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with self._changing_made():
+            if not complete(place):
+                shutil.rmtree(place, ignore_errors=True)
+                folder.rename(place)
+        return place
+
+    def _changing_made(self) -> AbstractContextManager[None]:
+        return locked(self.root / "made.lock", f"The cache {self.root}")
+
+    def staging(self) -> AbstractContextManager[Path]:
+        """A folder for what is being made."""
+        return staging_folder(self.root)
+
     # Listing and pruning
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, *, before: float = math.inf) -> Iterator[Entry]:
+        """All that is here and was last used before a time."""
         for folder in sorted((self.root / "blobs").glob("*/*")):
             used = _mtime(folder / _USED)
             for path in _files(folder):
-                if path.name != _USED:
-                    yield Entry(EntryKind.WHEEL, path.name, path.stat().st_size, used, path)
+                if path.name != _USED and used < before:
+                    yield Entry(EntryKind.WHEEL, path.name, _size(path), used, path, (path,))
         for path in sorted((self.root / "partial").glob("*.part")):
-            yield Entry(EntryKind.PARTIAL, path.name, path.stat().st_size, _mtime(path), path)
+            if _mtime(path) < before:
+                files = (path, path.with_suffix(".json"), path.with_suffix(".lock"))
+                yield Entry(EntryKind.PARTIAL, path.name, _size(path), _mtime(path), path, files)
         for folder in sorted((self.root / "made").glob("*/*")):
-            files = [path for path in folder.rglob("*") if path.is_file()]
-            name = next((path.name for path in files if path.suffix == ".whl"), folder.name)
-            size = sum(path.stat().st_size for path in files)
-            yield Entry(EntryKind.MADE, name, size, max(map(_mtime, files), default=_mtime(folder)), folder)
-        notes = [path for kind in ("pages", "facts") for path in _files(self.root / kind)]
-        if notes:
-            size = sum(path.stat().st_size for path in notes)
-            yield Entry(EntryKind.NOTES, "index pages and metadata", size, max(map(_mtime, notes)), self.root / "pages")
+            inside = [path for path in folder.rglob("*") if path.is_file()]
+            name = next((path.name for path in inside if path.suffix == ".whl"), folder.name)
+            used = max(map(_mtime, inside), default=_mtime(folder))
+            if used < before:
+                yield Entry(EntryKind.MADE, name, sum(map(_size, inside)), used, folder, (folder,))
+        for kind, (name, folders) in _SMALL.items():
+            places = [self.root / folder for folder in folders]
+            found = [path for place in places for path in place.rglob("*") if path.is_file() and _mtime(path) < before]
+            if found:
+                used = max(map(_mtime, found))
+                yield Entry(kind, name, sum(map(_size, found)), used, places[0], tuple(found))
 
     def prune(self, *, older_than: float | None, dry_run: bool = False) -> tuple[Entry, ...]:
         """Remove what was last used more than so many seconds ago (None: everything); what went is returned."""
-        limit = time.time() - older_than if older_than is not None else float("inf")
-        gone = tuple(entry for entry in self.entries() if entry.used < limit)
+        gone = tuple(self.entries(before=time.time() - older_than if older_than is not None else math.inf))
         if not dry_run:
-            for entry in gone:
-                self._remove(entry)
+            remove_abandoned(self.root)
+            with self._changing_made():
+                for entry in gone:
+                    self._remove(entry)
         return gone
 
     def _remove(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.NOTES:
-            for kind in ("pages", "facts"):
-                shutil.rmtree(self.root / kind, ignore_errors=True)
-        elif entry.kind is EntryKind.MADE:
-            shutil.rmtree(entry.path, ignore_errors=True)
-        elif entry.kind is EntryKind.PARTIAL:
-            entry.path.unlink(missing_ok=True)
-            entry.path.with_suffix(".json").unlink(missing_ok=True)
-            entry.path.with_suffix(".lock").unlink(missing_ok=True)
-        else:
-            entry.path.unlink(missing_ok=True)
-            if not [item for item in _files(entry.path.parent) if item.name != _USED]:
-                shutil.rmtree(entry.path.parent, ignore_errors=True)
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.new")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """The same bytes at a second place: a hard link where the disk allows it, else a copy; atomic."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
-    beside.unlink(missing_ok=True)
-    try:
-        try:
-            beside.hardlink_to(source)
-        except OSError:
-            shutil.copyfile(source, beside)
-        beside.replace(target)
-        beside.unlink(missing_ok=True)  # rename between two links of one file does nothing
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def hash_file(path: Path, algorithm: str = "sha256") -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+        for path in entry.files:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if entry.kind is EntryKind.WHEEL and not [path for path in _files(entry.path.parent) if path.name != _USED]:
+            shutil.rmtree(entry.path.parent, ignore_errors=True)
 
 
 def _hashed(key: str) -> str:
@@ -211,6 +211,13 @@ def _files(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_file())
     except OSError:
         return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # another process has just removed it
+        return 0
 
 
 def _mtime(path: Path) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import threading
@@ -17,8 +16,9 @@ from typing import IO, Protocol
 import msgspec
 import urllib3
 
+from torchtailor.disk import CACHE_VARIABLE, hash_file, locked, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
-from torchtailor.fetch.cache import Cache, hash_file, write_atomic
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worth_retrying
 from torchtailor.fetch.pages import WheelAddress
 
@@ -233,7 +233,7 @@ class Downloader:
         except OSError as error:
             raise EnvironmentProblem(
                 f"{file.filename} cannot be written to the cache: {error.strerror}.",
-                "Free some space, or set TORCHTAILOR_CACHE to a folder on another disk.",
+                f"Free some space, or set {CACHE_VARIABLE} to a folder on another disk.",
             ) from error
         return received
 
@@ -264,14 +264,11 @@ def _check(file: WheelAddress, part: Path) -> str:
 @contextmanager
 def _locked(part: Path) -> Iterator[Path]:
     """Lock one download: a second process waits until the first has finished."""
-    lock = part.with_suffix(".lock")
-    with lock.open("ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(part.with_suffix(".lock"), f"The download {part.name}"):
         try:
             part.touch()
             yield part
         finally:
-            # The lock file stays: processes that wait for it must lock the same file.
             with suppress(OSError):
                 if part.exists() and part.stat().st_size == 0:
                     part.unlink()
@@ -301,7 +298,7 @@ def _total(response: urllib3.BaseHTTPResponse) -> int | None:
 def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:
     etag = response.headers.get("etag", "")
     strong = etag if etag and not etag.startswith("W/") else ""
-    write_atomic(part.with_suffix(".json"), msgspec.json.encode(_State(strong)))
+    write_atomically(part.with_suffix(".json"), msgspec.json.encode(_State(strong)))
 
 
 def _read_state(part: Path) -> _State:

@@ -39,7 +39,7 @@ _AT_ONCE = 1 << 24
 
 
 class ImageKind(IntEnum):
-    """What an entry holds. A number not listed here is kept as it is and reported as unknown."""
+    """What an entry holds. A number not listed here is kept unchanged and reported as unknown."""
 
     UNKNOWN = 0
     PTX = 1

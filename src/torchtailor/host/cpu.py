@@ -11,7 +11,7 @@ from importlib.resources import files
 import msgspec
 
 from torchtailor.catalog.cpus import Isa
-from torchtailor.host.cgroups import cpu_limit
+from torchtailor.cgroups import cores_within
 from torchtailor.host.model import Cpu
 from torchtailor.host.probe import LiveProbe, Probe
 
@@ -51,8 +51,6 @@ def detect_cpu(probe: Probe) -> Cpu:
     arch = _arch(probe)
     processors = parse_cpuinfo(probe.read("/proc/cpuinfo") or "")
     threads = len(processors) or basics.affinity
-    quota = cpu_limit(probe)
-    usable = min(threads, basics.affinity, max(1, int(quota)) if quota is not None else threads)
     return Cpu(
         arch=arch,
         vendor=_vendor(processors),
@@ -62,7 +60,7 @@ def detect_cpu(probe: Probe) -> Cpu:
         threads=threads,
         cores=_cores(processors) or threads,
         sockets=_sockets(probe, processors),
-        usable=max(1, usable),
+        usable=max(1, min(threads, cores_within(basics.affinity, probe.read))),
     )
 
 

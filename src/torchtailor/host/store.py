@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.disk import write_atomically
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.disk import disk_errors, write_atomically
+from torchtailor.errors import BadInputError
 from torchtailor.host.model import SCHEMA, Host
 
 _LIMIT = 4 << 20  # a real description is some tens of kilobytes
@@ -20,10 +20,9 @@ def dumps(host: Host) -> bytes:
 
 
 def write(data: bytes, path: Path) -> None:
-    try:
+    """Save a description in a folder that exists."""
+    with disk_errors(path.parent):
         write_atomically(path, data)
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
 
 
 def load(path: Path) -> Host:

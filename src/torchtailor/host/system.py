@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torchtailor.host.cgroups import memory_limit
+from torchtailor.cgroups import memory_limit
 from torchtailor.host.model import Note, Room, System
 from torchtailor.host.probe import Probe
 
@@ -29,7 +29,7 @@ def detect_room(probe: Probe) -> Room:
     basics = probe.basics()
     memory: dict[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB", probe.read("/proc/meminfo") or "", re.MULTILINE))
     total = int(memory.get("MemTotal", 0)) * 1024
-    limit = memory_limit(probe)
+    limit = memory_limit(probe.read)
     return Room(
         memory_total=total,
         memory_available=int(memory.get("MemAvailable") or memory.get("MemFree") or 0) * 1024,

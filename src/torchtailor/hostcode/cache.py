@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from platformdirs import user_cache_path
 
-from torchtailor.disk import write_atomically
+from torchtailor.disk import cache_folder, code_digest, hash_file, write_atomically
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.hostcode.image import CodeImage
 from torchtailor.hostcode.needs import Needs, read_needs
 
-_ENGINE = 7  # raise when code changes what is found
+# The parts of the package whose code decides what is found.
+_ENGINE = ("binary", "hostcode")
 
 
 def host_code(
     path: Path, allowed: frozenset[str] = frozenset(), *, sha256: str = "", folder: Path | None = None
 ) -> HostCode:
     """`analyse`, but the same bytes are read only once per machine; `sha256` spares hashing a file again."""
-    folder = folder or user_cache_path("torchtailor") / "hostcode"
-    content = sha256 or sha256_of(path)
+    folder = folder or cache_folder() / "hostcode"
+    content = sha256 or hash_file(path)
     key = hashlib.sha256("\0".join((content, fingerprint(), *sorted(allowed))).encode()).hexdigest()
     kept = folder / f"{key}.json"
     if (found := _load(kept)) is not None:
@@ -39,15 +39,7 @@ def host_code(
 @cache
 def fingerprint() -> str:
     """Changes whenever the same bytes could give another result."""
-    digest = hashlib.sha256(f"{_ENGINE} {version('capstone')}".encode())
-    for name in ("features.toml", "aarch64.toml", "x86_64.toml", "dispatch.toml"):
-        digest.update(files("torchtailor.hostcode").joinpath("data", name).read_bytes())
-    return digest.hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{code_digest(*_ENGINE)} {version('capstone')}"
 
 
 def _keep(kept: Path, content: bytes) -> None:
@@ -57,9 +49,16 @@ def _keep(kept: Path, content: bytes) -> None:
         write_atomically(kept, content)
 
 
+def _kept(path: Path) -> bytes:
+    content = path.read_bytes()
+    with suppress(OSError):
+        os.utime(path)  # it is in use: `cache prune` goes by that
+    return content
+
+
 def _load(kept: Path) -> HostCode | None:
     try:
-        return msgspec.json.decode(kept.read_bytes(), type=HostCode)
+        return msgspec.json.decode(_kept(kept), type=HostCode)
     except (OSError, msgspec.DecodeError):  # absent, or cut short by a full disk: it is made again
         return None
 
@@ -69,7 +68,7 @@ def _needs(path: Path, content: str, folder: Path) -> Needs:
     key = hashlib.sha256(f"{content}\0{fingerprint()}\0needs".encode()).hexdigest()
     kept = folder / f"{key}.msgpack"
     try:
-        sets, indices = msgspec.msgpack.decode(kept.read_bytes(), type=tuple[tuple[tuple[str, ...], ...], bytes])
+        sets, indices = msgspec.msgpack.decode(_kept(kept), type=tuple[tuple[tuple[str, ...], ...], bytes])
         return Needs(tuple(map(frozenset, sets)), np.frombuffer(indices, np.uint16))
     except (OSError, msgspec.DecodeError):
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.cgroups import available_cores
 from torchtailor.hostcode.image import CodeImage, Functions
 
 Words = frozenset[str]
@@ -42,7 +42,7 @@ class Needs:
 
 def read_needs(image: CodeImage, *, processes: int = 0) -> Needs:
     """Read all instructions of a library, in as many processes as there are cores where no number is given."""
-    processes = processes or min(len(os.sched_getaffinity(0)), _PROCESSES)
+    processes = processes or min(available_cores(), _PROCESSES)
     functions = image.functions
     if not len(functions):
         return Needs((frozenset(),), np.empty(0, np.uint16))

@@ -34,7 +34,7 @@ class Reach(Enum):
     PLAIN = "plain"  # nothing stands between a caller and it
     GUARDED = "guarded"  # asks the CPU itself, or is called by a function that does
     DISPATCHED = "dispatched"  # behind run-time dispatch by its name, its source file or all its callers
-    UNATTRIBUTED = "unattributed"  # no name and no visible caller: nothing certain can be said
+    UNATTRIBUTED = "unattributed"  # no name and no visible caller: nothing is certain
 
     @property
     def unconditional(self) -> bool:

@@ -1,4 +1,4 @@
-"""C++ names as people read them, where c++filt is installed; else as they are."""
+"""C++ names as people read them, where c++filt is installed; else unchanged."""
 
 from __future__ import annotations
 

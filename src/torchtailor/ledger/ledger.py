@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
-import platformdirs
-
 from torchtailor.catalog.releases import Method
+from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
-STATE_VARIABLE = "TORCHTAILOR_STATE"
 _SCHEMA_VERSION = 3
 _WAIT_FOR_LOCK = 30.0
 _SCHEMA = """
@@ -107,17 +105,11 @@ class Running:
     failure: str = ""
 
 
-def state_dir() -> Path:
-    """The ledger's folder: $TORCHTAILOR_STATE or the platform's state directory."""
-    chosen = os.environ.get(STATE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("torchtailor", appauthor=False))
-
-
 class Ledger:
     """All attempts made by this user."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or state_dir() / "ledger.sqlite"
+        self.path = path or state_folder() / "ledger.sqlite"
 
     @contextmanager
     def attempt(
@@ -306,7 +298,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
 
     Each of `switches` has a column of its own; all other settings are in the column Configuration.
     """
-    from torchtailor.ui.format import human_seconds
+    from torchtailor.format import human_seconds
 
     columns = ["Attempt", "Variant", "Method", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]

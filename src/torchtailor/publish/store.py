@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from torchtailor.disk import link_or_copy, locked, write_atomically
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
-from torchtailor.fetch.cache import link_or_copy, write_atomic
 from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
@@ -73,13 +72,12 @@ class FolderStore:
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, content)
+        write_atomically(place, content)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One publisher at a time; readers never wait."""
-        with (self._root / ".torchtailor.lock").open("ab") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._root / ".torchtailor.lock", f"The index {self._root}"):
             yield
 
 

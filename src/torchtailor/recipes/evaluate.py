@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.cgroups import available_cores
 from torchtailor.recipes.nix import EVALUATE, NixRun, run_nix
 from torchtailor.recipes.pins import Pins
 
@@ -76,7 +76,7 @@ def evaluate(recipes: Mapping[Path, str], pins: Pins) -> Mapping[Path, Evaluatio
         tempfile.TemporaryDirectory() as scratch,
     ):
         run = _Runner(folder / "evaluate.nix", _pins_json(pins, Path(scratch)), Path(scratch))
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(max_workers=available_cores()) as pool:
             outcomes = [outcome for found in pool.map(run.batch, batches) for outcome in found]
     by_path = {outcome.path: outcome for outcome in outcomes}
     return {path: by_path[str(path.resolve())] for path in recipes}

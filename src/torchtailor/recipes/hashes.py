@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.disk import write_output
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.nix import need_tool, run_nix
@@ -19,7 +20,7 @@ from torchtailor.recipes.recipe import PinUse, Recipe
 from torchtailor.recipes.render import rerender
 from torchtailor.recipes.rules import AuditContext
 from torchtailor.recipes.syntax import Binding, NixSource
-from torchtailor.recipes.tree import FileOrigin, find_trees, write_file
+from torchtailor.recipes.tree import FileOrigin, find_trees
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
@@ -187,7 +188,7 @@ def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts
     """Write the lock, rewrite generated recipes from it, and edit the hash into hand-written ones."""
     flox = context.tree.flox
     lock = flox / LOCK_NAME
-    write_file(lock, lock_text({**read_lock(flox), **known}))
+    write_output(lock, lock_text({**read_lock(flox), **known}).encode())
     written = [lock]
     pins = load_pins(flox)
     for recipe in context.recipes:
@@ -198,6 +199,6 @@ def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts
         else:
             continue
         if new != recipe.text:
-            write_file(recipe.path, new)
+            write_output(recipe.path, new.encode())
             written.append(recipe.path)
     return tuple(written)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
+from torchtailor.disk import write_output
 from torchtailor.recipes.audit import AuditFinding, audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
 from torchtailor.recipes.nix import has_nix
@@ -18,7 +19,7 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import environment_files, render, rerender
 from torchtailor.recipes.rules import AuditContext, Severity
 from torchtailor.recipes.rules.names import fits_isa
-from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_trees, stamp, write_file
+from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_trees, stamp
 from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
@@ -77,17 +78,17 @@ class Migration:
         """Write first, delete last; a second run finds nothing to do."""
         flox = self.tree.flox
         if self.kept:
-            write_file(flox / KEPT_NAME, kept_text(self.kept))
+            write_output(flox / KEPT_NAME, kept_text(self.kept).encode())
         for recipe in self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED):
-            write_file(recipe.path, recipe.after)
+            write_output(recipe.path, recipe.after.encode())
         for path, text in self.beside.items():
-            write_file(path, text)
+            write_output(path, text.encode())
         for recipe in self.of(MigrationStatus.DELETED):
             recipe.path.unlink()
             if recipe.path.name == "default.nix" and not any(recipe.path.parent.iterdir()):
                 recipe.path.parent.rmdir()
         if self.needed:
-            write_file(flox / REPORT_NAME, self.report())
+            write_output(flox / REPORT_NAME, self.report().encode())
 
     def report(self) -> str:
         """MIGRATION.md: counts, then every recipe with its reason."""

@@ -9,7 +9,6 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from torchtailor.disk import explained, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError
 
 FLOX = ".flox"
@@ -85,13 +84,6 @@ def read_recipe(path: Path) -> str:
         raise BadInputError(f"{path} is not UTF-8 text: {error}.", "Recipes must be UTF-8.") from error
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file whole, so that a reader sees the old text or the new one."""
-    with explained(path.parent, unchanged="Files written before this one are complete."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
 
 
 class FileOrigin(Enum):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
+from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.recipes.blueprint import BlasChoice
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.render import render_all
-from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at, write_file
+from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.rules import coverage
 from torchtailor.variants.select import select
@@ -54,7 +55,7 @@ class WritePlan:
 
     def apply(self) -> None:
         for step in self.of(Action.CREATE, Action.UPDATE):
-            write_file(step.path, step.text)
+            write_output(step.path, step.text.encode())
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.disk import write_output
+from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
-from torchtailor.ui.format import human_bytes, human_seconds
-from torchtailor.verify.output import as_json, write_whole
-from torchtailor.verify.result import Check, CheckOutcome, VerifyReport
-from torchtailor.verify.static.facts import HOST
+from torchtailor.verification.output import as_json
+from torchtailor.verification.result import Check, CheckOutcome, VerifyReport
+from torchtailor.verification.static.facts import HOST
 
 _WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
 _ABOUT = {
@@ -28,7 +29,7 @@ _ABOUT = {
 
 def write_report(report: VerifyReport, path: Path) -> None:
     """Write the page whole or not at all."""
-    write_whole(path, render(report).encode())
+    write_output(path, render(report).encode())
 
 
 def render(report: VerifyReport) -> str:

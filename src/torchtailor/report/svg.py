@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from torchtailor.format import human_bytes
 from torchtailor.report.chart import Bytes, Chart, LibraryRow
-from torchtailor.ui.format import human_bytes
-from torchtailor.verify.static.facts import HOST
+from torchtailor.verification.static.facts import HOST
 
 _WIDTH, _LEFT, _RIGHT = 960, 310, 92
 _BAR, _GAP, _SPACE = 17, 3, 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchtailor.format import human_bytes
 from torchtailor.report.chart import Bytes, Chart, LibraryRow, chart
-from torchtailor.ui.format import human_bytes
-from torchtailor.verify.static.facts import HOST
+from torchtailor.verification.static.facts import HOST
 
 if TYPE_CHECKING:
     from rich.text import Text

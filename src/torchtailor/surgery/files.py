@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _SMALL = 1 << 10
 _WINDOW = 2 << 10
 _HEAD = 4
-_MAPPED = 16 << 20
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
 
@@ -82,17 +79,6 @@ class FileSource:
             yield data
             offset += len(data)
             size -= len(data)
-
-
-def sha256(source: FileSource) -> str:
-    """The hash of a whole file, through windows onto the page cache: nothing is copied, and little is mapped."""
-    digest = hashlib.sha256()
-    for offset in range(0, source.size, _MAPPED):
-        size = min(_MAPPED, source.size - offset)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        with mmap.mmap(source.fd, size, flags=flags, prot=mmap.PROT_READ, offset=offset) as window:
-            digest.update(window)
-    return digest.hexdigest()
 
 
 def same_bytes(one: ByteSource, at: int, other: ByteSource, there: int, size: int) -> bool:

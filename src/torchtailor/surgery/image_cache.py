@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
 from torchtailor.binary.source import Bytes, ByteSource
+from torchtailor.disk import write_atomically
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.gpucode.fatbin import ALIGNMENT, Compression, Image, decompress_payload
 
@@ -127,6 +128,8 @@ class ImageCache:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 head, size = os.read(fd, _HEAD.size), os.fstat(fd).st_size
+                with suppress(OSError):
+                    os.utime(fd)  # it is in use: `cache prune` goes by that
             finally:
                 os.close(fd)
         except OSError:
@@ -143,14 +146,7 @@ class ImageCache:
         stored = StoredPayload(key, pair_digest(key, payload), len(payload), self._path(key))
         path = Path(stored.path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(_HEAD.pack(stored.digest, stored.size))
-                file.write(payload)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        write_atomically(path, _HEAD.pack(stored.digest, stored.size) + payload)
         return stored
 
     def _path(self, key: bytes) -> str:

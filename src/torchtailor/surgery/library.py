@@ -11,7 +11,6 @@ NVIDIA's libraries may be cut at all is the caller's decision.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from torchtailor.disk import hash_file, new_file
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Image
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
-from torchtailor.surgery.files import FileSource, open_file, sha256
+from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
@@ -66,7 +66,7 @@ class _Stock:
 
     @cached_property
     def sha256(self) -> str:
-        return sha256(self.library.source)
+        return hash_file(self.library.source.fd)
 
     @cached_property
     def payloads(self) -> StockPayloads:
@@ -152,18 +152,17 @@ class _Tailoring:
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if not result.status.changed or dst is None:
             return result
-        with _beside(dst) as (fd, temporary), ThreadPoolExecutor(1) as other:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other:
+            fd = file.fileno()
             sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven)
-            result = replace(result, sha256_out=sha256(output), sha256_in=sha256_in.result())
+            result = replace(result, sha256_out=hash_file(fd), sha256_in=sha256_in.result())
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
-            if durable:
-                os.fsync(fd)
-            temporary.replace(dst)
         return result
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
@@ -212,15 +211,3 @@ def _tallies(code: LibraryCode, keep: KeptImages) -> tuple[dict[str, CodeTally],
 
 def _tally(images: list[Image]) -> CodeTally:
     return CodeTally(len(images), sum([image.stored_size for image in images]))
-
-
-@contextmanager
-def _beside(dst: Path) -> Iterator[tuple[int, Path]]:
-    """A temporary file in the folder of `dst`, removed unless it was renamed."""
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=f".{dst.name}.", suffix=".tmp", dir=dst.parent)
-    try:
-        yield fd, Path(temporary)
-    finally:
-        os.close(fd)
-        Path(temporary).unlink(missing_ok=True)

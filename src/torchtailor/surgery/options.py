@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchtailor.cgroups import available_cores
+from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
@@ -46,15 +47,13 @@ class TailorOptions:
     @property
     def workers(self) -> int:
         """How many processes or threads may work at once."""
-        return self.processes or len(os.sched_getaffinity(0))
+        return self.processes or available_cores()
 
     @property
     def image_cache_folder(self) -> Path:
         if self.image_cache is not None:
             return self.image_cache
-        import platformdirs
-
-        return Path(platformdirs.user_cache_dir("torchtailor")) / "images"
+        return cache_folder() / "images"
 
     def with_default_strip(self, default: bool) -> TailorOptions:
         """The same for an input whose symbol tables are removed by default, or are not."""

@@ -9,11 +9,10 @@ from urllib.parse import quote
 
 from packaging.version import Version
 
-from torchtailor.fetch.cache import hash_file
+from torchtailor.disk import hash_file, new_folder
 from torchtailor.index.pages import IndexedFile, index_pages
 from torchtailor.index.variants import Properties, VariantLabel, index_document_name, make_variant, variants_document
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseEntry, WheelStep
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, add_metadata, add_wheel, write_pages
 from torchtailor.wheels.name import WheelName
 
@@ -24,7 +23,7 @@ def write_variants_index(
     wheelhouses: Sequence[tuple[VariantLabel | None, Sequence[WheelhouseEntry]]], out: Path
 ) -> Path:
     """Put an index of all cut wheels, and of the stock wheels they were made of, at `out/variants`."""
-    with stage_beside(out / FOLDER) as stage:
+    with new_folder(out / FOLDER) as stage:
         wheels = stage / WHEELS
         wheels.mkdir()
         files: dict[str, IndexedFile] = {}
@@ -41,7 +40,6 @@ def write_variants_index(
         for name, variants in documents.items():
             _add_document(name, variants_document(variants), wheels, files)
         write_pages(index_pages(list(files.values())), stage / SIMPLE)
-        swap_into_place(stage, out / FOLDER)
     return out / FOLDER
 
 

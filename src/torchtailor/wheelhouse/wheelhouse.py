@@ -17,13 +17,12 @@ from pathlib import Path
 from packaging.version import Version
 
 import torchtailor
+from torchtailor.disk import link_or_copy, new_folder
 from torchtailor.errors import BadInputError
-from torchtailor.fetch.cache import link_or_copy
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
-from torchtailor.wheelhouse.swap import stage_beside, swap_into_place
 
 MANIFEST_NAME = "manifest.json"
 WHEELS = "wheels"
@@ -88,12 +87,11 @@ def write_wheelhouse(
     returns is added to the manifest.
     """
     place = out / description.variant
-    with stage_beside(place) as stage:
+    with new_folder(place) as stage:
         files = [add_wheel(entry.path, entry.filename, entry.sha256, stage / WHEELS) for entry in entries]
         write_pages(index_pages(files), stage / SIMPLE)
         more = check(stage / WHEELS) if check else {}
         (stage / MANIFEST_NAME).write_bytes(manifest(description, entries, more))
-        swap_into_place(stage, place)
     return read_wheelhouse(place)
 
 

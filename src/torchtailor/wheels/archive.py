@@ -124,7 +124,7 @@ class WheelArchive:
 def open_member(wheel: Path, member: Member) -> Iterator[InflateSource]:
     """Random access to the unpacked bytes of a member, without reading the wheel's table again.
 
-    What is found wrong with the bytes while the block runs is said of this member of this wheel.
+    An error in the bytes while the block runs names this member of this wheel.
     """
     with wheel.open("rb") as file, blamed_on(f"{wheel}: {member.name}"):
         yield member_source(_reader(file.fileno()), member)

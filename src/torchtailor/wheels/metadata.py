@@ -1,4 +1,4 @@
-"""METADATA: the few fields that matter here, and a new version written into it with all else left as it is."""
+"""METADATA: the few fields that matter here, and a new version written into it with all else unchanged."""
 
 from __future__ import annotations
 

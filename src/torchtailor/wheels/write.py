@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from torchtailor.disk import new_file
 from torchtailor.wheels.archive import Member, WheelArchive
 from torchtailor.wheels.deflate import Effort, deflate_bytes, deflate_file
 
@@ -101,7 +101,7 @@ class WheelWriter:
         self._file.seek(end)
 
     def copy(self, archive: WheelArchive, member: Member, name: str) -> None:
-        """A member of another wheel, its packed bytes taken over as they are."""
+        """A member of another wheel, its packed bytes copied unchanged."""
         method = 8 if member.deflated else 0
         mode = member.mode or (stat.S_IFDIR | 0o755 if member.is_dir else DEFAULT_MODE)
         self._begin(name, method, member.crc, member.packed_size, member.size, mode)
@@ -133,21 +133,10 @@ class WheelWriter:
 @contextmanager
 def new_wheel(path: Path, *, effort: Effort = Effort.FAST, threads: int = 2) -> Iterator[WheelWriter]:
     """Write a wheel beside its place; it is flushed to disk and moved there when the block ends well."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".part", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            writer = WheelWriter(file, effort, threads)
-            yield writer
-            writer.finish()
-            file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with new_file(path, durable=True) as file:
+        writer = WheelWriter(file, effort, threads)
+        yield writer
+        writer.finish()
 
 
 def _copy_range(source: int, target: int, offset: int, size: int) -> None:
@@ -161,9 +150,3 @@ def _copy_range(source: int, target: int, offset: int, size: int) -> None:
             raise OSError(f"the file ends {size} bytes too early")
         offset += done
         size -= done
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

@@ -10,14 +10,16 @@ import random
 import shutil
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests import killing
 from tests.integration.backends.conftest import Shell
 from tests.integration.backends.pips import pip_on
 from tests.unit.backends.test_build import NAME, TORCH, tree
+from tests.waiting import LONG, processes, wait_until
 from torchtailor.errors import ExitCode
 from torchtailor.host.pythons import find_python
 
@@ -147,21 +149,39 @@ def test_both_install_from_the_folder(shell: Shell, installer: str) -> None:
     assert (target / "filelock").is_dir()
 
 
+def test_builds_at_once_share_a_cache(shell: Shell) -> None:
+    shell.torchtailor(*BUILD, "--nvidia")
+    expected = tree(shell.root / "dist")
+    for part in ("cache/made", "cache/blobs", "dist"):
+        shutil.rmtree(shell.root / part)
+    builds = [
+        subprocess.Popen(
+            shell.line(*BUILD, "--nvidia", "--quiet"), cwd=shell.root, env=shell.environment, stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for build in builds:
+        _, said = build.communicate()
+        assert (build.returncode, said) == (0, "")
+    assert tree(shell.root / "dist") == expected
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_the_end_is_the_same(shell: Shell, kills: int) -> None:
+def test_killed_at_random_steps_the_end_is_the_same(shell: Shell, kills: int) -> None:
     """Kills anywhere in the work; then the same command ends with the bytes of an undisturbed run."""
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     print(f"seed {seed}")
-    shell.site.delay = 0.08
-    work = run_until_killed(shell, None)
+    steps = steps_until_killed(shell, 0)
+    assert steps
     expected = tree(shell.root / "dist")
     killed = 0
-    for _ in range(kills * 4):
+    for _ in range(kills * 20):
         for part, share in (("dist", 0.3), ("cache/made", 0.8), ("cache/blobs", 0.8)):
             if chance.random() < share:
                 shutil.rmtree(shell.root / part, ignore_errors=True)
-        killed += run_until_killed(shell, chance.uniform(0.0, work)) < 0
+        killed += steps_until_killed(shell, chance.randint(1, steps)) is None
         if killed == kills:
             break
     assert killed == kills
@@ -173,45 +193,39 @@ def test_killed_at_random_moments_the_end_is_the_same(shell: Shell, kills: int) 
     assert "killed" in results and results[-1] == "done"
 
 
-def run_until_killed(shell: Shell, after: float | None) -> float:
-    """Build, and kill so many seconds after the work began; how long the work took, or -1 if it was killed."""
-    line = shell.line(*BUILD, "--nvidia", "--plain")
+def steps_until_killed(shell: Shell, step: int) -> int | None:
+    """Build, and be killed at this change of the file system; how many there were in all, None where it was killed."""
+    line = [sys.executable, killing.__file__, str(step), *BUILD, "--nvidia", "--quiet"]
     with subprocess.Popen(
-        line, cwd=shell.root, env=shell.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        line, cwd=shell.root, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
-        assert process.stderr is not None
-        next(said for said in process.stderr if said.startswith("Fetching"))
-        began = time.monotonic()
-        try:
-            process.wait(after)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return -1.0
-        assert process.returncode == 0
-        return time.monotonic() - began
+        out, said = process.communicate()
+    if process.returncode == -signal.SIGKILL:
+        wait_until(lambda: not processes(process.pid), "its workers have died with it")
+        return None
+    assert process.returncode == 0, said
+    return int(out.split()[-1])
 
 
 def test_ctrl_c_says_so_and_goes_on(shell: Shell) -> None:
-    shell.site.delay = 0.3
+    shell.site.gate.clear()
+    shell.environment["PIP_TIMEOUT"] = "1"  # what waits for the server sees after this that it is to stop
     said = shell.root / "said.txt"
     with said.open("wb") as file:
         process = subprocess.Popen(shell.line(*BUILD, "--plain"), cwd=shell.root, env=shell.environment, stderr=file)
-        while "torch-2.8.0-" not in said.read_text():
-            assert process.poll() is None
-            time.sleep(0.02)
-        time.sleep(0.3)
+        wait_until(lambda: shell.site.waiting, "a download is under way")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == ExitCode.INTERRUPTED
+        assert process.wait(LONG) == ExitCode.INTERRUPTED
     assert "goes on from here" in said.read_text()
-    shell.site.delay = 0
+    shell.site.gate.set()
     assert "2 of them cut" in shell.torchtailor(*BUILD).stdout
 
 
 def test_leftovers_of_a_killed_run_are_cleared(shell: Shell) -> None:
-    left = shell.root / "dist" / f".{NAME}.999999.new"
+    left = shell.root / "dist" / ".torchtailor-killed"
     left.mkdir(parents=True)
+    (left / "lock").touch()
     (left / "half").write_text("x")
     shell.torchtailor(*BUILD)
     assert [path.name for path in (shell.root / "dist").iterdir()] == [NAME]

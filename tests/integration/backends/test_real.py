@@ -1,7 +1,7 @@
 """Real wheels in, whole stacks out: for this machine, for an H100 elsewhere, for a GB10 on ARM.
 
 They take minutes and gigabytes. Wheels that are already at hand can be named in TORCHTAILOR_TEST_WHEELS (folders,
-separated by colons); others are fetched once into the user's own cache.
+separated by colons); others are fetched once in a run, or once into the folder that TORCHTAILOR_TEST_CACHE names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests.integration.backends.pips import pip_on
-from torchtailor.gpucode.inspect import inspect
 from torchtailor.host.pythons import find_python, find_uv
+from torchtailor.inspection.inspect import inspect
 from torchtailor.wheelhouse.install import import_torch
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.usefixtures("shared_cache")]
 
 
 def torchtailor(*words: str, out: Path) -> Any:

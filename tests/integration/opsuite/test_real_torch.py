@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from torchtailor.artifact.launch import Launch, op_suite
-from torchtailor.verify.compare import CaseVerdict, compare
-from torchtailor.verify.imports import run_suite, verify_imports
-from torchtailor.verify.result import CheckOutcome
+from torchtailor.verification.compare import CaseVerdict, compare
+from torchtailor.verification.imports import run_suite, verify_imports
+from torchtailor.verification.result import CheckOutcome
 
 # Runs in the environment with torch: loads the suite's package and evaluates cases made to go wrong.
 BAD_CASES = """

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.recipes.conftest import NIX, needs_nix
-from torchtailor.backends.machine import Capacity
-from torchtailor.backends.nix import job as nix_jobs
 from torchtailor.backends.nix import run as nix_runs
-from torchtailor.backends.nix.job import default_cores, nix_job, plan_nix
+from torchtailor.backends.nix.job import nix_job, plan_nix
 from torchtailor.backends.nix.run import check_disk, run_nix_job
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.releases import Method
@@ -98,7 +96,7 @@ FAILURES: list[tuple[str, type[TorchtailorError], str, dict[str, str]]] = [
     (
         "",
         ImpossibleError,
-        "cuda-1 is not for this kind of machine",
+        "cuda-1 is not available for this platform",
         {"needs": nixpkgs_refusal("is not available on the requested hostPlatform")},
     ),
     ("", BuildFailedError, "argument b", {"needs": "({ a }: a) { a = 1; b = 2; }"}),
@@ -135,12 +133,6 @@ def test_disk_is_looked_at_first(private_store: Path, tmp_path: Path) -> None:
         run_nix_job(job, needed=10**18)
     assert not job.link.exists()
     check_disk(1)
-
-
-def test_cores_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for gigabytes, cores in ((1, 1), (9, 2), (40, 10), (4000, 64)):
-        monkeypatch.setattr(nix_jobs, "capacity", lambda probe, size=gigabytes: Capacity(64, size * 1024**3))
-        assert default_cores() == cores
 
 
 def test_a_variant_of_another_platform_is_refused(catalog: Catalog, tmp_path: Path) -> None:

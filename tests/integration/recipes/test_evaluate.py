@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -194,7 +193,7 @@ def test_our_trees_pass_with_nix_and_a_missing_sibling_is_a_warning(catalog: Cat
     assert rules == {"pin-hash", "hash-placeholder", "sibling-repository"}
 
 
-def test_a_tree_of_250_recipes_is_audited_in_five_seconds(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_tree_of_250_recipes_takes_five_seconds_of_the_processor(catalog: Catalog, tmp_path: Path) -> None:
     for plan in plan_trees(catalog, tmp_path, releases=["cuda-13_0"], pythons=["3.11", "3.12", "3.13"], spark=True):
         plan.apply()
     extra = tmp_path / ".flox" / "pkgs"
@@ -202,10 +201,7 @@ def test_a_tree_of_250_recipes_is_audited_in_five_seconds(catalog: Catalog, tmp_
         shutil.copy(path, extra / f"{path.stem}-copy{at}.nix")
     count = len(list(extra.glob("*.nix")))
     assert count >= 240
-    began, used = time.monotonic(), os.times()
+    before = os.times()
     (report,) = audit(catalog, tmp_path, use_nix=True)
-    seconds = time.monotonic() - began
-    now = os.times()
-    busy = sum(now[:4]) - sum(used[:4])  # of this process and of Nix: a busy machine must not fail the test
     assert report.recipes == count
-    assert min(seconds, busy) < 5
+    assert sum(os.times()[:4]) - sum(before[:4]) < 5  # of this process and of Nix: a busy machine does not matter

@@ -21,6 +21,7 @@ from torchtailor.surgery.result import LibraryStatus
 
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.xdist_group("cuobjdump")]
 
+ROOT = Path(__file__).parents[3]
 # raw images behind wrappers; 23,531 containers that code names by 64-bit immediates; images in .rodata, pinned
 PACKAGES = {
     "nvidia-curand-cu12==10.3.9.90": ("libcurand.so.10", 0.40, 10),
@@ -32,7 +33,7 @@ PACKAGES = {
 def pointers(library: Path) -> list[list[int]]:
     """The pointers to containers in the memory of a process that loaded the library."""
     command = [sys.executable, "-m", "tests.integration.surgery.inside", str(library)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     found: list[list[int]] = json.loads(result.stdout)
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import FIXTURES
-from tests.unit.tailor.helpers import install
+from tests.unit.tailoring.helpers import install
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.launch import open_target

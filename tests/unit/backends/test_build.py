@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.backends.conftest import Workshop
 from tests.unit.fetch.serving import Fault
+from torchtailor.backends import cutting
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
-from torchtailor.gpucode.inspect import inspect
+from torchtailor.inspection.inspect import inspect
 from torchtailor.ledger.ledger import Result
-from torchtailor.wheelhouse.swap import swap_into_place
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -196,25 +201,34 @@ def test_damaged_results_in_the_cache_are_made_again(workshop: Workshop) -> None
     assert tree(workshop.out) == before
 
 
+def test_what_another_build_made_meanwhile_is_taken(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workshop.root / "cache" / "made"
+    first: list[dict[Path, int]] = []
+
+    def after_another_build(*arguments: Any) -> tuple[TailorResult, ...]:
+        if not first:
+            first.append({})
+            workshop.build("sm90-avx512")
+            first[0].update({path: path.stat().st_ino for path in made.rglob("*")})
+        return tailor_wheel_each(*arguments)
+
+    monkeypatch.setattr(cutting, "tailor_wheel_each", after_another_build)
+    workshop.build("sm90-avx512")
+    assert first[0] == {path: path.stat().st_ino for path in made.rglob("*")}
+
+
+def test_all_code_that_decides_the_bytes_is_part_of_the_key() -> None:
+    """Whatever `tailor` imports, but for what only words errors and reports progress."""
+    code = "import sys, torchtailor.tailoring.wheel; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = {part.removesuffix(".py") for part in cutting._ENGINE}
+    imported = {name.split(".")[1] for name in done.stdout.split() if name.startswith("torchtailor.")}
+    assert imported - {"errors", "progress"} <= parts
+
+
 def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="not a wheelhouse"):
         read_wheelhouse(tmp_path)
     (tmp_path / "manifest.json").write_text("[]")
     with pytest.raises(BadInputError, match="not a wheelhouse"):
         read_wheelhouse(tmp_path)
-
-
-def test_swap_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtailor.wheelhouse import swap
-
-    for exchange in (True, False):
-        if not exchange:
-            monkeypatch.setattr(swap, "_exchange", lambda first, second: False)
-        old, new = tmp_path / f"place{exchange}", tmp_path / f"stage{exchange}.new"
-        for folder, text in ((old, "old"), (new, "new")):
-            folder.mkdir()
-            (folder / "file").write_text(text)
-        swap_into_place(new, old)
-        assert (old / "file").read_text() == "new"
-        assert not new.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["placeFalse", "placeTrue"]

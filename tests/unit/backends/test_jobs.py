@@ -30,8 +30,8 @@ from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleErro
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
-from torchtailor.tailor.result import TailorResult
-from torchtailor.tailor.wheel import tailor_wheel_each
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
 

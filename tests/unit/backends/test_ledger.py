@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from torchtailor.catalog.releases import Method
+from torchtailor.disk import state_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError
-from torchtailor.ledger.ledger import Ledger, Result, as_markdown, state_dir
+from torchtailor.ledger.ledger import Ledger, Result, as_markdown
 
 
 @pytest.fixture
@@ -113,4 +114,4 @@ def test_markdown_escapes_cells(ledger: Ledger) -> None:
 
 def test_state_directory_follows_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHTAILOR_STATE", str(tmp_path))
-    assert state_dir() == tmp_path
+    assert state_folder() == tmp_path

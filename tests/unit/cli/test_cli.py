@@ -177,7 +177,7 @@ def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, w
     window = Console(file=io.StringIO(), width=width, highlight=False)
     monkeypatch.setattr(console, "out", lambda: window)
     row = ("pytorch210-python313-cuda13_0-sm90-avx512", "cuda-13_0", "2.10.0", "wheel, source, nix")
-    window.print(console.table(("name", "release", "PyTorch", "made by"), [row], optional=("PyTorch", "release")))
+    window.print(console.table(("name", "release", "PyTorch", "methods"), [row], optional=("PyTorch", "release")))
     drawn = window.file.getvalue()  # type: ignore[attr-defined]
     assert all(word in drawn for word in (row[0], "wheel,", "nix"))
     assert (" cuda-13_0 " in drawn) is (width >= 80)

@@ -6,11 +6,12 @@ import hashlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.waiting import LONG
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Fault:
     status: int = 0  # answer this instead
     retry_after: str = ""
     drop_after: int | None = None  # close the connection after so many bytes of the body
-    stall: float = 0.0  # wait so long in the middle
+    stall: bool = False  # send the first 64 KiB, and then nothing until the client hangs up
     wrong_bytes: bool = False  # the right number of other bytes
     ignore_range: bool = False  # 200 and the whole file
     lie_about_range: bool = False  # 206 that says it starts where asked and starts elsewhere, or says another place
@@ -39,6 +40,12 @@ class Request:
     status: int
 
 
+def _opened() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Site:
     """What is served, what goes wrong (in order, then nothing more), and what was asked for."""
@@ -53,7 +60,9 @@ class Site:
     ranges: bool = True
     login: str = ""
     sent: int = 0
-    delay: float = 0.0  # per 64 KiB, to make downloads last
+    hung_up: int = 0  # stalled downloads that the client gave up
+    gate: threading.Event = field(default_factory=_opened)  # while closed, downloads stop after 64 KiB
+    waiting: int = 0  # downloads that stopped there
 
     def asked(self, path: str, method: str = "GET") -> int:
         return sum(request.path == path and request.method == method for request in self.requests)
@@ -133,15 +142,24 @@ class _Handler(BaseHTTPRequestHandler):
                 piece = data[at : min(at + (1 << 16), stop)]
                 self.wfile.write(piece)
                 self.site.sent += len(piece)
-                if fault.stall and at == 0:
-                    time.sleep(fault.stall)
-                time.sleep(self.site.delay)
-            if stop < len(data):
+                if at == 0:
+                    self._wait(fault)
+            if stop < len(data) or fault.stall:
                 self.wfile.flush()
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
         except OSError:
             self.close_connection = True
+
+    def _wait(self, fault: Fault) -> None:
+        if fault.stall:
+            self.wfile.flush()
+            self.connection.settimeout(LONG)
+            self.site.hung_up += self.connection.recv(1) == b""
+        if not self.site.gate.is_set():
+            self.wfile.flush()
+            self.site.waiting += 1
+            self.site.gate.wait(LONG)
 
 
 @contextmanager

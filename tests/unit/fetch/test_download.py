@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.unit.fetch.packages import Package
 from tests.unit.fetch.serving import Fault, Site
+from tests.waiting import wait_until
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache, EntryKind
 from torchtailor.fetch.client import Client
@@ -71,7 +71,7 @@ def test_plain_download_is_whole_read_only_and_happens_once(
         [Fault(drop_after=100_000), Fault(drop_after=1), Fault(drop_after=0), Fault(drop_after=50_000)],
         [Fault(status=500), Fault(status=503, retry_after="0"), Fault(status=429, retry_after="0.01")],
         [Fault(status=429, retry_after="Wed, 21 Oct 2015 07:28:00 GMT")],
-        [Fault(stall=1.6)],
+        [Fault(stall=True)],
         [Fault(wrong_bytes=True)],
         [Fault(short=1000)],
         [Fault(extra=10)],
@@ -179,7 +179,7 @@ def test_half_a_download_of_an_older_file_is_not_joined_to_the_new_one(
 def test_one_failure_stops_the_others_and_is_the_one_reported(
     file: WheelFile, settings: Callable[..., IndexSettings], site: Site, cache: Cache
 ) -> None:
-    site.delay = 0.05
+    site.always[PATH] = Fault(stall=True)
     files = [replace(file, filename=f"big-1.{n}-py3-none-any.whl", hashes={"sha256": str(n) * 64}) for n in range(1, 5)]
     missing = replace(file, filename="gone-1.0-py3-none-any.whl", url=site.url + "/files/gone.whl", hashes={})
     with pytest.raises(NetworkError, match=r"gone\.whl answered 404"):
@@ -190,7 +190,7 @@ def test_one_failure_stops_the_others_and_is_the_one_reported(
 def test_two_at_once_download_one_file(
     file: WheelFile, settings: Callable[..., IndexSettings], site: Site, cache: Cache
 ) -> None:
-    site.delay = 0.02
+    site.gate.clear()
     results: list[Fetched] = []
 
     def run() -> None:
@@ -199,6 +199,8 @@ def test_two_at_once_download_one_file(
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
+    wait_until(lambda: site.waiting, "a download has begun")
+    site.gate.set()
     for thread in threads:
         thread.join()
     assert [result.path.read_bytes() == DATA for result in results] == [True] * 3
@@ -261,8 +263,7 @@ def test_login_of_the_address_is_sent_and_never_shown(
 
 
 def test_waiting_for_the_server_is_bounded(file: WheelFile, fetch: Callable[..., Fetched], site: Site) -> None:
-    site.always[PATH] = Fault(stall=30)
-    began = time.monotonic()
+    site.always[PATH] = Fault(stall=True)
     with pytest.raises(NetworkError, match=r"no answer in time|broke off"):
         fetch(file, timeout=0.2, retries=1)
-    assert time.monotonic() - began < 5
+    wait_until(lambda: site.hung_up, "the client was the one that gave up")

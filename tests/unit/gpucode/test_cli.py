@@ -12,7 +12,7 @@ from tests.unit.gpucode.builders import FIXTURES
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
-from torchtailor.gpucode.targets import read_targets
+from torchtailor.host.targets import read_targets
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert (gpu["gpu"], gpu["fit"], gpu["through"], gpu["verdict"]) == ("9.0", "native", "sm_90", "native")
     assert gpu["containers"] == {"native": 6, "compatible": 0, "jit": 0, "none": 0}
     assert 0 < gpu["saved"] < library["stored"]
-    assert document["totals"]["tailored"] == [{"gpu": "9.0", "saved": gpu["saved"], "saved_with_consent_only": 0}]
+    assert document["totals"]["tailored"] == [{"gpu": "9.0", "saved": gpu["saved"], "saved_only_with_nvidia": 0}]
 
 
 @pytest.mark.parametrize("words", [["sm_90a"], ["9.0a,8.9"], ["8.9 9.0"], ["H100", "RTX 4090"], ["9.0+PTX"]])
@@ -84,7 +84,7 @@ def test_nvidias_own_libraries_are_told_apart(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "libcurand.so.10").write_bytes((FIXTURES / "raw.so").read_bytes())
     (tmp_path / "libmine.so").write_bytes((FIXTURES / "raw.so").read_bytes())
     (tailored,) = run_json(capsys, str(tmp_path), "--gpu", "9.0")["totals"]["tailored"]
-    assert tailored["saved"] == 2 * tailored["saved_with_consent_only"] > 0
+    assert tailored["saved"] == 2 * tailored["saved_only_with_nvidia"] > 0
 
 
 @pytest.mark.parametrize(

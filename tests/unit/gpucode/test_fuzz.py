@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.unit.gpucode.builders import FIXTURES
+from tests.waiting import not_hanging
 from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import decompress
@@ -16,7 +17,6 @@ from torchtailor.gpucode.report import summarise
 from torchtailor.gpucode.scan import scan_source
 
 CASES = 50_000
-LONGEST = 2.0  # seconds for one small file: more is as good as hanging
 
 
 def mutate(data: bytes, dice: random.Random) -> bytes:
@@ -54,18 +54,17 @@ def test_mutation_fuzz() -> None:
     for case in range(CASES):
         dice = random.Random(f"{seed}-{case}")
         source = BufferSource(mutate(dice.choice(originals), dice))
-        started = time.monotonic()
         try:
-            code = scan_source(source)
-            summarise("fuzz.so", code)
-            for image in code.images:
-                decompress(source, image, max_size=1 << 24)
+            with not_hanging(f"seed {seed}, case {case}"):
+                code = scan_source(source)
+                summarise("fuzz.so", code)
+                for image in code.images:
+                    decompress(source, image, max_size=1 << 24)
             answered += 1
         except BadInputError as error:
             assert error.message.endswith("."), (seed, case)
             refused += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}, case {case}") from error
-        assert time.monotonic() - started < LONGEST, (seed, case)
     assert answered > CASES // 100
     assert refused > CASES // 2

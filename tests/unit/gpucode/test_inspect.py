@@ -17,9 +17,9 @@ from torchtailor.catalog import Capability, Fit, load_catalog
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
-from torchtailor.gpucode.inspect import inspect
 from torchtailor.gpucode.report import LibraryReport, merge_groups, summarise
 from torchtailor.gpucode.scan import scan_source
+from torchtailor.inspection.inspect import inspect
 
 RULES = load_catalog().rules
 PTX, LTO = 1, 8
@@ -128,7 +128,7 @@ def test_a_wheel_a_folder_and_processes_give_the_same_answers(tmp_path: Path) ->
 def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = link_all(tmp_path)
     alone = inspect([folder])
-    monkeypatch.setattr("torchtailor.gpucode.inspect._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.inspection.inspect._WORTH_PROCESSES", 0)
     progress = Recorder()
     assert inspect([folder], processes=2, progress=progress).artifacts == alone.artifacts
     sizes = [library.size for library in alone.libraries]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import archspec
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor.host.cgroups import cpu_limit, memory_limit
+from torchtailor import cgroups
+from torchtailor.cgroups import cpu_limit, memory_limit
 from torchtailor.host.cpu import arm_cores, common_flags, detect_cpu, parse_cpuinfo, runs_on_this_cpu
 from torchtailor.host.probe import Basics, LiveProbe, Recording, ReplayProbe
 
@@ -113,7 +116,7 @@ def test_a_machine_without_cpuinfo_is_described_all_the_same() -> None:
     ],
 )
 def test_quotas_of_control_groups(cgroup: str, files: dict[str, str], limit: float | None) -> None:
-    assert cpu_limit(replay(files={"/proc/self/cgroup": cgroup, **files})) == limit
+    assert cpu_limit(replay(files={"/proc/self/cgroup": cgroup, **files}).read) == limit
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_quotas_of_control_groups(cgroup: str, files: dict[str, str], limit: flo
     ],
 )
 def test_memory_limits_of_control_groups(cgroup: str, files: dict[str, str], limit: int | None) -> None:
-    assert memory_limit(replay(files={"/proc/self/cgroup": cgroup, **files})) == limit
+    assert memory_limit(replay(files={"/proc/self/cgroup": cgroup, **files}).read) == limit
 
 
 def test_usable_is_the_least_of_threads_affinity_and_quota() -> None:
@@ -138,6 +141,25 @@ def test_usable_is_the_least_of_threads_affinity_and_quota() -> None:
     assert detect_cpu(ReplayProbe(Recording(basics=basics, files=pinned.files))).usable == 1
     tiny = {"/proc/self/cgroup": ("0::/",), "/sys/fs/cgroup/cpu.max": ("10000 100000",)}
     assert machines.host("zen4", files=tiny).cpu.usable == 1
+
+
+def test_the_cores_of_this_process_are_within_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with 2 CPUs of 64 gets 2."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    files: dict[str, str] = {}
+    monkeypatch.setattr(cgroups, "_read", files.get)
+    assert cgroups.available_cores() == 64
+    files |= {"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "200000 100000\n"}
+    assert cgroups.available_cores() == 2
+    files["/sys/fs/cgroup/cpu.max"] = "50000 100000\n"
+    assert cgroups.available_cores() == 1
+
+
+def test_nobody_counts_the_machines_cores_instead() -> None:
+    source = Path(cgroups.__file__).parent
+    counting = re.compile(r"cpu_count\(|sched_getaffinity\(")
+    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if counting.search(path.read_text())}
+    assert found == {"cgroups.py", "host/probe.py"}  # the probe records what is there
 
 
 def test_the_table_of_arm_cores_has_each_core_once() -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError
-from torchtailor.verify.compare import CaseVerdict, compare
-from torchtailor.verify.imports import cpu_checks
-from torchtailor.verify.ongpu import comparison_checks, gpu_checks
-from torchtailor.verify.result import CheckOutcome
-from torchtailor.verify.suite_results import CaseResult, OutputHash, SuiteResults, load_results, steady
+from torchtailor.verification.compare import CaseVerdict, compare
+from torchtailor.verification.imports import cpu_checks
+from torchtailor.verification.ongpu import comparison_checks, gpu_checks
+from torchtailor.verification.result import CheckOutcome
+from torchtailor.verification.suite_results import CaseResult, OutputHash, SuiteResults, load_results, steady
 
 
 def case(name: str, content: str = "x", outcome: Any = "pass", **more: Any) -> CaseResult:
@@ -42,7 +42,7 @@ def test_verdicts() -> None:
             case("aten/dropped"),
             case("aten/refused"),
             case("aten/broken", outcome="fail", reason="a bug"),
-            case("aten/mended", outcome="fail", reason="a bug"),
+            case("aten/fixed", outcome="fail", reason="a bug"),
             case("aten/no", outcome="not-applicable"),
         ),
         results(
@@ -54,7 +54,7 @@ def test_verdicts() -> None:
             case("aten/dropped"),
             case("aten/refused"),
             case("aten/broken", outcome="fail"),
-            case("aten/mended", outcome="fail"),
+            case("aten/fixed", outcome="fail"),
             case("aten/no", outcome="not-applicable"),
         ),
     ]
@@ -66,7 +66,7 @@ def test_verdicts() -> None:
         case("aten/lost", outcome="fail", reason="no kernel image"),
         case("aten/refused", outcome="not-applicable", reason="No available kernel"),
         case("aten/broken", outcome="fail", reason="a bug"),
-        case("aten/mended"),
+        case("aten/fixed"),
         case("aten/no", outcome="not-applicable"),
     )
     assert verdicts(stock, tailored) == {
@@ -78,7 +78,7 @@ def test_verdicts() -> None:
         "aten/dropped": CaseVerdict.LOST,
         "aten/refused": CaseVerdict.LOST,
         "aten/broken": CaseVerdict.NEITHER,
-        "aten/mended": CaseVerdict.GAINED,
+        "aten/fixed": CaseVerdict.GAINED,
         "aten/no": CaseVerdict.NEITHER,
     }
     comparison = compare(stock, tailored)

@@ -13,11 +13,11 @@ import pytest
 from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.failures.process import how_it_ended, missing_dependency
-from torchtailor.verify import imports
-from torchtailor.verify.imports import verify_imports
-from torchtailor.verify.measures import Figure, Ratio, drop_caches, ratios
-from torchtailor.verify.result import Check, CheckOutcome
-from torchtailor.verify.suite_results import SuiteResults
+from torchtailor.verification import imports
+from torchtailor.verification.imports import verify_imports
+from torchtailor.verification.measures import Figure, Ratio, drop_caches, ratios
+from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.suite_results import SuiteResults
 
 TORCH = """
 import sys, types
@@ -204,7 +204,7 @@ def test_words_for_ends() -> None:
     assert "illegal instruction" in how_it_ended(FinishedProcess(-4, "", "", 0))
     assert "SIGQUIT" in how_it_ended(FinishedProcess(-3, "", "", 0))
     assert how_it_ended(FinishedProcess(1, "", "a\nb\n", 0)) == "It ended with: b"
-    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: it said nothing"
+    assert how_it_ended(FinishedProcess(1, "", "", 0)) == "It ended with: no output"
     assert missing_dependency(FinishedProcess(1, "", "No module named 'torch._C'", 0)) is None
     assert missing_dependency(FinishedProcess(1, "", "ValueError", 0)) is None
 
@@ -221,7 +221,7 @@ def test_figures_and_ratios() -> None:
 
 def test_dropping_files_from_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without root it falls back to advising on each file."""
-    from torchtailor.verify import measures
+    from torchtailor.verification import measures
 
     monkeypatch.setattr(measures, "DROP_CACHES", tmp_path / "no" / "drop_caches")
     (tmp_path / "library.so").write_bytes(b"x" * 5000)

@@ -13,11 +13,11 @@ from torchtailor.artifact.launch import Launch
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
-from torchtailor.gpucode.torch_code import TorchCode, suitable_gpus
-from torchtailor.verify import ongpu
-from torchtailor.verify.measures import Figure, Measures
-from torchtailor.verify.ongpu import measure_checks, presence_checks, verify_on_gpu
-from torchtailor.verify.result import Check, CheckOutcome
+from torchtailor.inspection.torch_code import TorchCode, suitable_gpus
+from torchtailor.verification import ongpu
+from torchtailor.verification.measures import Figure, Measures
+from torchtailor.verification.ongpu import measure_checks, presence_checks, verify_on_gpu
+from torchtailor.verification.result import Check, CheckOutcome
 
 
 def library(name: str, *codes: str) -> LibraryReport:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.tailor.helpers import install
+from tests.unit.tailoring.helpers import install
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.cli import main
 
@@ -54,10 +54,7 @@ def site(tmp_path: Path) -> Path:
     return site
 
 
-def test_the_copy_is_whole(
-    tool: ModuleType, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_copy_is_whole(tool: ModuleType, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "stock"
     assert tool.copy_stock(site, copy) == ("cuda-toolkit", "nvidia-cublas", "torch")
     assert (copy / "bin" / "torchrun").is_file()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import torchtailor.opsuite
-from torchtailor.verify.suite_results import load_results
+from torchtailor.verification.suite_results import load_results
 
 SUITE = Path(torchtailor.opsuite.__file__).parent / "suite.py"
 

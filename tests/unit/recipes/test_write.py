@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from tests.unit.recipes.conftest import HASH, write_tree
 from torchtailor.catalog import Catalog
+from torchtailor.disk import write_output
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.recipes.pins import LOCK_NAME, KeptRow, kept_text, load_pins, lock_text, read_kept, read_lock
-from torchtailor.recipes.tree import MARKDOWN, FileOrigin, origin, stamp, write_file
+from torchtailor.recipes.tree import MARKDOWN, FileOrigin, origin, stamp
 from torchtailor.recipes.write import Action, plan_trees, recipe_variants
 
 NAME = "pytorch-python313-cuda13_0-sm90-avx512"
@@ -91,14 +92,14 @@ def test_hashes_of_the_lock_are_written_and_bad_ones_refused(catalog: Catalog, t
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(EnvironmentProblem, match=str(tmp_path)):
-        write_file(tmp_path / "a" / "b.nix", "")
+    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+        write_output(tmp_path / "a" / "b.nix", b"")
 
 
 def test_a_file_in_the_way_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file where a folder should be")
-    with pytest.raises(EnvironmentProblem, match="a: File exists"):
-        write_file(tmp_path / "a" / "b.nix", "")
+    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+        write_output(tmp_path / "a" / "b.nix", b"")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

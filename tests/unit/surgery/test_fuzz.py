@@ -24,11 +24,11 @@ from tests.unit.gpucode.builders import FIXTURES
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import library
 from tests.unit.surgery.recipes import random_recipe
+from tests.waiting import not_hanging
 from torchtailor.errors import CheckFailedError, TorchtailorError
 from torchtailor.surgery.library import tailor_library
 
 CASES = int(os.environ.get("TORCHTAILOR_FUZZ_CASES", "50000"))
-LONGEST = 10.0  # seconds for one small file on a busy machine: more is as good as hanging
 WORKERS = 2
 EXTREMES = (0, 1, 2, 7, 8, 0xFFF, 0x1000, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 8, 2**64 - 1)
 
@@ -102,10 +102,10 @@ def attack(seed: int, cases: range) -> Counter[str]:
             image = mutate(*dice.choice(stock), dice)
             source.write_bytes(image)
             how: dict[str, Any] = {"recompress": dice.random() < 0.1, "level": 1, "image_cache": folder / "cache"}
-            started = time.monotonic()
             try:
                 targets = dice.choice(("9.0", "8.0", "8.6,12.0"))
-                result = tailor_library(source, output, options(targets, strip=dice.random() < 0.7, **how))
+                with not_hanging(f"seed {seed}, case {case}"):
+                    result = tailor_library(source, output, options(targets, strip=dice.random() < 0.7, **how))
                 ends[result.status.value] += 1
                 assert output.exists() is result.status.changed
             except TorchtailorError as error:
@@ -119,8 +119,6 @@ def attack(seed: int, cases: range) -> Counter[str]:
             output.unlink(missing_ok=True)
             assert source.read_bytes() == image, f"seed {seed}, case {case}: the input was changed"
             assert len(list(folder.iterdir())) <= 2, f"seed {seed}, case {case}: something was left behind"
-            took = time.monotonic() - started
-            assert took < LONGEST, f"seed {seed}, case {case}: {took:.1f} seconds"
     finally:
         shutil.rmtree(folder)
     return ends
@@ -134,11 +132,15 @@ def test_mutation_fuzz() -> None:
         shares = [range(start, CASES, WORKERS) for start in range(WORKERS)]
         ends = sum(pool.map(attack, [seed] * WORKERS, shares), Counter[str]())
     print(ends.most_common())
-    assert ends["cut"] > CASES // 20
-    assert ends["BadInputError"] > CASES // 20
+    check_ends(ends, CASES)
+
+
+def check_ends(ends: Counter[str], cases: int) -> None:
+    """Enough of both, or the mutations test nothing."""
+    assert ends["cut"] > cases // 20
+    assert ends["BadInputError"] > cases // 20
 
 
 def test_a_short_fuzz() -> None:
     """The same with a fixed seed, so that every run of the tests has some of it."""
-    ends = attack(1, range(150))
-    assert ends.total() >= 150
+    check_ends(attack(1, range(150)), 150)

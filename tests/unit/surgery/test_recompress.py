@@ -26,7 +26,7 @@ from torchtailor.surgery.plan import KeptImages
 from torchtailor.surgery.recompress import Recompression, _compress, _header, recompress_images, share_slots
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.surgery.write import Surgery, write
-from torchtailor.tailor.processes import run_all
+from torchtailor.tailoring.processes import run_all
 
 DICE = random.Random(3)
 WORDS = [DICE.randbytes(8) for _ in range(40)]
@@ -246,7 +246,7 @@ def test_libraries_in_processes_share_the_cache(tmp_path: Path, monkeypatch: pyt
     """The same bytes as alone, whether the cache is empty or full."""
     run(tmp_path, options(recompress=True, level=5, image_cache=tmp_path / "alone"))
     alone = (tmp_path / "out.so").read_bytes()
-    monkeypatch.setattr("torchtailor.tailor.processes._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 0)
     how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     for cached in (None, 4):
         jobs = []

@@ -13,9 +13,9 @@ from torchtailor.backends.nix.job import NixJob, plan_nix
 from torchtailor.backends.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
+from torchtailor.format import human_bytes
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.recipes.write import recipe_releases
-from torchtailor.ui.format import human_bytes
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.backends.machine import capacity
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import ImpossibleError
-from torchtailor.host.probe import LiveProbe
+from torchtailor.host.capacity import capacity
+from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
 from torchtailor.recipes.nix import find_tool, need_tool
 from torchtailor.recipes.tree import tree_at
@@ -102,7 +102,7 @@ def nix_job(name: str, recipe: Path, out: Path, *, tree: Path | None = None, cor
     return NixJob(name, recipe, link, logs, command, out, jobs, environment)
 
 
-def default_cores() -> int:
-    """As many compilers as there are processors and as fit into memory."""
-    free = capacity(LiveProbe())
+def default_cores(probe: Probe | None = None) -> int:
+    """As many compilers as this process has cores and memory for, within the limits of its container."""
+    free = capacity(probe or LiveProbe())
     return max(1, min(free.cores, free.memory // (GIGABYTES_PER_JOB * 1024**3)))

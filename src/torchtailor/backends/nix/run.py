@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.releases import Method
-from torchtailor.disk import existing
+from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
@@ -61,7 +61,7 @@ def run_nix_job(
     release: str = "",
     needed: int | None = None,
 ) -> NixOutput:
-    """Run a job; the attempt is in the ledger, and a failure is explained."""
+    """Run a job; the attempt is in the ledger, and a failure is disk_errors."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
     attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
@@ -81,7 +81,7 @@ def check_disk(needed: int) -> None:
         "the build folder": Path(os.environ.get("TMPDIR", "/tmp")),
     }
     for what, place in places.items():
-        there = existing(place)
+        there = existing_parent(place)
         free = shutil.disk_usage(there).free
         if free < needed:
             raise EnvironmentProblem(

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.ccache import Hits, count_from_zero, read_hits
 from torchtailor.backends.source.ccache import prepare as prepare_ccache
 from torchtailor.backends.source.configuration import Configuration
@@ -22,8 +21,10 @@ from torchtailor.backends.source.progress import SPEED_KEY, Estimate, SourceProg
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.backends.source.watch import sample
+from torchtailor.disk import staging_folder, write_atomically
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.failures import Diagnosis, diagnose
+from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger, Running
 
 _NOTE_EVERY = 30  # beats between two updates of the ledger
@@ -174,10 +175,9 @@ class BuildAttempt:
         if space.source.is_dir():
             return
         self._stage("copy", "Copying the source")
-        beside = space.folder / "src.new"
-        shutil.rmtree(beside, ignore_errors=True)
-        copy_tree(space.tree.path, beside)
-        beside.rename(space.source)
+        with staging_folder(space.folder) as staging:
+            copy_tree(space.tree.path, staging / "src")
+            (staging / "src").rename(space.source)
 
     def _configure(self, environment: Mapping[str, str]) -> None:
         space = self.workspace
@@ -192,9 +192,7 @@ class BuildAttempt:
         space.include.write_text(self.configuration.cmake_text(), "utf-8")
         (space.build / "CMakeCache.txt").unlink(missing_ok=True)
         self._run((str(space.python), "setup.py", "build", "--cmake-only"), space.source, environment)
-        beside = state.with_suffix(".new")
-        beside.write_text(json.dumps(wanted), "utf-8")
-        beside.replace(state)
+        write_atomically(state, json.dumps(wanted).encode())
 
     def _compile(self, environment: Mapping[str, str]) -> None:
         space = self.workspace

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.backends.source.configuration import Configuration
-from torchtailor.backends.source.folders import Folders, key_of, locked
+from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.ninja import STATUS
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler
+from torchtailor.disk import locked
 from torchtailor.errors import EnvironmentProblem, NetworkError
 from torchtailor.host.pythons import find_uv
 
@@ -40,7 +41,7 @@ def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnv
     """The environment with the pinned tools, created once and shared by all builds."""
     packages = tables.environment.packages
     path = folders.environment(key_of(str(python), *packages))
-    with locked(path.with_name(path.name + ".lock"), "The build environment", wait=True):
+    with locked(path.with_name(path.name + ".lock"), "The build environment"):
         if not (path / _READY).is_file():
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)

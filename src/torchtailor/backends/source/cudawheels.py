@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.backends.source.buildenv import BuildEnvironment, install
-from torchtailor.backends.source.folders import Folders, key_of, locked
+from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.tables import Tables
 from torchtailor.catalog import Dotted
+from torchtailor.disk import locked
 from torchtailor.errors import EnvironmentProblem, NoMatchError
 
 _READY = ".ready"
@@ -63,7 +64,7 @@ def make_cuda(
     """Install the wheels of a toolkit and join them into one prefix; done once."""
     wanted = tuple(packages) or cuda_packages(tables, cuda)
     path = folders.cuda(key_of(*wanted))
-    with locked(path.with_name(path.name + ".lock"), "The CUDA toolkit", wait=True):
+    with locked(path.with_name(path.name + ".lock"), "The CUDA toolkit"):
         if not (path / _READY).is_file():
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)

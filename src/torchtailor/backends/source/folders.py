@@ -11,20 +11,12 @@ STATE/logs/NUMBER-VARIANT.log   one log per attempt
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.disk import WORK_VARIABLE, state_folder, work_folder
 from torchtailor.errors import EnvironmentProblem
-from torchtailor.fetch.cache import cache_dir
-from torchtailor.ledger.ledger import state_dir
-
-WORK_VARIABLE = "TORCHTAILOR_WORK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +28,7 @@ class Folders:
 
     @classmethod
     def default(cls, work: Path | None = None) -> Folders:
-        chosen = work or Path(os.environ.get(WORK_VARIABLE) or cache_dir() / "source")
-        return cls(chosen.expanduser().absolute(), state_dir() / "logs")
+        return cls(work.expanduser().absolute() if work else work_folder(), state_folder() / "logs")
 
     @property
     def ccache(self) -> Path:
@@ -69,24 +60,3 @@ class Folders:
 def key_of(*parts: str) -> str:
     """A short hash of these parts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file; the kernel releases it when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            file.seek(0)
-            raise EnvironmentProblem(
-                f"{what} is being built by another torchtailor (process {file.read().strip() or 'unknown'}).",
-                "Wait for it, or build with another --work folder.",
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.tables import FileKind
+from torchtailor.host.capacity import Capacity
 
 # Left for the rest of the machine, and for files that need more than their weight.
 _SPARE = 0.10

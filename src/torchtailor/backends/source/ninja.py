@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.backends.source.tables import FileKind, Tables
+from torchtailor.disk import new_file
 
 POOL = "torchtailor_heavy"
 STATUS = "[%f/%t] "
@@ -103,9 +104,9 @@ def write_pool(build: Path, tables: Tables, depth: int) -> int:
                 lines.append(f"  pool = {POOL}\n")
                 heavy += 1
     text = f"pool {POOL}\n  depth = {depth}\n" + "".join(lines)
-    beside = path.with_name(".build.ninja.new")
-    beside.write_text(text, "utf-8", "surrogateescape")
-    # ninja runs CMake again when build.ninja is older than its inputs: keep its time.
-    os.utime(beside, ns=(before.st_atime_ns, before.st_mtime_ns))
-    beside.replace(path)
+    with new_file(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+        file.flush()
+        # ninja runs CMake again when build.ninja is older than what it was made from: keep its time.
+        os.utime(file.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
     return heavy

@@ -15,8 +15,9 @@ from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
 from torchtailor.catalog import Catalog, Method
+from torchtailor.disk import hash_file
 from torchtailor.errors import BuildFailedError, CheckFailedError, NetworkError, NoMatchError
-from torchtailor.fetch.cache import Cache, hash_file
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.resolve import resolve
@@ -101,7 +102,7 @@ class SourceOutput:
 
     def _prove(self, wheels: Path, torch: Path, variant: Variant, *, whole: bool) -> dict[str, object]:
         """GPU code, host code and files; also import and the CPU's op suite, where this machine can run them."""
-        from torchtailor.verify import Level, verify
+        from torchtailor.verification import Level, verify
 
         runs = whole and runs_here(variant)
         report = verify(

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.backends.machine import Capacity, capacity
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.tables import BlasLibrary, Tables
 from torchtailor.backends.source.toolchain import Cuda, HostCompiler, find_cuda, host_compilers, limits
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget
 from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.host.capacity import Capacity, capacity
 from torchtailor.host.probe import Probe
 from torchtailor.variants.variant import Variant
 

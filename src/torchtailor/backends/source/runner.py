@@ -17,7 +17,7 @@ from torchtailor.backends.source.buildenv import make_environment, process_envir
 from torchtailor.backends.source.ccache import Hits, ccache_environment
 from torchtailor.backends.source.configuration import Configuration, configure
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
-from torchtailor.backends.source.folders import Folders, key_of, locked
+from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.output import SourceOutput
@@ -27,7 +27,7 @@ from torchtailor.backends.source.progress import SourceProgress, learned_speed
 from torchtailor.backends.source.tables import Tables, load_tables
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
-from torchtailor.disk import existing
+from torchtailor.disk import existing_parent, locked
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
 from torchtailor.host.pythons import find_base_python
@@ -137,7 +137,7 @@ class SourceBuilder:
             self.configuration(),
             python=self.python,
             work=self.folders.work,
-            disk_free=shutil.disk_usage(existing(self.folders.work)).free,
+            disk_free=shutil.disk_usage(existing_parent(self.folders.work)).free,
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is SourceOrigin.GIT,
         )
@@ -200,7 +200,8 @@ class SourceBuilder:
             speed=learned_speed(self.ledger.attempts(limit=200)),
             targets=self.options.targets or ("install",),
         )
-        with locked(folder / "lock", request.variant.unique_name):
+        hint = "Wait for it, or build with another --work folder."
+        with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
             if not self.options.resume:
                 space.start_over()
             compiled, wheelhouses, attempts, log = self._attempts(space, configuration)

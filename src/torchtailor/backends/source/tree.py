@@ -8,14 +8,13 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from torchtailor.backends.source.folders import Folders, locked
+from torchtailor.backends.source.folders import Folders
 from torchtailor.catalog import Capability
+from torchtailor.disk import copy_file, hash_file, locked, new_folder
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.locations import redact
 from torchtailor.variants.variant import Variant
@@ -100,21 +99,20 @@ def fetch(source: TorchSource, folders: Folders) -> SourceTree:
         _check(path, str(source))
         return SourceTree(path, _version(path, _commit(path)), _fingerprint(path))
     if source.origin is SourceOrigin.TARBALL:
-        identity = _sha256(Path(source.place))
+        identity = hash_file(Path(source.place))
         commit = ""
     else:
         commit = _remote_commit(source)
         identity = commit
     target = folders.tree(identity[:16])
-    with locked(target.with_name(target.name + ".lock"), "The source", wait=True):
+    with locked(target.with_name(target.name + ".lock"), "The source"):
         if not target.is_dir():
-            with _beside(target) as stage:
+            with new_folder(target) as stage:
                 if source.origin is SourceOrigin.TARBALL:
                     _unpack(Path(source.place), stage)
                 else:
                     _clone(source, commit, stage)
                 _check(stage, str(source))
-                stage.rename(target)
     released = source.ref.startswith("v") and source.ref.count(".") >= 1
     return SourceTree(target, _version(target, "" if released else commit), identity)
 
@@ -142,7 +140,7 @@ def copy_tree(source: Path, target: Path) -> None:
         return set(names) & _NOT_COPIED if Path(folder) == source else set()
 
     try:
-        shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_clone_file)
+        shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_copy_file)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         # copytree continues after a failure and lists all of them, as tuples whose last item is the text.
@@ -153,16 +151,8 @@ def copy_tree(source: Path, target: Path) -> None:
         ) from error
 
 
-def _clone_file(source: str, target: str) -> str:
-    import fcntl
-
-    ficlone = 0x40049409
-    with Path(source).open("rb") as old, Path(target).open("wb") as new:
-        try:
-            fcntl.ioctl(new, ficlone, old.fileno())
-        except OSError:
-            shutil.copyfileobj(old, new, 1 << 20)
-    shutil.copystat(source, target)
+def _copy_file(source: str, target: str) -> str:
+    copy_file(Path(source), Path(target))
     return target
 
 
@@ -262,19 +252,3 @@ def _unpack(tarball: Path, stage: Path) -> None:
         inside[0].rename(moved)
         stage.rmdir()
         moved.rename(stage)
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    stage = target.with_name(f".{target.name}.new")
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog, Fit, Method
-from torchtailor.disk import existing
+from torchtailor.disk import CACHE_VARIABLE, existing_parent
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
@@ -21,8 +21,8 @@ from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.resolve import Resolved, resolve
 from torchtailor.fetch.target import Target
 from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requirements
+from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ledger.rates import Rates
-from torchtailor.ui.format import human_bytes, human_seconds
 from torchtailor.variants import Variant, coverage
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
@@ -169,7 +169,7 @@ class WheelPlan:
             raise EnvironmentProblem(
                 f"This build needs about {human_bytes(self.cost.disk)} of disk, and {human_bytes(self.cost.disk_free)} "
                 f"are free for {self.out}.",
-                "Free some space (`torchtailor cache prune`), choose another -o, or set TORCHTAILOR_CACHE.",
+                f"Free some space (`torchtailor cache prune`), choose another -o, or set {CACHE_VARIABLE}.",
             )
 
 
@@ -289,7 +289,7 @@ class Planner:
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
-        cache_root, place = self._finder.cache.root, existing(out)
+        cache_root, place = self._finder.cache.root, existing_parent(out)
         disk = download + made + scratch + _SPARE_DISK
         if cache_root.stat().st_dev != place.stat().st_dev:
             disk = sum(plan.output_size for plan in plans) + scratch + _SPARE_DISK  # nothing can be shared

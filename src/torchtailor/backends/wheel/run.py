@@ -25,7 +25,7 @@ from torchtailor.backends.jobs import (
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.catalog import Method
-from torchtailor.disk import explained
+from torchtailor.disk import disk_errors
 from torchtailor.fetch.download import Fetched
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
@@ -181,7 +181,7 @@ class _Run:
 def _write_variants_index(packed: list[tuple[VariantPlan, PackWheelhouse, Wheelhouse]], context: JobContext) -> Path:
     context.progress.stage("Writing the index of wheel variants")
     labelled = [(_label(variant), packed_entries(job, context)) for variant, job, _ in packed]
-    with explained(context.out, unchanged="An earlier index is unchanged."):
+    with disk_errors(context.out, unchanged="An earlier index is unchanged."):
         return write_variants_index(labelled, context.out)
 
 

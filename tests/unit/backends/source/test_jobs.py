@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source.jobs import choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.progress import Estimate, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables, load_tables
 from torchtailor.backends.source.watch import RunningFile, Sample, sample
+from torchtailor.host.capacity import Capacity
 
 BUILD = """\
 # CMAKE generated file: DO NOT EDIT!

@@ -196,7 +196,7 @@ def test_a_variant_for_another_machine(look: Look, machine: Machine) -> None:
 
 
 def test_memory_of_a_container(machine: Machine) -> None:
-    from torchtailor.backends.machine import capacity
+    from torchtailor.host.capacity import capacity
 
     machine.files |= {
         "/proc/self/cgroup": "0::/pod\n",

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.backends.machine import Capacity
 from torchtailor.backends.source import tree
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
@@ -22,6 +21,7 @@ from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.failures import diagnose
+from torchtailor.host.capacity import Capacity
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
 
@@ -86,7 +86,7 @@ def test_a_source_that_cannot_be_copied_is_said_in_a_sentence(tmp_path: Path, mo
     def full(old: str, new: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
 
-    monkeypatch.setattr(tree, "_clone_file", full)
+    monkeypatch.setattr(tree, "_copy_file", full)
     with pytest.raises(EnvironmentProblem) as raised:
         copy_tree(source, tmp_path / "copy")
     message = raised.value.message

@@ -1,0 +1,96 @@
+"""Inspects libraries, wheels, folders and environments on all cores."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.binary.elf import NotElfError, UnsupportedElfError
+from torchtailor.catalog import Capability, Catalog, load_catalog
+from torchtailor.cgroups import available_cores
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.report import LibraryReport, summarise
+from torchtailor.gpucode.scan import scan_source
+from torchtailor.host.targets import read_gpus
+from torchtailor.inspection.inspection import ArtifactReport, Inspection, Skipped
+from torchtailor.progress import NoProgress, Progress
+
+_WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer than the work
+
+
+def inspect(
+    paths: Path | str | Sequence[Path | str],
+    *,
+    gpus: Iterable[str | Capability] = (),
+    catalog: Catalog | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Read the GPU code of all that the paths hold, and see it for some GPUs.
+
+    What cannot be read is an error where the user named that very file, and is reported as skipped where it was
+    found in a wheel, a folder or an environment.
+    """
+    catalog = catalog or load_catalog()
+    seen_for = tuple(catalog.gpus[device] for device in read_gpus(gpus, catalog))
+    named = [paths] if isinstance(paths, Path | str) else paths
+    artifacts = [open_artifact(Path(path)) for path in named]
+    libraries = [library for artifact in artifacts for library in artifact.libraries]
+    progress = progress or NoProgress()
+    progress.begin("Reading libraries", sum(library.size for library in libraries))
+    results: dict[int, LibraryReport | BadInputError] = {}
+    for library, result in _read_all(libraries, processes):
+        results[id(library)] = result
+        progress.advance(library.size)
+    return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
+
+
+def _collect(artifact: Artifact, results: dict[int, LibraryReport | BadInputError]) -> ArtifactReport:
+    libraries, skipped = [], []
+    alone = artifact.kind is ArtifactKind.LIBRARY
+    for library in artifact.libraries:
+        result = results[id(library)]
+        if isinstance(result, LibraryReport):
+            libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
+        elif alone:
+            raise result
+        else:
+            foreign = isinstance(result, NotElfError | UnsupportedElfError)
+            skipped.append(Skipped(library.name, result.message, damaged=not foreign))
+    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped))
+
+
+def _read_all(
+    libraries: Sequence[LibraryFile], processes: int | None
+) -> Iterator[tuple[LibraryFile, LibraryReport | BadInputError]]:
+    largest_first = sorted(libraries, key=lambda library: library.size, reverse=True)
+    workers = min(processes or available_cores(), len(libraries))
+    if workers < 2 or sum(library.size for library in libraries) < _WORTH_PROCESSES:
+        for library in largest_first:
+            yield library, _read(library)
+        return
+    # forking is quicker by the import of everything, and safe only while there are no other threads
+    method = "fork" if threading.active_count() == 1 else "spawn"
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=gc.disable) as pool:
+        futures: dict[Future[LibraryReport | BadInputError], LibraryFile] = {
+            pool.submit(_read, library): library for library in largest_first
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _read(library: LibraryFile) -> LibraryReport | BadInputError:
+    try:
+        with library.open() as source:
+            return summarise(library.name, scan_source(source))
+    except BadInputError as error:
+        return type(error)(error.message, error.hint)  # without the frames that hold the file
+    except OSError as error:
+        return BadInputError(f"{library.name} cannot be read: {error.strerror}.")

@@ -1,0 +1,180 @@
+"""The answers of `torchtailor inspect`: reports, seen for some GPUs, and the JSON document made of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
+from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
+from torchtailor.gpucode.targets import Targets
+from torchtailor.licences import needs_nvidia_option
+
+SCHEMA = "torchtailor.inspect/1"
+
+_KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An ELF file that was not read, and why."""
+
+    name: str
+    reason: str
+    damaged: bool  # False where it is whole but none of ours: another processor, 32-bit
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReport:
+    """All libraries of one path."""
+
+    path: str
+    kind: ArtifactKind
+    libraries: tuple[LibraryReport, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything that was found, and the GPUs it is seen for."""
+
+    artifacts: tuple[ArtifactReport, ...]
+    gpus: tuple[Gpu, ...]
+    rules: GpuRules
+
+    @property
+    def libraries(self) -> tuple[LibraryReport, ...]:
+        return tuple(library for report in self.artifacts for library in report.libraries)
+
+    @property
+    def damaged(self) -> tuple[Skipped, ...]:
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if skipped.damaged)
+
+    @property
+    def foreign(self) -> tuple[Skipped, ...]:
+        """What is whole, but for other processors."""
+        return tuple(skipped for report in self.artifacts for skipped in report.skipped if not skipped.damaged)
+
+    @property
+    def devices(self) -> tuple[Capability, ...]:
+        return tuple(gpu.capability for gpu in self.gpus)
+
+    @property
+    def architectures(self) -> tuple[ImageGroup, ...]:
+        """All images, whatever the library."""
+        return merge_groups(group for library in self.libraries for group in library.architectures)
+
+    def saved(self, library: LibraryReport, *devices: Capability) -> int:
+        """About how many bytes tailoring for these devices would take out."""
+        policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
+        return library.stored - kept_bytes(library, policy)
+
+    def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:
+        """The same over all libraries that do (or do not) need --nvidia."""
+        return sum(
+            self.saved(library, *devices)
+            for library in self.libraries
+            if needs_nvidia_option(library.name, None) is proprietary
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that docs/inspect.md describes."""
+        return {
+            "schema": SCHEMA,
+            "gpus": [str(device) for device in self.devices],
+            "inputs": [self._artifact(report) for report in self.artifacts],
+            "totals": self._totals(),
+        }
+
+    def _totals(self) -> dict[str, Any]:
+        libraries = self.libraries
+        return {
+            "libraries": len(libraries),
+            "libraries_with_gpu_code": sum(library.has_code for library in libraries),
+            "size": sum(library.size for library in libraries),
+            **_code_numbers(libraries),
+            "architectures": [_architecture(group) for group in self.architectures],
+            "tailored": [
+                {
+                    "gpu": str(device),
+                    "saved": self.saved_in_all(device, proprietary=False) + self.saved_in_all(device, proprietary=True),
+                    "saved_only_with_nvidia": self.saved_in_all(device, proprietary=True),
+                }
+                for device in self.devices
+            ],
+        }
+
+    def _artifact(self, report: ArtifactReport) -> dict[str, Any]:
+        return {
+            "path": report.path,
+            "kind": report.kind.value,
+            "libraries": [self._library(library) for library in report.libraries],
+            "skipped": [
+                {"name": skipped.name, "reason": skipped.reason, "damaged": skipped.damaged}
+                for skipped in report.skipped
+            ],
+        }
+
+    def _library(self, library: LibraryReport) -> dict[str, Any]:
+        return {
+            "name": library.name,
+            "size": library.size,
+            "machine": library.machine,
+            "device_linked": library.device_linked,
+            "lookalikes": library.lookalikes,
+            **_code_numbers([library]),
+            "architectures": [_architecture(group) for group in library.architectures],
+            "places": _places(library),
+            "gpus": [self._gpu(library, device) for device in self.devices if library.has_code],
+        }
+
+    def _gpu(self, library: LibraryReport, device: Capability) -> dict[str, Any]:
+        answer = gpu_fit(library, device, self.rules)
+        return {
+            "gpu": str(device),
+            "fit": answer.fit.value,
+            "through": str(answer.code) if answer.code else None,
+            "verdict": answer.verdict,
+            "containers": {fit.value: answer.containers.get(fit, 0) for fit in Fit},
+            "linked_at_run_time": answer.linked_at_run_time,
+            "saved": self.saved(library, device),
+        }
+
+
+def _code_numbers(libraries: Iterable[LibraryReport]) -> dict[str, int]:
+    libraries = tuple(libraries)
+    return {
+        "containers": sum(library.containers for library in libraries),
+        "images": sum(library.images for library in libraries),
+        "stored": sum(library.stored for library in libraries),
+        "raw": sum(library.raw for library in libraries),
+    }
+
+
+def _architecture(group: ImageGroup) -> dict[str, Any]:
+    return {
+        "name": group.label,
+        "kind": _KINDS[group.target.kind] if group.target else "unknown",
+        "images": group.images,
+        "stored": group.stored,
+        "raw": group.raw,
+        "compression": dict(group.compression),
+        "sections": dict(group.sections),
+    }
+
+
+def _places(library: LibraryReport) -> list[dict[str, Any]]:
+    """Where the containers are and how they are reached, whatever they hold."""
+    places: dict[tuple[str, str], dict[str, Any]] = {}
+    for group in library.container_groups:
+        place = places.setdefault(
+            (group.section, group.reference.value),
+            {"section": group.section, "reference": group.reference.value, "containers": 0, "stored": 0},
+        )
+        place["containers"] += group.containers
+        place["stored"] += group.stored
+    return list(places.values())

@@ -1,0 +1,283 @@
+"""What else runs, and what can be done where nothing does: other variants, and changes that lead to one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchtailor.catalog.cpus import Isa
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
+from torchtailor.catalog.load import USER_FILE
+from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.host.model import Cpu, GpuDevice, Host
+from torchtailor.recommendation.candidates import Candidate
+from torchtailor.recommendation.explain import pick
+from torchtailor.recommendation.request import Situation, Workload
+from torchtailor.recommendation.result import Alternative, Pick
+from torchtailor.variants import Variant, coverage
+
+_OLDER_RELEASES = 2
+Trait = Callable[[Candidate], object]
+
+
+def other_variants(best: Candidate, candidates: Sequence[Candidate], cpu: Candidate | None) -> tuple[Pick, ...]:
+    """Variants that run too, each different from the best in one thing: CUDA, instruction set, release, method.
+
+    Candidates come best first; `cpu` is the best one without a GPU.
+    """
+    others = [candidate for candidate in candidates if candidate is not best]
+    found = [
+        *_other_builds(best, others),
+        *_other_isas(best, others),
+        *_older_releases(best, others),
+        *_other_methods(best, others),
+    ]
+    if cpu is not None and best.variant.gpu is not None:
+        found.append(pick(cpu, "CPU only: for development and tests."))
+    return tuple(found)
+
+
+def _first_of_each(others: Sequence[Candidate], best: Candidate, key: Trait, same: Trait) -> Iterator[Candidate]:
+    """The first candidate of each key other than the best's, among those that are the `same` as the best."""
+    seen = {key(best)}
+    for other in others:
+        if same(other) == same(best) and key(other) not in seen:
+            seen.add(key(other))
+            yield other
+
+
+def _other_builds(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
+    """The same variant with another CUDA."""
+
+    def same(one: Candidate) -> object:
+        return (one.method, one.variant.release, one.variant.isa, one.variant.gpu)
+
+    for other in _first_of_each(others, best, lambda one: one.variant.build.label, same):
+        full = other.driver is not None and other.driver.known and other.driver.fit is DriverFit.FULL
+        limited = best.driver is not None and best.driver.fit is DriverFit.MINOR
+        gain = "your driver fully supports it" if full and limited else "for libraries that are built for it"
+        yield pick(other, f"The same with CUDA {other.variant.build.cuda}: {gain}.")
+
+
+def _other_isas(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
+    """The same build with another instruction set."""
+
+    def same(one: Candidate) -> object:
+        return (one.method, one.variant.release, one.variant.build, one.variant.gpu)
+
+    for other in _first_of_each(others, best, lambda one: one.variant.isa.name, same):
+        isa = other.variant.isa
+        uses = [name for name in isa.workloads if name != Workload.GENERAL.value]
+        gain = f"for {' and '.join(uses)} on the CPU" if uses else "also runs on older CPUs"
+        yield pick(other, f"With {isa.label}: {gain}.")
+
+
+def _older_releases(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
+    """The best of the releases before."""
+    older = [other for other in others if other.variant.release.version < best.variant.release.version]
+    firsts = _first_of_each(older, best, lambda one: one.variant.release.name, lambda one: one.method)
+    for other, _ in zip(firsts, range(_OLDER_RELEASES), strict=False):
+        yield pick(other, f"PyTorch {other.variant.release.version}: for code that needs the older release.")
+
+
+def _other_methods(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pick]:
+    """The best of the other build methods."""
+    for other in _first_of_each(others, best, lambda one: one.method, lambda one: None):
+        alone = "this hardware" if other.exact == len(other.devices) else other.variant.short_name
+        gains = {
+            Method.WHEEL: "takes minutes",
+            Method.SOURCE: f"compiled for {alone} alone, takes hours",
+            Method.NIX: "a reproducible recipe, takes hours to compile",
+        }
+        newer = other.variant.release.version > best.variant.release.version
+        more = f", and PyTorch {other.variant.release.version} is newer" if newer else ""
+        phrase = other.method.phrase
+        yield pick(other, f"{phrase[0].upper()}{phrase[1:]}: {gains[other.method]}{more}.")
+
+
+def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | None) -> tuple[Alternative, ...]:
+    """What can be done where nothing runs, the quickest first; `cpu` is the best variant without a GPU.
+
+    Where something runs, but it is named for another GPU, only rows for a variant of one's own.
+    """
+    if best is not None:
+        return tuple(_own_rows(situation)) if best.devices and not best.exact else ()
+    host, found = situation.host, list[Alternative]()
+    if cpu is not None:
+        text = (
+            f"Use the CPU for now: {cpu.variant.unique_name} runs on this machine, for development and tests, at a "
+            "fraction of the speed."
+        )
+        found.append(Alternative("cpu", text, cpu.variant.unique_name))
+    found += _own_rows(situation)
+    platforms = sorted({isa.arch for isa in situation.catalog.isas.values()})
+    if host.cpu.arch not in platforms:
+        text = f"PyTorch is available for {' and '.join(platforms)}; this machine is {host.cpu.arch}. Use another one."
+        found.append(Alternative("platform", text))
+    elif not host.cpu.flags:
+        text = f"The flags of this CPU ({host.cpu.name}) are unknown: give its name with --cpu."
+        found.append(Alternative("name", text))
+    if situation.devices:
+        found += _containers(situation)
+        text = (
+            "Use the GPU of another machine: run `torchtailor detect --json` there and `torchtailor recommend --from "
+            "FILE` here to get a recommendation for it."
+        )
+        found.append(Alternative("remote", text))
+    return tuple(found)
+
+
+def _own_rows(situation: Situation) -> Iterator[Alternative]:
+    """Rows of data that make a variant of one's own, where a build could be compiled and would run."""
+    host = situation.host
+    isa = situation.isas.runnable[0] if situation.isas.runnable else None
+    own = None if isa else _own_isa(host.cpu)
+    if isa is None and own is None:
+        return
+    name = isa.name if isa else own.name if own else ""
+    extra = own.toml(host.cpu.name) + "\n" if own else ""
+    place = _buildable(situation, situation.devices[0]) if situation.devices else None
+    if place is not None:
+        release, build, gpu = place
+        if any(gpu.capability in row.gpus and name in row.cpus for row in build.rows):
+            return  # it is in the matrix already
+        method = _method(situation, release, build, gpu, isa) if isa else Method.SOURCE
+        text = (
+            f"Define a variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
+            f"{_needing(host, build)}, {method.phrase}: add this to {USER_FILE} and run the command again."
+        )
+        row = (
+            f'[[row]]\nrelease = "{release.name}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
+            f'cpus = ["{name}"]\n'
+        )
+        yield Alternative(method.value, text, f"{gpu.sm}-{name}", extra + row)
+    elif own is not None:
+        release = situation.releases[0]
+        text = (
+            f"Compile PyTorch {release.version} for this CPU with {own.compile_flag}: add this to {USER_FILE} and run "
+            "the command again with --gpu none --via source."
+        )
+        row = f'[[row]]\nrelease = "{release.name}"\ncpus = ["{name}"]\n'
+        yield Alternative("source", text, f"cpu-{name}", extra + row)
+
+
+def _needing(host: Host, build: Build) -> str:
+    """What the JetPack must be, where it is unknown."""
+    unknown = host.tegra is not None and host.tegra.cuda is None and not host.tegra.unified
+    return f" (for a JetPack with CUDA {build.cuda})" if unknown else ""
+
+
+def _buildable(situation: Situation, device: GpuDevice) -> tuple[Release, Build, Gpu] | None:
+    """The newest release with a build whose CUDA compiles for the GPU and runs on this driver.
+
+    On a Jetson the JetPack's own CUDA comes before a newer release: more than that needs a compatibility package.
+    """
+    catalog, host = situation.catalog, situation.host
+    gpu = catalog.gpus.get(device.compute) if device.compute else None
+    if gpu is None or not gpu.offered:
+        return None
+    code = CodeTarget(CodeKind.CUBIN, gpu.capability)
+    found = []
+    for release in situation.releases:
+        for build in release.cuda_builds:
+            assert build.cuda is not None
+            fit = situation.driver(device, build).fit
+            if fit.runs and catalog.toolkit(build.cuda).compiles(code):
+                native = fit is DriverFit.FULL and host.tegra is not None
+                default = release.default_index.get(host.cpu.arch) == build.label
+                found.append(((native, release.version, default, build.wheels, build.cuda), release, build))
+    if not found:
+        return None
+    _, release, build = max(found, key=lambda item: item[0])
+    return release, build, gpu
+
+
+def _method(situation: Situation, release: Release, build: Build, gpu: Gpu, isa: Isa) -> Method:
+    """Wheel where the official one already has code for the GPU, else source."""
+    tegra = situation.host.tegra
+    usable = not gpu.tegra or bool(tegra and tegra.unified)
+    variant = Variant(release, build, gpu, isa, situation.request.wanted_python)
+    covered = coverage(situation.catalog, variant, Method.WHEEL)
+    return Method.WHEEL if usable and covered.available and covered.fit is not Fit.JIT else Method.SOURCE
+
+
+def _containers(situation: Situation) -> Iterator[Alternative]:
+    """Containers, where they help: not for a GPU that the driver dropped, nor for one that a release lists."""
+    host, devices = situation.host, situation.devices
+    if host.tegra is not None:
+        jetpack = f"JetPack {host.tegra.jetpack}" if host.tegra.jetpack else "your JetPack"
+        text = (
+            f"Use a container or wheel built for {jetpack}: NVIDIA's l4t images and the jetson-containers project "
+            "build PyTorch against the CUDA of each JetPack."
+        )
+        yield Alternative("container", text)
+        return
+    builds = [build for release in situation.catalog.releases.values() for build in release.cuda_builds]
+    fits = {situation.driver(device, build).fit for device in devices for build in builds}
+    names = " and ".join(dict.fromkeys(device.name for device in devices))
+    if any(fit.runs for fit in fits):
+        listed = {capability for build in builds for row in build.rows for capability in row.gpus}
+        if all(device.compute in listed for device in devices):
+            return
+        text = (
+            "Try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) support new GPUs first. Check "
+            f"that `torch.cuda.get_arch_list()` in it covers {names} before you rely on it."
+        )
+        yield Alternative("container", text)
+    elif DriverFit.DROPPED_GPU not in fits:
+        text = (
+            "If it is a data-centre GPU, try a newer container: NVIDIA's own PyTorch images (nvcr.io/nvidia/pytorch) "
+            "include a compatibility library with which such GPUs run a newer CUDA on an older driver; see their "
+            "release notes."
+        )
+        yield Alternative("container", text)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnIsa:
+    """An instruction set for a CPU that runs none of the catalog's: its name, needs, and how to compile for it."""
+
+    name: str
+    arch: str
+    requires: tuple[str, ...]
+    compile_flag: str
+
+    def toml(self, label: str) -> str:
+        words = ", ".join(f'"{word}"' for word in self.requires)
+        return (
+            f'[[isa]]\nname = "{self.name}"\narch = "{self.arch}"\nlabel = "{label}"\n'
+            f'requires = [{words}]\ncompile_flags = ["{self.compile_flag}"]\n'
+        )
+
+
+def _own_isa(cpu: Cpu) -> OwnIsa | None:
+    """The highest level of the platform that the CPU's flags allow; None for a platform without PyTorch."""
+    flags = frozenset(cpu.flags)
+    name = re.sub(r"[^a-z0-9_]", "_", cpu.microarchitecture.lower())
+    if cpu.arch == "aarch64" and {"fp", "asimd"} <= flags:
+        requires, march = _arm_level(flags)
+    elif cpu.arch == "x86_64" and flags:
+        requires, march = _x86_level(flags)
+    else:
+        return None
+    return OwnIsa(name, cpu.arch, tuple(sorted(requires)), f"-march={march}")
+
+
+def _arm_level(flags: frozenset[str]) -> tuple[set[str], str]:
+    requires, march = {"fp", "asimd"}, "armv8-a"
+    if "crc32" in flags:
+        requires, march = requires | {"crc32"}, "armv8-a+crc"
+    if {"crc32", "atomics", "asimdrdm"} <= flags:
+        requires, march = requires | {"atomics", "asimdrdm"}, "armv8.1-a"
+        if {"fphp", "asimdhp"} <= flags:
+            requires, march = requires | {"fphp", "asimdhp"}, "armv8.2-a+fp16"
+            if "sve" in flags:
+                requires, march = requires | {"sve"}, "armv8.2-a+fp16+sve"
+    return requires, march
+
+
+def _x86_level(flags: frozenset[str]) -> tuple[set[str], str]:
+    second = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
+    return (second, "x86-64-v2") if second <= flags else ({"sse2"}, "x86-64")

@@ -1,0 +1,138 @@
+"""Makes a recommendation: judge every variant, take the best, and say what else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchtailor.catalog.gpus import CodeKind
+from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.host.model import GpuDevice, Host
+from torchtailor.recommendation.alternatives import alternatives, other_variants
+from torchtailor.recommendation.candidates import Candidate, best_candidate, judge_all, ranked
+from torchtailor.recommendation.explain import machine_line, pick, short_label, why
+from torchtailor.recommendation.hypothetical import GivenParts, resolve_host
+from torchtailor.recommendation.rejections import rejected
+from torchtailor.recommendation.request import Request, Situation, Workload
+from torchtailor.recommendation.result import Pick, Recommendation
+from torchtailor.recommendation.upgrades import upgrades
+from torchtailor.variants import Matrix
+
+
+def recommend(
+    host: Host | None = None,
+    *,
+    gpus: Sequence[str] = (),
+    cpu: str | None = None,
+    driver: str | None = None,
+    jetpack: str | None = None,
+    workload: Workload = Workload.GENERAL,
+    python: str | None = None,
+    release: str | None = None,
+    method: Method | None = None,
+    catalog: Catalog | None = None,
+) -> Recommendation:
+    """The variant for a machine, with reasons, other variants, upgrades, and alternatives where nothing fits.
+
+    The machine is a description (`host`) or this one, with the parts that are given changed: `gpus` by name or
+    capability (`RTX 4090`, `9.0`, `none`), `cpu` by name (`zen4`), `driver` and `jetpack` by version. GPUs or a CPU
+    given without a host describe a machine of their own, and nothing is detected.
+    """
+    known = catalog or load_catalog()
+    machine = resolve_host(known, host, GivenParts(tuple(gpus), cpu, driver, jetpack))
+    return recommend_for(Matrix(known), machine, Request(workload, python, release, method))
+
+
+def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:
+    """The same for a machine that is known."""
+    situation = Situation.of(matrix, host, request)
+    judgements = tuple(judge_all(situation))
+    candidates = ranked(judgements, situation.isas)
+    per_kind = _best_per_kind(situation)
+    notes = [note.text for note in host.notes]
+    if host.gpus and not host.visible_gpus:
+        notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
+    if not candidates and per_kind:
+        notes += _one_kind_notes(situation, per_kind[0])
+        situation = situation.on([one.device for one in per_kind[0].devices])
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
+    best = candidates[0] if candidates else None
+    cpu = best_candidate(situation.on(()))
+    return Recommendation(
+        machine=machine_line(host),
+        workload=request.workload.value,
+        python=request.wanted_python,
+        best=pick(best, *why(situation, best)) if best else None,
+        per_gpu=tuple(map(_pick_of_kind, per_kind)),
+        other_variants=other_variants(best, candidates, cpu) if best else (),
+        rejected=rejected(situation, judgements, best),
+        upgrades=tuple(upgrades(situation, best)),
+        alternatives=alternatives(situation, best, cpu),
+        notes=tuple(notes),
+    )
+
+
+def _best_per_kind(situation: Situation) -> tuple[Candidate, ...]:
+    """The best for each kind of GPU, the strongest kind first; none where there is but one kind."""
+    kinds: dict[object, list[GpuDevice]] = {}
+    for device in situation.devices:
+        kinds.setdefault(device.compute, []).append(device)
+    if len(kinds) < 2:
+        return ()
+    groups = sorted(kinds.values(), key=_strength, reverse=True)
+    bests = (best_candidate(situation.on(group)) for group in groups)
+    return tuple(best for best in bests if best is not None)
+
+
+def _strength(group: Sequence[GpuDevice]) -> tuple[object, ...]:
+    """By memory where it is known, then capability: an A100 comes before an RTX 3090."""
+    return (max(device.memory or 0 for device in group), group[0].compute, len(group))
+
+
+def _pick_of_kind(candidate: Candidate) -> Pick:
+    """The best for one kind of GPU, with how to run it."""
+    labels = ", ".join(short_label(one.device) for one in candidate.devices)
+    chosen = ",".join(one.device.uuid or str(one.device.index) for one in candidate.devices)
+    reason = f"For {labels} alone: run with CUDA_VISIBLE_DEVICES={chosen}."
+    return pick(candidate, reason, candidate.coverage.text)
+
+
+def _one_kind_notes(situation: Situation, chosen: Candidate) -> list[str]:
+    """What to know where no variant covers all GPUs and one kind was chosen."""
+    names = ", ".join(short_label(one.device) for one in chosen.devices)
+    text = (
+        f"No single variant runs on all GPUs of this machine. The recommended one is for {names}; give the others an "
+        "environment of their own, and set CUDA_VISIBLE_DEVICES in each."
+    )
+    notes = [text]
+    if uncut := _uncut_for_all(situation):
+        release, build = uncut
+        targets = ",".join(
+            str(compute) for compute in sorted({one.compute for one in situation.devices if one.compute})
+        )
+        notes.append(
+            f"The official {build.label} wheel of PyTorch {release.version}, uncut, contains code for all of them: one "
+            f"environment for all. `torchtailor tailor --gpu {targets}` cuts it to these alone."
+        )
+    return notes
+
+
+def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:
+    """The newest official wheel that runs unchanged on every GPU."""
+    for release in situation.releases:
+        default = release.default_index.get(situation.host.cpu.arch)
+        for build in sorted(release.cuda_builds, key=lambda item: item.label != default):
+            if all(_runs_uncut(situation, device, build) for device in situation.devices):
+                return release, build
+    return None
+
+
+def _runs_uncut(situation: Situation, device: GpuDevice, build: Build) -> bool:
+    assert device.compute is not None
+    code = situation.catalog.rules.best(device.compute, build.wheel_codes(situation.host.cpu.arch))
+    driver = situation.driver(device, build).fit
+    if code is None or not driver.runs:
+        return False
+    return code.kind is not CodeKind.PTX or driver is DriverFit.FULL

@@ -1,0 +1,110 @@
+"""Why a candidate was picked, in sentences; and the machine in one line."""
+
+from __future__ import annotations
+
+from torchtailor.catalog.gpus import Fit
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Method
+from torchtailor.host.model import Cpu, GpuDevice, Host
+from torchtailor.recommendation.candidates import Candidate
+from torchtailor.recommendation.request import IsaRanking, Situation, Workload
+from torchtailor.recommendation.result import Pick
+
+_RUNS = {
+    Fit.NATIVE: "natively",
+    Fit.COMPATIBLE: "through binary compatibility",
+    Fit.JIT: "after JIT compilation by the driver",
+}
+
+
+def pick(candidate: Candidate, *reasons: str) -> Pick:
+    """A candidate as it is shown."""
+    variant, driver = candidate.variant, candidate.driver
+    return Pick(
+        variant=variant.unique_name,
+        name=variant.name,
+        short_name=variant.short_name,
+        release=variant.release.name,
+        pytorch=str(variant.release.version),
+        cuda=str(variant.build.cuda) if variant.build.cuda else None,
+        build=variant.build.label,
+        python=variant.python,
+        method=candidate.method.value,
+        isa=variant.isa.name,
+        gpu=variant.gpu.sm if variant.gpu else None,
+        gpus=tuple(one.device.index for one in candidate.devices),
+        code=str(candidate.coverage.through) if candidate.coverage.through else None,
+        fit=candidate.fit.value,
+        driver=(driver.fit.value if driver.known else "unknown") if driver else None,
+        reasons=reasons,
+    )
+
+
+def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
+    """The reasons for the best candidate: release, code, driver, instruction set."""
+    reasons = [_why_release(situation.catalog, candidate), candidate.coverage.text]
+    if len({one.device.compute for one in candidate.devices}) > 1:
+        runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
+        reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
+    elif candidate.devices and not candidate.exact:
+        reasons.append(_why_another(situation.catalog, candidate))
+    if candidate.driver is not None:
+        reasons.append(candidate.driver.text)
+    reasons.append(_why_isa(candidate, situation.isas, situation.request.workload))
+    return tuple(reasons)
+
+
+def _why_release(catalog: Catalog, candidate: Candidate) -> str:
+    version = candidate.variant.release.version
+    newest = max(release.version for release in catalog.releases.values())
+    if version == newest:
+        return f"PyTorch {version} is the newest release."
+    how = f" when {candidate.method.phrase}" if candidate.method is not Method.WHEEL else ""
+    return f"PyTorch {version} is the newest release that runs on this machine{how}."
+
+
+def _why_another(catalog: Catalog, candidate: Candidate) -> str:
+    """Why a variant is named for another GPU than the machine's."""
+    device = candidate.devices[0].device
+    assert device.compute is not None and candidate.variant.gpu is not None
+    gpu = catalog.gpus.get(device.compute)
+    code = candidate.coverage.through
+    because = f", given {gpu.unified.condition}" if gpu and gpu.unified else ""
+    return (
+        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) {candidate.method.phrase}; {code} "
+        f"code runs on it {_RUNS[candidate.fit]}{because}."
+    )
+
+
+def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
+    isa = candidate.variant.isa
+    work = "general work" if workload is Workload.GENERAL else workload.value
+    which = "" if isas.rank(isa) == 0 else " that this build is available for"
+    text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
+    if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
+        text += " The official wheel selects its CPU kernels at run time; only source and Nix builds fix them."
+    return text
+
+
+def short_label(device: GpuDevice) -> str:
+    return f"GPU {device.index} ({device.name})"
+
+
+def machine_line(host: Host) -> str:
+    """The machine in one line."""
+    parts = [_cpu_line(host.cpu)]
+    counts: dict[str, int] = {}
+    for gpu in host.gpus:
+        text = f"{gpu.name} ({gpu.capability or 'capability unknown'}{'' if gpu.visible else ', hidden'})"
+        counts[text] = counts.get(text, 0) + 1
+    parts += [f"{count}x {text}" if count > 1 else text for text, count in counts.items()]
+    if host.driver is not None:
+        parts.append(f"driver {host.driver.version}")
+    if host.tegra is not None and host.tegra.jetpack:
+        parts.append(f"JetPack {host.tegra.jetpack}")
+    return ", ".join(parts)
+
+
+def _cpu_line(cpu: Cpu) -> str:
+    known = cpu.microarchitecture not in ("unknown", cpu.name)
+    return f"{cpu.name} ({cpu.microarchitecture}, {cpu.arch})" if known else f"{cpu.name} ({cpu.arch})"

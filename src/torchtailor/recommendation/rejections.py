@@ -1,0 +1,126 @@
+"""What was not chosen and why, grouped so that each reason is given once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Build, Method
+from torchtailor.host.model import GpuDevice
+from torchtailor.recommendation.candidates import Candidate, Judgement, Refusal, Refused
+from torchtailor.recommendation.request import IsaRanking, Situation
+from torchtailor.recommendation.result import Rejection
+
+
+def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> tuple[Rejection, ...]:
+    """Everything that was not chosen: instruction sets, wheels, builds, code for other GPUs, releases."""
+    found = [*_isas(situation.isas), *_wheels(judgements)]
+    if situation.devices:
+        found += _builds(situation, judgements, best)
+    if best is not None and best.devices:
+        found += _gpus(best, judgements)
+    return (*found, *_pythons(situation))
+
+
+def _isas(isas: IsaRanking) -> Iterator[Rejection]:
+    """The instruction sets that the CPU lacks something for."""
+    for isa, missing in isas.lacking:
+        yield Rejection(isa.name, f"This CPU does not support {isa.label}: it lacks {', '.join(missing)}.")
+
+
+def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
+    """All wheels, where the system's C library is not the one they are built for."""
+    refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is Refused.LIBC]
+    if refusals:
+        yield Rejection("wheels", refusals[0].text)
+
+
+def _pythons(situation: Situation) -> Iterator[Rejection]:
+    """The releases that are not available for the Python asked for."""
+    python = situation.request.wanted_python
+    without = [release for release in situation.catalog.releases.values() if python not in release.pythons]
+    if without and situation.request.release is None:
+        names = ", ".join(str(release.version) for release in reversed(without))
+        yield Rejection(f"PyTorch {names}", f"Not available for Python {python}.")
+
+
+def _builds(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> Iterator[Rejection]:
+    """The builds at least as new as the best one that do not run on these GPUs, by the reason against them."""
+    groups: dict[str, list[str]] = {}
+    for release in situation.releases:
+        if best is not None and release.version < best.variant.release.version:
+            continue
+        for build in release.cuda_builds:
+            here = [one for one in judgements if one.variant.release is release and one.variant.build is build]
+            if reason := _why_not(situation, here, build):
+                groups.setdefault(reason, []).append(f"{release.version} {build.label}")
+    for reason, names in groups.items():
+        yield Rejection(f"PyTorch {', '.join(names)}", reason)
+
+
+def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build) -> str | None:
+    """The reason against a build; None where something of it runs, or nobody would expect it to."""
+    method, devices = situation.request.method or Method.WHEEL, situation.devices
+    if any(isinstance(one, Candidate) and one.method is method for one in judgements):
+        return None
+    for device in devices:
+        gpu = situation.catalog.gpus.get(device.compute) if device.compute else None
+        if gpu is not None and (reason := _why_not_gpu(situation.catalog, gpu, build)):
+            return reason
+        if not (verdict := situation.driver(device, build)).fit.runs:
+            return verdict.text
+    refusals = [one for one in judgements if isinstance(one, Refusal) and one.method is method]
+    capabilities = {device.compute for device in devices}
+    named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
+    if method is Method.WHEEL and not build.wheels:
+        return "There is no official wheel of it: build it from source." if named else None
+    for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC):
+        if found := [one for one in (*named, *refusals) if one.kind is kind]:
+            return found[0].text
+    if method is Method.WHEEL and named:
+        return _no_code(build, named[0].variant.arch, devices)
+    if named and len(capabilities) == 1:
+        return named[0].text
+    if len(capabilities) > 1:
+        return "No variant of it has code that runs on all of these GPUs."
+    return f"The matrix has no variant of it for {_names(devices)} and this CPU."
+
+
+def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
+    assert build.cuda is not None
+    code = CodeTarget(CodeKind.CUBIN, gpu.capability)
+    if catalog.toolkit(build.cuda).compiles(code) or gpu.last_cuda is None:
+        return None
+    return f"CUDA {build.cuda.major} no longer supports {gpu.sm.upper()} ({gpu.family}): {gpu.last_cuda} was the last."
+
+
+def _no_code(build: Build, arch: str, devices: Sequence[GpuDevice]) -> str:
+    codes = build.wheel_codes(arch)
+    if not codes:
+        return f"There is no official wheel for {arch}, or its contents are unknown."
+    return f"The official {arch} wheels contain {', '.join(map(str, codes))}, none of which runs on {_names(devices)}."
+
+
+def _names(devices: Sequence[GpuDevice]) -> str:
+    return " and ".join(dict.fromkeys(device.compute.sm.upper() for device in devices if device.compute))
+
+
+def _gpus(best: Candidate, judgements: Iterable[Judgement]) -> Iterator[Rejection]:
+    """The variants of the chosen build whose code is for other GPUs."""
+    devices = " and ".join(dict.fromkeys(str(one.device.compute) for one in best.devices))
+    chosen = (best.variant.release, best.variant.build, best.method)
+    others = {
+        one.variant.gpu.capability: one.variant.gpu.sm
+        for one in judgements
+        if isinstance(one, Refusal)
+        and one.kind is Refused.CODE
+        and one.variant.gpu is not None
+        and (one.variant.release, one.variant.build, one.method) == chosen
+    }
+    if others:
+        names = ", ".join(name for _, name in sorted(others.items()))
+        yield Rejection(
+            names,
+            f"Code for these does not run on {devices}: the major number must be the same, and the minor not higher.",
+        )

@@ -1,1 +1,0 @@
-"""Cutting: what to keep, the surgery, the proof; libraries, wheels and environments."""

@@ -1,0 +1,211 @@
+"""Tailors a folder into a new folder, or a single library into a new file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchtailor.artifact.artifact import ArtifactKind, nothing_in
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
+from torchtailor.disk import copy_file, disk_errors, existing_parent, remove_abandoned, staging_folder, write_atomically
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import NoProgress, Progress
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
+from torchtailor.tailoring.manifest import manifest
+from torchtailor.tailoring.processes import run_all
+from torchtailor.tailoring.result import COPIED, TailorResult
+from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.record import FileHash, RecordRow
+
+
+@dataclass(frozen=True)
+class _FileJob:
+    """One library of a folder: cut, or copied where there is nothing to cut."""
+
+    name: str
+    size: int
+    source: Path
+    target: Path
+    options: TailorOptions
+    proprietary: bool
+
+
+def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+    """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
+    options = options.with_default_strip(False)
+    progress = progress or NoProgress()
+    _check_places(folder, output)
+    with disk_errors(output.parent):
+        if not options.dry_run:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        installed = find_installed(folder)
+        with staging_folder(existing_parent(output.parent)) as scratch:
+            tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
+            if not tree.libraries:
+                raise nothing_in(folder)
+            jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
+            work = run_all(_cut_or_copy, jobs, processes=options.workers)
+            progress.begin(folder.name, sum(job.size for job in jobs))
+            tree.copy_others()
+            results = {}
+            for job, result in work:
+                results[job.name] = result
+                progress.advance(job.size)
+            libraries = tuple(results[name] for name in sorted(results))
+            before = tree.size_of_others + sum(library.size_before for library in libraries)
+            after = tree.size_of_others + sum(library.size_after for library in libraries)
+            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            if options.dry_run or whole.useless_for_target:
+                return whole
+            tree.link_second_names()
+            _update_records(folder, scratch / "tree", installed, results)
+            names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
+            document = manifest(options, names, {}, libraries)
+            (scratch / "tree" / MANIFEST).write_bytes(document)
+            tree.set_modes()
+            if output.is_dir():  # empty, as was checked
+                output.rmdir()
+            (scratch / "tree").rename(output)
+    return replace(whole, output=output)
+
+
+def tailor_file(library: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+    """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
+    options = options.with_default_strip(False)
+    progress = progress or NoProgress()
+    target = output / library.name if output.is_dir() else output
+    if target.exists() and target.samefile(library):
+        raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
+    proprietary = needs_nvidia_option(library.name, None)
+    with disk_errors(target.parent):
+        progress.begin(library.name, library.stat().st_size)
+        if not options.dry_run:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(target.parent)
+        cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
+        progress.advance(cut.size_before)
+        kind = ArtifactKind.LIBRARY
+        result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
+        if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
+            return result
+        if not cut.status.changed:
+            copy_file(library, target)
+            return replace(result, output=target, notes=(COPIED,))
+        names = {"kind": kind.value, "name": library.name, "sha256": cut.sha256_in, "size": cut.size_before}
+        output_names = {"name": target.name, "sha256": cut.sha256_out, "size": cut.size_after}
+        document = manifest(options, names, output_names, [cut])
+        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document, durable=True)
+    return replace(result, output=target, sha256_before=cut.sha256_in, sha256_after=cut.sha256_out)
+
+
+def _check_places(folder: Path, output: Path) -> None:
+    if not folder.is_dir():
+        raise NoMatchError(f"{folder} is not a folder.", "Check the path.")
+    source, target = folder.resolve(), output.resolve()
+    if target == source or source in target.parents:
+        raise UsageError(f"{output} is inside the folder to copy.", "Choose another -o.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} already exists.", "Remove it or choose another -o.")
+
+
+class _Tree:
+    """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
+
+    def __init__(self, source: Path, target: Path, *, copying: bool) -> None:
+        self._source = source
+        self._target = target
+        self._copying = copying
+        self._others: list[Path] = []
+        self._modes: list[tuple[Path, int]] = []
+        self._second_names: list[tuple[Path, Path]] = []
+        self._first_names: dict[tuple[int, int], Path] = {}
+        self.size_of_others = 0
+        self.libraries: list[Path] = []
+        for place, names, files in os.walk(source):
+            names.sort()
+            here = Path(place)
+            if copying:
+                self._place(here).mkdir(parents=True)
+                self._modes.append((self._place(here), here.stat().st_mode))
+            for name in sorted([*files, *(name for name in names if (here / name).is_symlink())]):
+                self._sort(here / name)
+
+    def _place(self, path: Path) -> Path:
+        return self._target / path.relative_to(self._source)
+
+    def _sort(self, path: Path) -> None:
+        if path.is_symlink():
+            self._others.append(path)
+            return
+        status = path.stat()
+        if not path.is_file():
+            raise BadInputError(f"{path} is neither a file nor a folder.", "Remove it from the folder.")
+        first = self._first_names.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
+        if first is not path:
+            self._second_names.append((first, path))
+        elif is_library(path):
+            self.libraries.append(path)
+        else:
+            self.size_of_others += status.st_size
+            self._others.append(path)
+
+    def copy_others(self) -> None:
+        for path in self._others if self._copying else ():
+            if path.is_symlink():
+                self._place(path).symlink_to(path.readlink())
+            else:
+                copy_file(path, self._place(path))
+
+    def link_second_names(self) -> None:
+        """What was one file with two names is so again."""
+        for first, second in self._second_names:
+            self._place(second).hardlink_to(self._place(first))
+
+    def set_modes(self) -> None:
+        """Folders get their modes last: one may be read-only."""
+        for folder, mode in reversed(self._modes):
+            folder.chmod(mode & 0o7777)
+
+
+def _jobs(
+    folder: Path,
+    target: Path,
+    libraries: list[Path],
+    installed: tuple[InstalledDistribution, ...],
+    options: TailorOptions,
+) -> list[_FileJob]:
+    owners = owners_by_file(installed)
+    jobs = []
+    for path in libraries:
+        name = path.relative_to(folder).as_posix()
+        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
+        proprietary = any(needs_nvidia_option(name, package) for package in packages)
+        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary))
+    return jobs
+
+
+def _update_records(
+    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], results: Mapping[str, LibraryResult]
+) -> None:
+    """A RECORD in the copy must describe the copy."""
+    for one in installed:
+        changes = {
+            row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
+            for path, row in one.files.items()
+            if (result := results.get(path)) and result.status.changed
+        }
+        if changes:
+            write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
+
+
+def _cut_or_copy(job: _FileJob) -> LibraryResult:
+    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
+    if not result.status.changed and not job.options.dry_run:
+        copy_file(job.source, job.target)
+    return result

@@ -1,0 +1,210 @@
+"""What was changed in an environment, recorded before it happens, so that any interrupted run can be completed.
+
+Everything lies in `.torchtailor` inside site-packages: `journal.jsonl` (one line per replaced file, on disk before the
+file is replaced), `staging` (temporary files), `removed` (what is needed to restore) and `lock`. A line says what a
+file was before and is afterwards; which of the two it is now is read from the file itself, so that the journal and the
+environment cannot disagree. `reconcile` brings RECORD, manifests and the journal in line with the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchtailor.artifact.installed import InstalledDistribution, read_installed
+from torchtailor.disk import hash_file, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.errors import BadInputError
+from torchtailor.tailoring.manifest import environment_manifest
+from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.record import FileHash, RecordRow
+
+STATE_FOLDER = ".torchtailor"
+_LOCK_TIMEOUT = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The content of a file, by hash and size."""
+
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, path: Path, *, sizes: Iterable[int]) -> FileState | None:
+        """The state of a file if it has one of these sizes; None if it has another or does not exist."""
+        try:
+            size = path.stat().st_size
+            return cls(hash_file(path), size) if size in sizes else None
+        except OSError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One replaced file of an environment; paths are relative to site-packages."""
+
+    path: str
+    distributions: tuple[str, ...]  # names of the .dist-info folders whose RECORD lists it
+    before: FileState
+    after: FileState
+    removed: str  # the file in `removed` that turns after into before; empty without --keep-removed
+    options: dict[str, Any]  # target and policy, as in the manifest
+    library: dict[str, Any]  # the library's row of the manifest
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(self.options["target"]["gpus"])
+
+
+# By path, the changes in force of each file, oldest first.
+Chains = dict[str, list[Change]]
+
+
+class Journal:
+    """The state folder of one site-packages, locked for one run at a time; made by `Journal.locked`."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+        self.folder = site / STATE_FOLDER
+        self.staging = self.folder / "staging"
+        self.removed = self.folder / "removed"
+        self.empty = False
+        self._path = self.folder / "journal.jsonl"
+
+    @classmethod
+    @contextmanager
+    def locked(cls, site: Path) -> Iterator[Journal]:
+        """Take the lock; a second run on the same environment is refused. The kernel frees it when a run dies."""
+        journal = cls(site)
+        # Workers of a run that was killed hold the lock until they have ended too.
+        with locked(journal.folder / "lock", str(site), timeout=_LOCK_TIMEOUT):
+            journal.clear_staging()
+            journal.removed.mkdir(exist_ok=True)
+            try:
+                yield journal
+            finally:
+                if journal.empty:
+                    remove_locked(journal.folder)
+                else:
+                    shutil.rmtree(journal.staging, ignore_errors=True)
+
+    def clear_staging(self) -> None:
+        """Delete temporary files that an interrupted run left."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+        self.staging.mkdir()
+
+    def add(self, change: Change) -> None:
+        """Record a change; it is on disk when this returns."""
+        with self._path.open("ab") as file:
+            file.write(_encode(change))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(self.folder)
+
+    def changes(self) -> list[Change]:
+        """All changes in order. A last line that was truncated by a kill was never acted upon."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        lines = data.split(b"\n")[:-1]
+        try:
+            return [msgspec.convert(json.loads(line), Change) for line in lines]
+        except (ValueError, msgspec.ValidationError) as error:
+            raise BadInputError(
+                f"{self._path} is damaged.", "Reinstall the packages that were cut, then remove that folder."
+            ) from error
+
+    def rewrite(self, changes: Iterable[Change]) -> None:
+        """Keep only these changes, and of the removed bytes only what they need."""
+        kept = list(changes)
+        write_atomically(self._path, b"".join(map(_encode, kept)), durable=True, staging=self.staging)
+        needed = {change.removed for change in kept}
+        for path in self.removed.iterdir():
+            if path.name not in needed:
+                path.unlink()
+
+    def delete(self) -> None:
+        """Remove the state folder when the lock is released, so that nothing of torchtailor is left."""
+        self.empty = True
+
+
+def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) -> Chains:
+    """Complete whatever an interrupted run left, and return the changes in force.
+
+    A file that is neither what a change found nor what it made was reinstalled or changed by something else: its
+    changes are dropped, with the removed bytes. `known` are files that were just put in place and need no reading.
+    """
+    recorded: Chains = {}
+    for change in journal.changes():
+        recorded.setdefault(change.path, []).append(change)
+    actual = {path: (known or {}).get(path) or _actual(journal.site / path, chain) for path, chain in recorded.items()}
+    in_force = {path: _in_force(chain, actual[path]) for path, chain in recorded.items()}
+    chains = {path: chain for path, chain in in_force.items() if chain}
+    names = {name for chain in recorded.values() for change in chain for name in change.distributions}
+    folders = [journal.site / name for name in sorted(names) if (journal.site / name).is_dir()]
+    for one in read_installed(journal.site, folders):
+        states = {path: state for path in one.files if (state := actual.get(path))}
+        _update_distribution(journal, one, states, chains)
+    journal.rewrite(change for chain in chains.values() for change in chain)
+    return chains
+
+
+def _update_distribution(
+    journal: Journal, one: InstalledDistribution, states: Mapping[str, FileState], chains: Chains
+) -> None:
+    """Write a distribution's manifest and RECORD so that they describe its files."""
+    rows = [_merged_row(chains[path]) for path in sorted(one.files) if path in chains]
+    manifest_path = one.dist_info / MANIFEST
+    manifest_name = manifest_path.relative_to(one.dist_info.parent).as_posix()
+    changes: dict[str, RecordRow | None] = {}
+    if rows:
+        newest = chains[next(path for path in sorted(one.files) if path in chains)][-1]
+        document = environment_manifest(newest.options, one.metadata.name, one.metadata.version, rows)
+        if not manifest_path.is_file() or manifest_path.read_bytes() != document:
+            write_atomically(manifest_path, document, durable=True, staging=journal.staging)
+        changes[manifest_name] = RecordRow(manifest_name, FileHash.of(document), len(document))
+    else:
+        manifest_path.unlink(missing_ok=True)
+        changes[manifest_name] = None
+    for path, state in states.items():
+        row = one.files[path]
+        changes[row.path] = RecordRow(row.path, FileHash.from_hex(state.sha256), state.size)
+    data = one.record.updated(changes).encode()
+    if data != one.record_path.read_bytes():
+        mode = one.record_path.stat().st_mode & 0o777
+        write_atomically(one.record_path, data, mode=mode, durable=True, staging=journal.staging)
+
+
+def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
+    """A library's row in the manifest, from the stock file to what it is now."""
+    first, last = chain[0].library, chain[-1].library
+    return {**last, **{key: first[key] for key in ("size_before", "gpu_before", "sha256_before") if key in first}}
+
+
+def _actual(path: Path, chain: Sequence[Change]) -> FileState | None:
+    known = [state for change in chain for state in (change.before, change.after)]
+    state = FileState.of(path, sizes={state.size for state in known})
+    return state if state in known else None
+
+
+def _in_force(chain: list[Change], actual: FileState | None) -> list[Change]:
+    for index in reversed(range(len(chain))):
+        if chain[index].after == actual:
+            start = index
+            while start and chain[start - 1].after == chain[start].before:
+                start -= 1
+            return chain[start : index + 1]
+    return []
+
+
+def _encode(change: Change) -> bytes:
+    return json.dumps(asdict(change), sort_keys=True, separators=(",", ":")).encode() + b"\n"

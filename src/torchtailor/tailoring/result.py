@@ -1,0 +1,60 @@
+"""What tailoring a library, wheel, folder or environment gave, library by library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.manifest import library_json
+
+COPIED = "Nothing was cut: copied unchanged."
+
+
+@dataclass(frozen=True, slots=True)
+class TailorResult:
+    """One input: what it was, where the output is, and its libraries."""
+
+    kind: ArtifactKind
+    source: Path
+    output: Path | None
+    libraries: tuple[LibraryResult, ...]
+    size_before: int  # of the library, wheel, folder or distributions
+    size_after: int
+    dry_run: bool = False
+    sha256_before: str = ""
+    sha256_after: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[LibraryResult, ...]:
+        return tuple(library for library in self.libraries if library.status.changed)
+
+    @property
+    def could_save(self) -> int:
+        """What --nvidia would save."""
+        return sum(library.could_save for library in self.libraries)
+
+    @property
+    def useless_for_target(self) -> bool:
+        """Whether there is GPU code, and none of it runs on the target."""
+        with_code = [library for library in self.libraries if library.has_gpu_code]
+        return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
+
+    def to_json(self) -> dict[str, Any]:
+        """The input's row of `tailor --json`."""
+        return {
+            "kind": self.kind.value,
+            "source": str(self.source),
+            "output": self.output and str(self.output),
+            "size_before": self.size_before,
+            "size_after": self.size_after,
+            "sha256_before": self.sha256_before,
+            "sha256_after": self.sha256_after,
+            "could_save": self.could_save,
+            "useless_for_target": self.useless_for_target,
+            "notes": list(self.notes),
+            "libraries": [library_json(library) for library in self.libraries],
+        }

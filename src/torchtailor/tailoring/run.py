@@ -1,0 +1,205 @@
+"""Tailors whatever the user names: finds out what each path is, and where its output goes.
+
+results = tailor(Path("torch-2.10.0-...whl"), gpus=["9.0"], output=Path("out"))
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.catalog import load_catalog
+from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.gpucode.policy import Policy
+from torchtailor.host.targets import read_targets
+from torchtailor.progress import Progress
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailoring.environment import environment_sites, tailor_environment
+from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.wheel import tailor_wheel
+
+
+@dataclass(frozen=True, slots=True)
+class TailorTask:
+    """One input and the place of its output."""
+
+    kind: ArtifactKind
+    source: Path
+    output: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TailorFailure:
+    """An input that could not be tailored, and why."""
+
+    source: Path
+    error: TorchtailorError
+
+
+@dataclass(frozen=True, slots=True)
+class TailorReport:
+    """What tailoring all inputs gave."""
+
+    options: TailorOptions
+    results: tuple[TailorResult, ...]
+    failures: tuple[TailorFailure, ...]
+    seconds: float
+
+    @property
+    def error(self) -> TorchtailorError | None:
+        """What failed first; it is an error too where the GPU code of an input runs on none of the targets."""
+        if self.failures:
+            return self.failures[0].error
+        useless = next((result for result in self.results if result.useless_for_target), None)
+        if useless is None:
+            return None
+        return ImpossibleError(
+            f"{useless.source.name} has no GPU code that runs on {self.options.targets}; no output was written for it.",
+            "`torchtailor inspect` lists its GPU code; another build of the package may have more.",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `tailor --json`."""
+        return {
+            "dry_run": self.options.dry_run,
+            "seconds": round(self.seconds, 3),
+            **self.options.to_json(),
+            "inputs": [result.to_json() for result in self.results],
+            "failures": [
+                {"source": str(failure.source), "error": failure.error.message, "hint": failure.error.hint}
+                for failure in self.failures
+            ],
+        }
+
+
+def tailor(
+    *paths: Path | str,
+    gpus: Sequence[str] = (),
+    output: Path | str | None = None,
+    env: Path | str | None = None,
+    keep_ptx: bool = False,
+    strip: bool | None = None,
+    nvidia: bool = False,
+    recompress: bool = False,
+    level: int = 19,
+    driver: str | None = None,
+    keep_removed: bool = False,
+    dry_run: bool = False,
+    processes: int = 0,
+    progress: Progress | None = None,
+) -> tuple[TailorResult, ...]:
+    """Cut out the GPU code that the given GPUs cannot run, and raise a TorchtailorError where that is not possible.
+
+    `paths` are libraries, wheels or folders, which are never changed: their outputs go to `output`. Without paths the
+    environment `env`, or the active one, is cut in place. `gpus` are such as "9.0", "sm_90", "RTX 4090", "native".
+    """
+    options = tailor_options(
+        gpus,
+        keep_ptx=keep_ptx,
+        strip=strip,
+        nvidia=nvidia,
+        recompress=recompress,
+        level=level,
+        driver=driver,
+        keep_removed=keep_removed,
+        dry_run=dry_run,
+        processes=processes,
+    )
+    places = [Path(path) for path in paths]
+    report = tailor_inputs(
+        places, options, output=Path(output) if output else None, env=Path(env) if env else None, progress=progress
+    )
+    if report.error:
+        raise report.error
+    return report.results
+
+
+def tailor_options(
+    gpus: Sequence[str] = (),
+    *,
+    keep_ptx: bool = False,
+    nvidia: bool = False,
+    environment: Mapping[str, str] = os.environ,
+    **options: Any,
+) -> TailorOptions:
+    """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
+    catalog = load_catalog()
+    targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    return TailorOptions(Policy(targets, catalog.rules), nvidia=nvidia or catalog.tailor.nvidia, **options)
+
+
+def tailor_inputs(
+    paths: Sequence[Path],
+    options: TailorOptions,
+    *,
+    output: Path | None = None,
+    env: Path | None = None,
+    progress: Progress | None = None,
+) -> TailorReport:
+    """Tailor wheels, folders and libraries, or an environment in place; a failed input does not stop the others, except
+    where the cause would stop them too, such as a full disk."""
+    in_place = env is not None or not paths
+    if env is not None and paths:
+        raise UsageError("--env cuts an environment in place; it takes no other PATH.", "Run the command twice.")
+    if in_place and output is not None:
+        raise UsageError("An environment is cut in place; -o does not go with it.", "Leave out -o, or name a PATH.")
+    if options.keep_removed and not in_place:
+        raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
+    started = time.monotonic()
+    if in_place:
+        done: list[TailorResult | TailorFailure] = [
+            tailor_environment(site, options, progress) for site in environment_sites(env)
+        ]
+    else:
+        done = list(_tailor_paths(paths, output, options, progress))
+    results = tuple(one for one in done if isinstance(one, TailorResult))
+    failures = tuple(one for one in done if isinstance(one, TailorFailure))
+    return TailorReport(options, results, failures, time.monotonic() - started)
+
+
+def _tailor_paths(
+    paths: Sequence[Path], output: Path | None, options: TailorOptions, progress: Progress | None
+) -> Iterator[TailorResult | TailorFailure]:
+    functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
+    for task in plan_tasks(paths, output):
+        try:
+            yield functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress)
+        except EnvironmentProblem:
+            raise
+        except TorchtailorError as error:
+            yield TailorFailure(task.source, error)
+
+
+def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[TailorTask]:
+    """What each path is and where its output goes; nothing is read or written yet."""
+    found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
+    several = len(found) > 1
+    if several and output is not None and output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
+    tasks = [TailorTask(kind, source, _output(source, kind, output, several=several)) for source, kind in found]
+    if not tasks:
+        raise NoMatchError(
+            "There is nothing to cut.", "Name libraries, wheels or folders; or an environment with --env."
+        )
+    return tasks
+
+
+def _expand(artifact: Artifact) -> list[tuple[Path, ArtifactKind]]:
+    """A wheelhouse means its wheels."""
+    if artifact.kind is ArtifactKind.WHEELHOUSE:
+        return [(wheel, ArtifactKind.WHEEL) for wheel in artifact.wheels]
+    return [(artifact.path, artifact.kind)]
+
+
+def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool) -> Path:
+    if kind is ArtifactKind.WHEEL:
+        return output or Path.cwd()  # a new wheel has a new name
+    if output is None:
+        raise UsageError(f"No output was given for {source.name}.", "Add -o OUT; inputs are never changed.")
+    return output / source.resolve().name if several else output

@@ -1,0 +1,309 @@
+"""Tailors a wheel: a new wheel with a label in its version, a correct RECORD and a manifest."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.libraries import is_shared_name, packed_libraries
+from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
+from torchtailor.errors import BadInputError, UsageError
+from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import NoProgress, Progress
+from torchtailor.surgery.library import reading_once
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.libraries import cut_library
+from torchtailor.tailoring.manifest import label_of, manifest
+from torchtailor.tailoring.processes import run_all
+from torchtailor.tailoring.result import COPIED, TailorResult
+from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.wheels.deflate import Effort
+from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
+from torchtailor.wheels.metadata import with_version
+from torchtailor.wheels.name import labelled_version
+from torchtailor.wheels.record import FileHash, Record, RecordRow
+from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
+
+_QUICK_TO_PACK = 64 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class WheelOrder:
+    """A wheel to make from a stock one: where (a folder, or the file's name) and how."""
+
+    output: Path
+    options: TailorOptions
+
+    @property
+    def folder(self) -> Path:
+        return self.output.parent if self.output.suffix == ".whl" else self.output
+
+
+@dataclass(frozen=True)
+class _MemberJob:
+    """One library of a wheel: unpacked to `folder` once, and cut there with each of the options."""
+
+    wheel: Path
+    member: Member
+    hash: FileHash | None
+    folder: Path
+    options: tuple[TailorOptions, ...]
+    proprietary: bool
+
+    @property
+    def size(self) -> int:
+        return self.member.size
+
+    @property
+    def unpacked(self) -> Path:
+        return self.folder / "stock" / Path(self.member.name).name
+
+    def cut(self, index: int) -> Path:
+        return self.folder / f"cut{index}" / Path(self.member.name).name
+
+
+def tailor_wheel(wheel: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+    """Cut the libraries of a wheel; `output` is the folder for the new wheel, or its file name.
+
+    A wheel in which nothing is cut is copied unchanged, so that a folder of wheels stays complete.
+    """
+    return tailor_wheel_each(wheel, [WheelOrder(output, options)], progress)[0]
+
+
+def tailor_wheel_each(
+    wheel: Path, orders: Sequence[WheelOrder], progress: Progress | None = None
+) -> tuple[TailorResult, ...]:
+    """Make several wheels from one; each gets the bytes it would get alone.
+
+    Reading, unpacking and checking is done once, and so is the packing of libraries that come out the same.
+    """
+    progress = progress or NoProgress()
+    first = orders[0]
+    with WheelArchive(wheel) as archive, disk_errors(first.folder):
+        distribution = WheelDistribution.of(archive)
+        makings = [_Making.of(distribution, order) for order in orders]
+        for order in orders:
+            if not order.options.dry_run:
+                order.folder.mkdir(parents=True, exist_ok=True)
+        with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
+            jobs = _jobs(distribution, scratch, [order.options for order in orders])
+            progress.begin(wheel.name, sum(job.size for job in jobs))
+            libraries = _cut_all(distribution, jobs, first.options, progress)
+            stock_sha256 = hash_file(wheel)
+            packed: _Packed = {}
+            results = []
+            for index, making in enumerate(makings):
+                own = {name: each[index] for name, each in libraries.items()}
+                results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
+    return tuple(results)
+
+
+# Libraries that are in a finished wheel already, by their hash, their mode and the effort of packing.
+_Packed = dict[tuple[str, int, Effort], tuple[WheelArchive, Member]]
+
+
+@dataclass(frozen=True)
+class _Making:
+    """One of the wheels that are made from a stock one."""
+
+    distribution: WheelDistribution
+    order: WheelOrder
+    version: str
+    target: Path
+
+    @classmethod
+    def of(cls, distribution: WheelDistribution, order: WheelOrder) -> _Making:
+        version = _new_version(distribution, order.options)
+        target = order.folder / str(distribution.name.with_version(version))
+        output = order.output
+        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name):
+            raise UsageError(
+                f"A wheel's name follows from its content: this one is {target.name}.",
+                f"Write -o {output.parent} instead.",
+            )
+        return cls(distribution, order, version, target)
+
+    def finish(
+        self,
+        index: int,
+        jobs: Sequence[_MemberJob],
+        cut: dict[str, LibraryResult],
+        stock_sha256: str,
+        packed: _Packed,
+        finished: ExitStack,
+    ) -> TailorResult:
+        """Write the wheel, or copy the stock one where nothing was cut."""
+        options, wheel, target = self.order.options, self.distribution.path, self.target
+        cut = _worth_it(cut, options)
+        changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
+        libraries = tuple(cut[name] for name in sorted(cut))
+        size = self.distribution.archive.size
+        kind = ArtifactKind.WHEEL
+        result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
+        if options.dry_run or result.useless_for_target:
+            return result
+        if not changed:
+            return _copied(result, self.order.folder)
+        if target.exists() and target.samefile(wheel):
+            raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
+        document = manifest(
+            options.with_default_strip(True),
+            {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
+            {"name": target.name, "version": self.version},
+            libraries,
+        )
+        effort = _effort(options, sum(cut[name].size_after for name in changed))
+        with new_wheel(target, effort=effort, threads=options.workers) as writer:
+            _write(writer, self.distribution, self.version, changed, cut, document, packed, effort)
+        made = finished.enter_context(WheelArchive(target))
+        for name in changed:
+            member = made.members[self.distribution.renamed(name, self.version)]
+            packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
+        return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
+
+
+def _effort(options: TailorOptions, size: int) -> Effort:
+    """How hard to pack so many bytes: harder with --recompress, which is slow and for size anyway, and where it takes
+    no noticeable time."""
+    return Effort.SMALL if options.recompress or size < _QUICK_TO_PACK else Effort.FAST
+
+
+def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str:
+    earlier = f"{distribution.dist_info}/{MANIFEST}"
+    archive = distribution.archive
+    return labelled_version(
+        distribution.metadata.version,
+        options.targets.label,
+        stock_local=distribution.stock_local,
+        earlier_label=label_of(archive.read(earlier)) if earlier in archive.members else "",
+    )
+
+
+def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions]) -> list[_MemberJob]:
+    stripping = tuple(one.with_default_strip(True) for one in options)
+    jobs: list[_MemberJob] = []
+    for member in packed_libraries(distribution.archive):
+        if not is_shared_name(member.name):
+            continue
+        proprietary = needs_nvidia_option(member.name, distribution.metadata)
+        row = distribution.record.get(member.name)
+        folder = scratch / str(len(jobs))
+        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, stripping, proprietary))
+    return jobs
+
+
+def _cut_all(
+    distribution: WheelDistribution, jobs: list[_MemberJob], options: TailorOptions, progress: Progress
+) -> dict[str, tuple[LibraryResult, ...]]:
+    """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
+    names = {job.member.name for job in jobs}
+    others = [member for member in distribution.archive.files if member.name not in names]
+    work = run_all(_cut, jobs, processes=options.workers)
+    results = {}
+    with ThreadPoolExecutor(1) as checker:
+        checked = [checker.submit(distribution.check, member) for member in others]
+        for job, each in work:
+            results[job.member.name] = each
+            progress.advance(job.size)
+        for check in checked:
+            check.result()
+    return results
+
+
+def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict[str, LibraryResult]:
+    """A wheel is not rewritten for its symbol tables alone, unless --strip asked for that."""
+    if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
+        return results
+    return {
+        name: result.not_cut(LibraryStatus.UNCHANGED) if result.status.changed else result
+        for name, result in results.items()
+    }
+
+
+def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
+    """In a worker: unpack a library, check it against RECORD, cut it with each of the options."""
+    hasher = job.hash.new() if job.hash else None
+    job.unpacked.parent.mkdir(parents=True)
+    try:
+        with open_member(job.wheel, job.member) as source, job.unpacked.open("wb") as file:
+            for chunk in source.chunks():
+                file.write(chunk)
+                if hasher:
+                    hasher.update(chunk)
+        if job.hash and hasher and hasher.digest() != job.hash.digest:
+            raise BadInputError(
+                f"{job.wheel.name}: {job.member.name} does not have the hash in RECORD.", "Fetch the wheel again."
+            )
+        results: list[LibraryResult] = []
+        with reading_once():
+            for index in range(len(job.options)):
+                results.append(_cut_one(job, index, results))
+        return tuple(results)
+    finally:
+        job.unpacked.unlink(missing_ok=True)
+
+
+def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult]) -> LibraryResult:
+    """Cut a library with one of the options; without GPU code the output is the same for every target."""
+    options, target = job.options[index], job.cut(index)
+    target.parent.mkdir()
+    for other, result in enumerate(earlier):
+        same = replace(job.options[other], policy=options.policy) == options
+        if same and not result.has_gpu_code and not result.reason:
+            if result.status.changed:
+                target.hardlink_to(job.cut(other))
+            return result
+    return cut_library(job.member.name, job.unpacked, target, options, proprietary=job.proprietary)
+
+
+def _copied(result: TailorResult, folder: Path) -> TailorResult:
+    target = folder / result.source.name
+    if not (target.exists() and target.samefile(result.source)):
+        copy_file(result.source, target)
+    return replace(result, output=target, notes=(COPIED,))
+
+
+def _write(
+    writer: WheelWriter,
+    distribution: WheelDistribution,
+    version: str,
+    changed: Mapping[str, Path],
+    results: Mapping[str, LibraryResult],
+    document: bytes,
+    packed: _Packed,
+    effort: Effort,
+) -> None:
+    """All members in their order, the changed ones compressed again; manifest and RECORD come last."""
+    rows: list[RecordRow] = []
+    metadata_name = f"{distribution.dist_info}/METADATA"
+    for member in distribution.payload():
+        name = distribution.renamed(member.name, version)
+        if member.name in changed:
+            cut, result = changed[member.name], results[member.name]
+            mode = member.mode or stat.S_IFREG | 0o755
+            if known := packed.get((result.sha256_out, mode, effort)):
+                writer.copy(*known, name)
+            else:
+                writer.add_file(name, cut, mode)
+            rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
+            cut.unlink()
+        elif member.name == metadata_name:
+            metadata = with_version(distribution.archive.read(metadata_name), version)
+            writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
+            rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
+        else:
+            writer.copy(distribution.archive, member, name)
+            row = distribution.record.get(member.name)
+            if row:
+                rows.append(RecordRow(name, row.hash, member.size))
+    dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
+    writer.add_bytes(f"{dist_info}{MANIFEST}", document)
+    rows.append(RecordRow(f"{dist_info}{MANIFEST}", FileHash.of(document), len(document)))
+    rows.append(RecordRow(f"{dist_info}RECORD"))
+    writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())

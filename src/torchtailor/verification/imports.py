@@ -1,0 +1,167 @@
+"""Level 2: torch is imported in a fresh process, reports what it is, and computes correctly on the CPU."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
+from torchtailor.errors import BadInputError
+from torchtailor.failures.process import how_it_ended, missing_dependency
+from torchtailor.format import human_bytes
+from torchtailor.verification.result import Check, Level
+from torchtailor.verification.suite_results import CaseResult, SuiteResults, load_results
+
+STARTS = 3
+SUITE_SECONDS = 1800.0
+_SHOWN = 5
+_CUDA_IN_CONFIGURATION = re.compile(r"(?:CUDA Runtime |\bCUDA_VERSION=)(\d+\.\d+)")
+
+Progress = Callable[[str], None]
+
+
+def verify_imports(launch: Launch, progress: Progress | None = None, *, only: str = "") -> tuple[Check, ...]:
+    """All checks of level 2; `only` restricts the op suite to cases whose name contains it."""
+    return tuple(_verify(launch, progress or (lambda _: None), only))
+
+
+def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
+    progress("Importing torch")
+    with op_suite() as folder:
+        script = folder / "importing.py"
+        first = launch.run([script], timeout=300)
+        if first.code:
+            yield _not_imported(launch, first)
+            return
+        info: dict[str, Any] = msgspec.json.decode(first.output)
+        more = [launch.run([script], timeout=300) for _ in range(STARTS - 1)]
+    yield Check.of(
+        Level.IMPORT, "import torch", True, f"torch {info['version']} from {Path(info['file']).parent}", **_facts(info)
+    )
+    yield _versions(info)
+    yield _configuration(info)
+    yield _costs([info, *(msgspec.json.decode(ran.output) for ran in more if not ran.code)])
+    progress("Computing on the CPU")
+    yield from cpu_checks(run_suite(launch, "cpu", only=only))
+
+
+def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None = None) -> SuiteResults:
+    """Run the op suite in the target's Python; `keep` is where its result file stays."""
+    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite() as folder:
+        out = keep or Path(name, "results.json")
+        options = ["--device", device, "--out", str(out.absolute()), "--only", only, "--quiet"]
+        ran = launch.run([folder / "suite.py", *options], timeout=SUITE_SECONDS)
+        if not out.is_file():
+            raise BadInputError(f"The op suite could not be run: {ran.last_words}.", "Is this a Python with torch?")
+        return load_results(out)
+
+
+def cpu_checks(results: SuiteResults) -> Iterator[Check]:
+    """One line for each kind of work; a wrong number anywhere in it fails it."""
+    if results.unusable is not None:
+        yield Check.of(Level.IMPORT, "CPU ops", False, results.unusable)
+        return
+    gpu_only = 0
+    for library in results.libraries:
+        cases = results.of(library)
+        if any(case.applies for case in cases):
+            yield suite_check(Level.IMPORT, f"CPU ops ({_KINDS.get(library, library)})", cases)
+        else:
+            gpu_only += len(cases)
+    if gpu_only:
+        reason = f"{gpu_only} cases are for libraries of the GPU only"
+        yield Check.not_applicable(Level.IMPORT, "CPU ops (GPU libraries)", reason)
+
+
+# On the CPU other libraries do the work that a GPU library's cases exercise.
+_KINDS = {
+    "aten": "kernels of torch",
+    "cublas": "matrix products",
+    "cublaslt": "linear layers",
+    "cudnn": "convolutions and recurrent networks",
+    "cufft": "Fourier transforms",
+    "cusolver": "linear algebra",
+    "cusparse": "sparse matrices",
+    "flash-attention": "attention",
+    "efficient-attention": "masked attention",
+    "nvrtc": "special functions",
+}
+
+
+def suite_check(level: Level, name: str, cases: tuple[CaseResult, ...]) -> Check:
+    """One line for many cases of the suite, with the failed ones named."""
+    failed = [case for case in cases if case.outcome == "fail"]
+    passed = sum(case.passed for case in cases)
+    skipped = [case for case in cases if not case.applies]
+    details: dict[str, Any] = {"passed": passed, "failed": [[case.name, case.reason] for case in failed]}
+    if skipped:
+        details["not_applicable"] = [[case.name, case.reason] for case in skipped]
+    if failed:
+        named = "; ".join(f"{case.name}: {case.reason}" for case in failed[:_SHOWN])
+        more = f" and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+        return Check.of(level, name, False, f"{len(failed)} of {len(failed) + passed} failed: {named}{more}", **details)
+    if not passed:
+        reasons = "; ".join(dict.fromkeys(case.reason for case in skipped))
+        return Check.not_applicable(level, name, reasons, **details)
+    worst = max((case.error / case.limit for case in cases if _measured(case)), default=0.0)  # type: ignore[operator]
+    apart = f", {len(skipped)} do{'es' if len(skipped) == 1 else ''} not apply" if skipped else ""
+    agree = "1 case agrees with its reference" if passed == 1 else f"{passed} cases agree with their references"
+    reason = f"{agree}{apart}; the worst uses {worst:.0%} of its tolerance"
+    return Check.of(level, name, True, reason, **details)
+
+
+def _measured(case: CaseResult) -> bool:
+    return case.passed and isinstance(case.error, float) and bool(case.limit)
+
+
+def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
+    missing = missing_dependency(ran)
+    if missing is not None and not launch.whole:
+        reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
+        return Check.not_applicable(Level.IMPORT, "import torch", reason)
+    details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}
+    return Check.of(Level.IMPORT, "import torch", False, how_it_ended(ran), **details)
+
+
+def _facts(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: info[key] for key in ("version", "git_commit", "cuda", "python", "cpu_capability", "arch_list")}
+
+
+def _versions(info: dict[str, Any]) -> Check:
+    """The version that torch reports must be that of its metadata, local label apart."""
+    version, installed = info["version"], info["installed_version"]
+    if installed is None:
+        return Check.not_applicable(Level.IMPORT, "versions", "torch has no package metadata")
+    same = version.split("+")[0] == installed.split("+")[0]
+    reason = f"torch reports {version}, {'as' if same else 'but'} its metadata has {installed}"
+    return Check.of(Level.IMPORT, "versions", same, reason, torch=version, metadata=installed)
+
+
+def _configuration(info: dict[str, Any]) -> Check:
+    """torch.__config__ must name the CUDA that torch.version names; without a GPU only its build settings do."""
+    shown, cuda = info["configuration"], info["cuda"]
+    agrees = bool(shown.strip()) and set(_CUDA_IN_CONFIGURATION.findall(shown)) == ({cuda} if cuda else set())
+    kernels = f"CPU kernels for {info['cpu_capability']}, {info['threads']} threads"
+    reason = f"{'CUDA ' + cuda if cuda else 'no CUDA'}; {kernels}"
+    if not agrees:
+        reason = f"torch.__config__ does not agree with torch.version.cuda ({cuda})"
+    return Check.of(Level.IMPORT, "configuration", agrees, reason, configuration=shown, parallel=info["parallel"])
+
+
+def _costs(starts: list[dict[str, Any]]) -> Check:
+    seconds = statistics.median(start["seconds"] for start in starts)
+    resident = int(statistics.median(start["resident"] for start in starts))
+    return Check.of(
+        Level.IMPORT,
+        "time and memory",
+        True,
+        f"importing takes {seconds:.2f} s and {human_bytes(resident)} (median of {len(starts)})",
+        import_seconds=[start["seconds"] for start in starts],
+        resident_bytes=[start["resident"] for start in starts],
+    )

@@ -1,0 +1,132 @@
+"""A report as JSON (for scripts) and as JUnit XML (for CI systems)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+
+from torchtailor.disk import write_output
+from torchtailor.errors import BadInputError
+from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
+
+FORMAT = 1
+
+# Characters that XML 1.0 cannot hold even when escaped; libraries' own messages sometimes have them.
+_NOT_XML = {code: " " for code in (*range(0x20), 0xFFFE, 0xFFFF) if code not in (0x9, 0xA, 0xD)}
+
+
+def as_json(report: VerifyReport) -> dict[str, Any]:
+    """The document that `--json` prints; `from_json` reads it back."""
+    return {
+        "format": FORMAT,
+        "target": report.target,
+        "passed": report.passed,
+        "counts": {outcome.value: report.count(outcome) for outcome in CheckOutcome},
+        "facts": _plain(report.facts),
+        "checks": [_check_json(check) for check in report.checks],
+    }
+
+
+def from_json(document: bytes | str) -> VerifyReport:
+    """Read a report that was written as JSON."""
+    try:
+        data = msgspec.json.decode(document)
+        if data["format"] != FORMAT:
+            raise BadInputError(
+                f"This verification report has format {data['format']}, and this torchtailor reads {FORMAT}.",
+                "Verify again, or use the torchtailor that wrote it.",
+            )
+        checks = tuple(
+            Check(
+                Level(row["level"]),
+                row["name"],
+                CheckOutcome(row["outcome"]),
+                row.get("reason", ""),
+                row.get("details", {}),
+                row.get("seconds"),
+            )
+            for row in data["checks"]
+        )
+        return VerifyReport(data["target"], checks, data.get("facts", {}))
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"This is not a verification report: {error}.", "Write one with `torchtailor verify --json`."
+        ) from error
+
+
+def as_junit(report: VerifyReport) -> bytes:
+    """JUnit XML: a suite for each level, a case for each check."""
+    root = ElementTree.Element("testsuites", _counts(report.checks), name=_text(report.target))
+    for level in report.levels:
+        checks = report.at(level)
+        suite = ElementTree.SubElement(root, "testsuite", _counts(checks), name=f"{level.number} {level.value}")
+        for check in checks:
+            case = ElementTree.SubElement(
+                suite,
+                "testcase",
+                classname=f"torchtailor.verify.{level.value}",
+                name=_text(check.name),
+                time=f"{check.seconds or 0:.3f}",
+            )
+            if check.outcome is CheckOutcome.FAIL:
+                failure = ElementTree.SubElement(case, "failure", message=_text(check.reason))
+                failure.text = _text(_details_text(check.details))
+            elif check.outcome is CheckOutcome.NOT_APPLICABLE:
+                ElementTree.SubElement(case, "skipped", message=_text(check.reason))
+    ElementTree.indent(root)
+    encoded: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return encoded + b"\n"
+
+
+def write_json(report: VerifyReport, path: Path) -> None:
+    encoded = msgspec.json.encode(as_json(report), order="deterministic")
+    write_output(path, msgspec.json.format(encoded, indent=2) + b"\n")
+
+
+def write_junit(report: VerifyReport, path: Path) -> None:
+    write_output(path, as_junit(report))
+
+
+def _check_json(check: Check) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "level": check.level.value,
+        "name": check.name,
+        "outcome": check.outcome.value,
+        "reason": check.reason,
+    }
+    if check.details:
+        row["details"] = _plain(check.details)
+    if check.seconds is not None:
+        row["seconds"] = round(check.seconds, 6)
+    return row
+
+
+def _counts(checks: tuple[Check, ...]) -> dict[str, str]:
+    return {
+        "tests": str(len(checks)),
+        "failures": str(sum(check.failed for check in checks)),
+        "skipped": str(sum(check.outcome is CheckOutcome.NOT_APPLICABLE for check in checks)),
+        "time": f"{sum(check.seconds or 0 for check in checks):.3f}",
+    }
+
+
+def _details_text(details: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name}: {_plain(value)}" for name, value in details.items())
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, enums and paths as what JSON has."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return msgspec.to_builtins(value, enc_hook=str, builtin_types=())
+
+
+def _text(text: str) -> str:
+    return text.translate(_NOT_XML)

@@ -1,0 +1,62 @@
+"""The verification of one target, from opening it to the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from torchtailor import __version__
+from torchtailor.artifact.artifact import open_artifact
+from torchtailor.catalog import Capability, Catalog, load_catalog
+from torchtailor.host.targets import read_gpus
+from torchtailor.verification.levels import running_checks
+from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
+from torchtailor.verification.result import Level, VerifyReport
+from torchtailor.verification.static.expect import expectation
+from torchtailor.verification.static.verify import verify_static
+
+
+def verify(
+    path: Path | str,
+    *,
+    variant: str = "",
+    gpus: Sequence[str | Capability] = (),
+    cpu: str = "",
+    against: Path | str | None = None,
+    level: Level | Literal["all"] = "all",
+    python: Path | None = None,
+    progress: VerifyProgress | None = None,
+    catalog: Catalog | None = None,
+) -> VerifyReport:
+    """Check an artifact: its GPU code, host code, files, import, and results on the GPU.
+
+    What it should be is read from its manifest; `variant`, `gpus` and `cpu` override that. `against` is the stock it
+    was made from. `level` is the last level to run; `all` runs what this kind of target allows.
+    """
+    started = time.time()
+    catalog = catalog or load_catalog()
+    progress = progress or NoVerifyProgress()
+    artifact = open_artifact(Path(path))
+    stock = open_artifact(Path(against)) if against else None
+    devices = read_gpus(gpus, catalog)
+    expected = expectation(artifact, catalog, variant=variant, gpus=devices, isa=cpu)
+    proof = verify_static(artifact, expected, catalog, stock=stock, progress=progress)
+    facts = {
+        **proof.facts,
+        "tool": {"name": "torchtailor", "version": __version__},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+    }
+    running = running_checks(
+        artifact,
+        expected,
+        catalog,
+        Level.GPU if level == "all" else level,
+        stock=stock,
+        python=python,
+        asked=level != "all",
+        say=progress.stage,
+    )
+    report = VerifyReport(str(artifact.path), proof.checks, facts).plus(running)
+    return report.plus((), total_seconds=round(time.time() - started, 3))

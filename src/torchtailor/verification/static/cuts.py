@@ -1,0 +1,86 @@
+"""What the manifests of an artifact (torchtailor.json) record of its libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.sites import installed_path
+from torchtailor.catalog import Catalog, CodeTarget, TorchArch
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.verification.static.read import LibraryFacts
+
+_UNTOUCHED = frozenset(status.value for status in LibraryStatus if not status.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class CutRecord:
+    """One library in one manifest; without a row, the manifest is of its wheel and does not name it."""
+
+    owner: str
+    library: str  # as it is installed
+    manifest: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def untouched(self) -> bool:
+        return self.row.get("status") in _UNTOUCHED
+
+    @property
+    def sha256(self) -> str:
+        """Of the file that was written; empty where none was."""
+        return str(self.row.get("sha256_after", ""))
+
+    @property
+    def bytes_before(self) -> dict[str, int]:
+        """The GPU code before the cut, by architecture; empty where it was not changed."""
+        sizes: dict[str, int] = {}
+        for part in ("kept", "dropped"):
+            for label, tally in self.row.get(part, {}).items():
+                sizes[label] = sizes.get(label, 0) + int(tally["stored"])
+        return sizes
+
+    @property
+    def codes_before(self) -> tuple[CodeTarget, ...]:
+        codes = []
+        for label in self.bytes_before:
+            with suppress(ValueError):  # code that nobody can name
+                codes.append(CodeTarget.parse(label))
+        return tuple(codes)
+
+    def policy(self, catalog: Catalog) -> Policy:
+        """The policy it was cut by."""
+        target = self.manifest.get("target", {})
+        archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
+        targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
+        return Policy(targets, catalog.rules, unified_tegra=unified).for_library(self.library)
+
+
+def unified_tegra(manifest: Mapping[str, Any]) -> bool:
+    """Whether the cut was for a driver on which a Tegra part takes desktop cubins."""
+    return bool(manifest.get("target", {}).get("unified_tegra"))
+
+
+def cut_records(artifact: Artifact) -> Iterator[CutRecord]:
+    """Every library of every manifest."""
+    for owner, manifest in artifact.tailored.items():
+        for row in manifest.get("libraries", ()):
+            yield CutRecord(owner, installed_path(str(row.get("path", ""))), manifest, row)
+
+
+def cut_record(artifact: Artifact, facts: LibraryFacts) -> CutRecord | None:
+    """The record of a library; where several manifests have one, that of the very file."""
+    records = [record for record in cut_records(artifact) if record.library == facts.name]
+    if owner := facts.file.owner:
+        manifest = artifact.tailored.get(owner)
+        if manifest is None:
+            return None
+        own = (record for record in records if record.owner == owner)
+        return next(own, CutRecord(owner, facts.name, manifest, {}))
+    wrote = (record for record in records if record.sha256 == facts.sha256)
+    return next(wrote, records[-1] if records else None)

@@ -1,0 +1,213 @@
+"""GPU code: everything the GPU needs is there, nothing foreign is left, and nothing was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
+from torchtailor.format import human_bytes
+from torchtailor.gpucode.fitness import GpuFit, gpu_fit
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.report import LibraryReport
+from torchtailor.gpucode.targets import Targets
+from torchtailor.inspection.torch_code import MAIN_LIBRARY
+from torchtailor.verification.result import Check, Level
+from torchtailor.verification.static.coverage import CodeCoverage
+from torchtailor.verification.static.cuts import cut_record
+from torchtailor.verification.static.read import LibraryFacts
+
+_SHOWN = 4
+_NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
+
+
+def fit_checks(
+    artifact: Artifact,
+    libraries: Sequence[LibraryFacts],
+    gpus: Sequence[Capability],
+    catalog: Catalog,
+    stock: Mapping[str, LibraryReport],
+) -> Iterator[Check]:
+    """For each GPU and each library with GPU code: does it hold something the GPU runs?"""
+    with_code = [facts for facts in libraries if facts.gpu and facts.gpu.has_code]
+    reports = [facts.gpu for facts in with_code if facts.gpu]
+    if not reports:
+        yield Check.not_applicable(Level.STATIC, "GPU code", "no library holds GPU code: this is a CPU build")
+        return
+    if not gpus:
+        held = ", ".join(_labels(reports))
+        yield Check.not_applicable(
+            Level.STATIC, "GPU code", f"no GPU was named (--gpu or --variant); the libraries hold {held}"
+        )
+        return
+    alike = Counter(Path(report.name).name for report in reports)
+    for gpu in gpus:
+        fits = {report.name: gpu_fit(report, gpu, catalog.rules) for report in reports}
+        main = [fit for name, fit in fits.items() if Path(name).name == MAIN_LIBRARY]
+        sound = any(_runs(fit) for fit in main or fits.values())
+        for facts, report in zip(with_code, reports, strict=True):
+            short = Path(report.name).name
+            name = f"GPU code for {gpu.sm}: {short if alike[short] == 1 else report.name}"
+            fit = fits[report.name]
+            if _runs(fit):
+                yield _fit_check(name, report, fit)
+            else:
+                why = _why_nothing(artifact, facts, report, gpu, catalog, stock.get(report.name)) if sound else ""
+                yield _without_code(name, report, fit, why, catalog)
+
+
+def _runs(fit: GpuFit) -> bool:
+    return fit.fit.runs or bool(fit.linked_at_run_time)
+
+
+def _fit_check(name: str, report: LibraryReport, fit: GpuFit) -> Check:
+    reason = f"{fit.verdict} ({fit.code})" if fit.code else fit.verdict
+    if fit.fit is Fit.JIT:
+        reason += ": the driver compiles it at first use, which takes minutes once"
+    return Check.of(Level.STATIC, name, True, reason, **_details(report, fit))
+
+
+def _without_code(name: str, report: LibraryReport, fit: GpuFit, why: str, catalog: Catalog) -> Check:
+    """A library with nothing for the GPU: a failure, unless there is a reason why nothing is missing."""
+    details = _details(report, fit)
+    held = ", ".join(group.label for group in report.architectures)
+    if report.architectures and all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
+        reason = f"holds {held} without a single kernel: nothing is missing"
+        return Check.not_applicable(Level.STATIC, name, reason, **details)
+    if why:
+        return Check.not_applicable(
+            Level.STATIC, name, f"holds {held or 'empty containers'}, nothing for {fit.device}: {why}", **details
+        )
+    gpu = fit.device
+    what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
+    reason = (
+        f"holds {held or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would fail with"
+        f" 'no kernel image is available for execution on the device'; tailor the stock with --gpu {gpu}"
+    )
+    return Check.of(Level.STATIC, name, False, reason, **details)
+
+
+def _why_nothing(
+    artifact: Artifact,
+    facts: LibraryFacts,
+    report: LibraryReport,
+    gpu: Capability,
+    catalog: Catalog,
+    stock: LibraryReport | None,
+) -> str:
+    """Why a library without code for a GPU lost nothing by the cut; empty where it did."""
+    if stock is not None:
+        return "" if _runs(gpu_fit(stock, gpu, catalog.rules)) else "stock has none either"
+    record = cut_record(artifact, facts)
+    if record is None:
+        return "it was not cut by torchtailor"
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
+    if any(policy.fits(gpu, code) for code in record.codes_before):
+        return ""
+    return "it had none before the cut (torchtailor.json)"
+
+
+def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:
+    held = [group.label for group in report.architectures]
+    return {"library": report.name, "gpu": str(fit.device), "verdict": fit.verdict, "holds": held}
+
+
+def foreign_checks(
+    artifact: Artifact, libraries: Sequence[LibraryFacts], gpus: Sequence[Capability], catalog: Catalog
+) -> Iterator[Check]:
+    """Nothing that no target can use is left in what was cut.
+
+    The targets are those in the manifest; where a GPU is asked for that is not among them, those asked for.
+    """
+    name = "GPU code: nothing foreign"
+    if not artifact.tailored:
+        total = sum(facts.gpu.stored for facts in libraries if facts.gpu)
+        if total:
+            reason = f"not tailored: there is no torchtailor.json; all {human_bytes(total)} of GPU code are there"
+            yield Check.not_applicable(Level.STATIC, name, reason)
+        return
+    foreign: Counter[str] = Counter()
+    looked_at = kept = 0
+    for facts in libraries:
+        record = cut_record(artifact, facts)
+        if record is None or record.untouched or facts.gpu is None:
+            continue
+        policy = record.policy(catalog)
+        if not set(gpus) <= set(policy.devices):
+            policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
+        looked_at += facts.gpu.has_code
+        for group in facts.gpu.container_groups:
+            for image, size in zip(group.images, group.stored_by_image, strict=True):
+                if not group.loaded or policy.allows(image):
+                    kept += size
+                elif size:
+                    foreign[f"{facts.file.short_name} ({image.label})"] += size
+    cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
+    if foreign:
+        worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
+        wanted = ", ".join(map(str, gpus or cut_for))
+        reason = f"cut for {', '.join(cut_for)}; code that {wanted} cannot use is left: {worst}"
+        yield Check.of(Level.STATIC, name, False, reason, foreign=foreign)
+        return
+    what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
+    yield Check.of(
+        Level.STATIC,
+        name,
+        True,
+        f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are for it",
+        libraries=looked_at,
+        bytes=kept,
+    )
+
+
+def coverage_checks(
+    coverages: Sequence[CodeCoverage], missing: Sequence[str], gpus: Sequence[Capability]
+) -> Iterator[Check]:
+    """Against stock: every image that the GPUs use is there, byte for byte."""
+    for path in missing:
+        yield Check.of(
+            Level.STATIC,
+            f"coverage: {path.rsplit('/', 1)[-1]}",
+            False,
+            "stock has this library, and the artifact does not",
+            library=path,
+        )
+    named = ", ".join(gpu.sm for gpu in gpus) or "any GPU"
+    whole = [found for found in coverages if not found.lost]
+    for found in coverages:
+        if found.lost:
+            kernels = (
+                f"; {len(found.lost_kernels)} kernels are gone, such as {found.lost_kernels[0]}"
+                if found.lost_kernels
+                else ""
+            )
+            yield Check.of(
+                Level.STATIC,
+                f"coverage: {found.library.rsplit('/', 1)[-1]}",
+                False,
+                f"{found.lost} of {found.needed} images that {named} uses are missing{kernels}",
+                library=found.library,
+                lost=found.lost,
+                needed=found.needed,
+                kernels=found.lost_kernels[:100],
+            )
+    if whole:
+        images = sum(found.needed for found in whole)
+        yield Check.of(
+            Level.STATIC,
+            "coverage against stock",
+            True,
+            f"all {images} images that {named} uses of stock are in {len(whole)} libraries, byte for byte",
+            libraries=len(whole),
+            images=images,
+        )
+    elif not coverages:
+        yield Check.not_applicable(Level.STATIC, "coverage against stock", "no library of stock holds GPU code")
+
+
+def _labels(reports: Sequence[LibraryReport]) -> list[str]:
+    return list(dict.fromkeys(group.label for report in reports for group in report.architectures))

@@ -1,6 +1,0 @@
-"""Proof of an artifact: static, at import, on the GPU; each check is one line with a reason."""
-
-from torchtailor.verify.result import Check, CheckOutcome, Level, VerifyReport
-from torchtailor.verify.run import verify
-
-__all__ = ["Check", "CheckOutcome", "Level", "VerifyReport", "verify"]

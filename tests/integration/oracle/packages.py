@@ -1,0 +1,215 @@
+"""Real packages: what each can run before and after a cut, by the oracle.
+
+    python -m tests.integration.oracle.packages --cache FOLDER [--gpu 8.9 --gpu 9.0] [NAME...]
+
+prints the table, one package after another; without names, all of packages.toml. A package that was not in the cache
+before is removed again, unless --keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.oracle import Container, Entry, Library, foreign, read_library, runnable, unused
+
+LIST = Path(__file__).with_name("packages.toml")
+GPUS = ("8.9", "9.0", "12.0")
+_TAGS = ("manylinux_2_39", "manylinux_2_35", "manylinux_2_34", "manylinux_2_31", "manylinux_2_28", "manylinux_2_27",
+         "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1", "linux")  # fmt: skip
+_GPU_FILES = {".cubin", ".fatbin"}
+_EXIT_NOTHING = 5
+_WORTH_A_CUT = 128 << 10  # two pages of 64 KiB
+
+
+@dataclass(frozen=True)
+class Package:
+    """A row of packages.toml."""
+
+    name: str
+    version: str
+    platform: str  # x86_64, aarch64, any
+    python: str
+    megabytes: float  # of the wheel
+    why: str  # it is in the list
+    nvidia: bool = False  # NVIDIA's own: every image that the GPU could run must stay
+    broken: tuple[str, ...] = ()  # GPUs for which a cut loses or leaves something today
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.version}-{self.platform}"
+
+
+def load_packages() -> list[Package]:
+    rows = tomllib.loads(LIST.read_text())["package"]
+    return [Package(**{**row, "broken": tuple(row.get("broken", ()))}) for row in rows]
+
+
+def download(package: Package, cache: Path) -> Path:
+    """The wheel, from the cache or the configured index."""
+    folder = cache / package.id
+    if not (wheels := list(folder.glob("*.whl"))):
+        words = ["any"] if package.platform == "any" else [f"{tag}_{package.platform}" for tag in _TAGS]
+        platforms = [word for tag in words for word in ("--platform", tag)]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *platforms]
+        command += ["--python-version", package.python, "--dest", str(folder), f"{package.name}=={package.version}"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        wheels = list(folder.glob("*.whl"))
+    return wheels[0]
+
+
+@dataclass
+class Finding:
+    """One library and one GPU."""
+
+    library: str
+    gpu: str
+    code_before: int
+    code_after: int
+    size_before: int
+    size_after: int
+    lost: Counter[str] = field(default_factory=Counter)  # images that stock runs and the cut has not
+    thinned: Counter[str] = field(default_factory=Counter)  # other images that fit, of NVIDIA's own libraries
+    left: Counter[str] = field(default_factory=Counter)  # bytes of foreign code, by place and architecture
+    spare: int = 0  # bytes of code that fits and is never taken
+    unread: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.lost or self.thinned or self.left)
+
+    @property
+    def row(self) -> str:
+        cells = (f"{self.code_before / 1e6:.2f}", f"{self.code_after / 1e6:.2f}", said(self.lost), said(self.thinned))
+        left = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in self.left.most_common(6))
+        return " | ".join((self.library, self.gpu, *cells, left, f"{self.spare / 1e6:.2f}"))
+
+
+def check(wheel: Path, gpus: Sequence[str], work: Path, *, nvidia: bool) -> Iterator[Finding]:
+    """Unpack, cut for each GPU by the command itself, and compare."""
+    stock = work / "stock"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(stock)
+    before = {path.relative_to(stock): read_library(path) for path in sorted(_with_gpu_code(stock))}
+    before = {path: library for path, library in before.items() if library.containers or library.unread}
+    for gpu in gpus:
+        output = work / "cut"
+        command = [sys.executable, "-m", "torchtailor", "tailor", str(stock), "-o", str(output), "--gpu", gpu]
+        done = subprocess.run([*command, "--nvidia"], capture_output=True, text=True, check=False)
+        if done.returncode not in (0, _EXIT_NOTHING):
+            raise RuntimeError(f"{wheel.name} for {gpu}: exit {done.returncode}: {done.stderr.strip()}")
+        for path, library in before.items():
+            # where nothing was written, stock is what there is
+            after = read_library(output / path) if done.returncode == 0 else library
+            yield compare(str(path), gpu, library, after, nvidia=nvidia)
+        shutil.rmtree(output, ignore_errors=True)
+
+
+def compare(name: str, gpu: str, before: Library, after: Library, *, nvidia: bool) -> Finding:
+    """What a cut for one GPU has lost and left."""
+    major, minor = gpu.split(".")
+    device = int(major), int(minor)
+    finding = Finding(name, gpu, code_of(before), code_of(after), before.size, after.size, unread=before.unread)
+    runs = runnable(before, device)
+    finding.lost = Counter(run.how for run in runs - runnable(after, device))
+    if nvidia:
+        fitting = runnable(before, device, every=True) - runs
+        finding.thinned = Counter(run.how for run in fitting - runnable(after, device, every=True))
+    if runs:
+        left = foreign(after, [device])
+        # a library is not rewritten for a page or two
+        if after.size != before.size or sum(entry.size for _, entry in left) > _WORTH_A_CUT:
+            finding.left = _tally(left)
+        finding.spare = sum(entry.size for _, entry in unused(after, [device]))
+    return finding
+
+
+def code_of(library: Library) -> int:
+    return sum(container.size for container in library.containers)
+
+
+def _tally(pieces: Iterable[tuple[Container, Entry]]) -> Counter[str]:
+    left: Counter[str] = Counter()
+    for container, entry in pieces:
+        form = "" if container.form == "container" else f" bare {container.form}"
+        left[f"{container.section or 'file'}{form} {entry.label}"] += entry.size
+    return left
+
+
+def _with_gpu_code(folder: Path) -> Iterator[Path]:
+    """What is loaded as it is: libraries, programs, single images; static libraries are for compilers."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                if path.suffix in _GPU_FILES or (file.read(4) == b"\x7fELF" and path.suffix != ".o"):
+                    yield path
+
+
+def said(counter: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counter.most_common(6))
+
+
+def total(findings: Iterable[Finding], gpu: str) -> Finding:
+    """All libraries of a package together."""
+    whole = Finding("all", gpu, 0, 0, 0, 0)
+    for one in findings:
+        if one.gpu == gpu:
+            whole.code_before += one.code_before
+            whole.code_after += one.code_after
+            whole.lost += one.lost
+            whole.thinned += one.thinned
+            whole.left += one.left
+            whole.spare += one.spare
+    return whole
+
+
+HEADER = "| package | library | GPU | code before MB | after MB | lost | thinned | foreign left | spare MB |"
+
+
+def print_table(package: Package, findings: Sequence[Finding], gpus: Iterable[str]) -> None:
+    """A line for each GPU, and one for each library in which something is wrong."""
+    for gpu in gpus:
+        print(f"| {package.id} | {total(findings, gpu).row} |", flush=True)
+    for one in findings:
+        if one.wrong or (one.unread and one.gpu == findings[0].gpu):
+            print(f"| {package.id} | {one.row} | {len(one.unread)} unread {one.unread[:2]}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--gpu", action="append")
+    parser.add_argument("--keep", action="store_true", help="keep what is downloaded")
+    parser.add_argument("names", nargs="*", help="packages, or package-version-platform")
+    options = parser.parse_args()
+    gpus = options.gpu or GPUS
+    print(HEADER + "\n|" + "---|" * 9)
+    for package in load_packages():
+        if options.names and not {package.name, package.id} & set(options.names):
+            continue
+        began = time.monotonic()
+        known = (options.cache / package.id).is_dir()
+        try:
+            wheel = download(package, options.cache)
+            with tempfile.TemporaryDirectory(dir=options.cache) as work:
+                print_table(package, list(check(wheel, gpus, Path(work), nvidia=package.nvidia)), gpus)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+            print(f"| {package.id} | FAILED: {detail} |", flush=True)
+        if not known and not options.keep:
+            shutil.rmtree(options.cache / package.id, ignore_errors=True)
+        print(f"    {package.id}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The report in a real browser: it renders, its figures are those of the JSON, and nothing is logged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.verification.test_report import EVIL, library, report
+from torchtailor.format import human_bytes
+from torchtailor.report import write_report
+from torchtailor.report.chart import chart
+from torchtailor.verification.output import as_json
+from torchtailor.verification.static.facts import HOST
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="chromium and chromedriver are not installed")
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1200,1600",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path) -> Any:
+    path = tmp_path / "report.html"
+    write_report(report(), path)
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+    return browser
+
+
+def ask(browser: Any, script: str) -> Any:
+    return browser.execute_script(script)
+
+
+def test_nothing_is_logged(page: Any) -> None:
+    assert page.get_log("browser") == []
+
+
+def test_nothing_is_fetched_but_the_page(page: Any) -> None:
+    sent = [json.loads(row["message"])["message"] for row in page.get_log("performance")]
+    requests = [row["params"] for row in sent if row["method"] == "Network.requestWillBeSent"]
+    # The browser's own start page may still be loading when the log begins.
+    urls = {request["request"]["url"] for request in requests if not request["documentURL"].startswith("chrome")}
+    assert urls
+    assert {url.split(":", 1)[0] for url in urls} <= {"file", "data"}
+
+
+def test_the_embedded_data_is_the_json(page: Any) -> None:
+    embedded = ask(page, "return JSON.parse(document.getElementById('data').textContent)")
+    assert embedded == json.loads(json.dumps(as_json(report())))
+
+
+def test_bars_are_drawn_and_their_lengths_are_the_bytes(page: Any) -> None:
+    drawn = ask(
+        page,
+        """return [...document.querySelectorAll('[data-library="torch/lib/libtorch_cuda.so"] rect')].map(
+            r => [r.dataset.when, r.dataset.label, Number(r.dataset.bytes), r.getBoundingClientRect().width])""",
+    )
+    facts = as_json(report())["facts"]
+    row = next(row for row in facts["libraries"] if row["name"].endswith("libtorch_cuda.so"))
+    assert {label: size for when, label, size, _ in drawn if when == "before"} == row["before"]["bytes"]
+    assert {label: size for when, label, size, _ in drawn if when == "after"} == row["bytes"]
+    scales = [width / size for _, _, size, width in drawn]
+    assert min(scales) > 0
+    assert max(scales) / min(scales) == pytest.approx(1, rel=0.02)
+
+
+def test_cards_say_the_figures(page: Any) -> None:
+    drawn = chart(report().facts)
+    text = ask(page, "return document.querySelector('.cards').innerText")
+    assert drawn.before is not None
+    for size in (649_000_000, 1_720_000_000, drawn.now.total, drawn.before.total, drawn.now.gpu, drawn.before.gpu):
+        assert human_bytes(size) in text
+
+
+def test_table_has_the_same_numbers(page: Any) -> None:
+    cells = ask(
+        page,
+        """return [...document.querySelectorAll('#sizes tbody tr')].map(
+            r => [r.dataset.library, r.dataset.when, Number(r.lastElementChild.dataset.bytes)])""",
+    )
+    rows = {(row.name, "after"): row.now.total for row in chart(report().facts).rows}
+    assert {(name, when): size for name, when, size in cells if when == "after"} == rows
+
+
+def test_filter_shows_only_what_was_asked(page: Any) -> None:
+    page.find_element("css selector", '[data-show="fail"]').click()
+    shown = ask(page, "return [...document.querySelectorAll('.proof li')].filter(l => l.offsetParent).length")
+    assert shown == 1
+    page.find_element("css selector", '[data-show=""]').click()
+    assert ask(page, "return [...document.querySelectorAll('.proof li')].filter(l => l.offsetParent).length") == 3
+
+
+def test_light_and_dark(page: Any) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    before = ask(page, paper)
+    page.find_element("id", "theme").click()
+    assert ask(page, paper) != before
+
+
+def test_names_are_text(page: Any) -> None:
+    assert ask(page, "return document.images.length") == 0
+    assert EVIL in ask(page, "return document.querySelector('.failures').textContent")
+
+
+def test_text_is_readable_on_its_background(page: Any) -> None:
+    """Contrast of 4.5 or more (WCAG AA) for text and for the words that tell outcomes, in light and dark."""
+    script = """
+      const lum = c => { const v = c.match(/\\d+/g).slice(0, 3).map(x => { x /= 255;
+        return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; });
+        return .2126*v[0] + .7152*v[1] + .0722*v[2]; };
+      const paper = lum(getComputedStyle(document.body).backgroundColor);
+      return ['body', '.summary', '.pass .outcome', '.fail .outcome', '.not-applicable .outcome', '.proof p'].map(s => {
+        const ink = lum(getComputedStyle(document.querySelector(s)).color);
+        return (Math.max(ink, paper) + .05) / (Math.min(ink, paper) + .05); });"""
+    for theme in ("light", "dark"):
+        ask(page, f"document.documentElement.dataset.theme = '{theme}'")
+        assert min(ask(page, script)) >= 4.5, theme
+
+
+def test_narrow_screens_do_not_overflow(page: Any) -> None:
+    page.set_window_size(500, 900)
+    try:
+        assert ask(page, "return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        page.set_window_size(1200, 1600)
+
+
+def test_long_names_are_not_clipped(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "long.html"
+    names = ["nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9", "w" * 60 + ".so", "WM_" * 20]
+    write_report(report(libraries=[library(name, {HOST: 5}) for name in names], stock=None), path)
+    browser.get(path.as_uri())
+    lefts = ask(browser, "return [...document.querySelectorAll('svg text.name')].map(t => t.getBBox().x)")
+    assert len(lefts) == 4
+    assert min(lefts) >= 0
+
+
+def test_a_page_of_almost_nothing(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "small.html"
+    write_report(report(libraries=[library("a.so", {HOST: 5})], stock=None, wheels=[], install=[]), path)
+    browser.get(path.as_uri())
+    assert browser.get_log("browser") == []
+    assert ask(browser, "return document.querySelectorAll('rect').length") == 2

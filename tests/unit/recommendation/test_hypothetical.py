@@ -1,0 +1,145 @@
+"""Machines that are only given by their parts, and the recommendation for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import machines
+from torchtailor.catalog import Method
+from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.host.model import Cpu, Host
+from torchtailor.recommendation import Recommendation, Request, recommend
+from torchtailor.recommendation.engine import recommend_for
+from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+
+
+def this_cpu() -> Cpu:
+    return machines.host("zen4").cpu
+
+
+def hypothetical(*gpus: str, **more: str) -> Host:
+    return hypothetical_host(machines.catalog(), GivenParts(gpus, **more), None, this_cpu)
+
+
+def changed(base: Host, *gpus: str, **more: str) -> Host:
+    return hypothetical_host(machines.catalog(), GivenParts(gpus, **more), base, this_cpu)
+
+
+def ask(*gpus: str, **more: str) -> Recommendation:
+    return recommend_for(machines.matrix(), hypothetical(*gpus, **more), Request())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more", "variant"),
+    [
+        (("RTX 4090",), {"cpu": "zen4", "driver": "570.26"}, "pytorch214-python313-cuda12_6-sm89-avx512"),
+        (("H200",), {"cpu": "sapphirerapids", "driver": "580.95.05"}, "pytorch215-python313-cuda13_2-sm90-avx512"),
+        (("GTX 1080 Ti",), {"cpu": "haswell"}, "pytorch214-python313-cuda12_6-sm61-avx2"),
+        (("DGX Spark",), {"driver": "580.95.05"}, "pytorch215-python313-cuda13_2-sm121-armv9"),
+        (("GH200",), {"driver": "580.95.05"}, "pytorch215-python313-cuda13_2-sm90-armv9"),
+        (("Jetson AGX Thor",), {}, "pytorch215-python313-cuda13_2-sm110-armv9"),
+        (("Jetson AGX Thor",), {"jetpack": "7.1"}, "pytorch215-python313-cuda13_2-sm110-armv9"),
+        (("Jetson Orin",), {"jetpack": "7.2.1"}, "pytorch215-python313-cuda13_2-sm80-armv8_2"),
+        (("Jetson Orin",), {"jetpack": "6.2"}, None),
+        (("Jetson Orin",), {}, None),
+        (("GTX 1080 Ti",), {"cpu": "haswell", "driver": "590.44.01"}, None),
+        (("A100", "RTX 3090"), {"cpu": "zen2", "driver": "580.95.05"}, "pytorch215-python313-cuda13_2-sm80-avx2"),
+        (("sm_90",), {"cpu": "zen4"}, "pytorch215-python313-cuda13_2-sm90-avx512"),
+        (("none",), {"cpu": "Graviton3"}, "pytorch215-python313-cpu-armv8_2"),
+        ((), {"cpu": "i9-12900K"}, "pytorch215-python313-cpu-avx2"),
+        ((), {"cpu": "Graviton4"}, "pytorch215-python313-cpu-armv9"),
+        ((), {"cpu": "Intel(R) Xeon(R) Gold 6132 CPU @ 2.60GHz"}, "pytorch215-python313-cpu-avx512"),
+    ],
+)
+def test_names_lead_to_variants(gpus: tuple[str, ...], more: dict[str, str], variant: str | None) -> None:
+    best = ask(*gpus, **more).best
+    assert (best.variant if best else None) == variant
+
+
+def test_a_dropped_gpu_says_which_branch_brings_it_back() -> None:
+    found = ask("GTX 1080 Ti", cpu="haswell", driver="590.44.01")
+    assert [upgrade.needs for upgrade in found.upgrades] == ["driver R580"]
+    assert "R580 is the last branch that does" in found.upgrades[0].text
+    assert "container" not in {one.kind for one in found.alternatives}  # none would help
+
+
+def test_what_was_guessed_is_said() -> None:
+    notes = [note.text for note in hypothetical("RTX 4090").notes]
+    assert any("using the one of this machine" in text for text in notes)
+    assert any("No driver version was given" in text for text in notes)
+    assert any("comes with its own CPU, gb10" in note.text for note in hypothetical("DGX Spark").notes)
+    assert any("No GPU was given" in note.text for note in hypothetical(cpu="zen4").notes)
+    assert any("No JetPack version was given" in note.text for note in hypothetical("Jetson Orin").notes)
+
+
+def test_an_unknown_driver_is_taken_to_be_new_but_its_floor_is_named() -> None:
+    best = ask("H100", cpu="zen4").best
+    assert best is not None and best.driver == "unknown"
+    assert any("CUDA 13.2 needs 580.65.06 or newer" in reason for reason in best.reasons)
+
+
+def test_a_file_may_be_changed_in_part() -> None:
+    base = machines.host("h200-driver-550")
+    newer = changed(base, driver="580.95.05")
+    assert newer.gpus == base.gpus and newer.cpu == base.cpu
+    assert newer.driver is not None and newer.driver.version == "580.95.05"
+    other = changed(base, "RTX 5090")
+    assert other.driver is None and other.cpu == base.cpu and other.system == base.system
+    assert changed(base, cpu="zen3").gpus == base.gpus
+    limited = machines.host("kubernetes-pod")
+    assert limited.notes[0] in changed(limited, driver="595.71.05").notes
+    flashed = changed(machines.host("orin-jetpack-6"), jetpack="7.2")
+    assert flashed.tegra is not None and flashed.tegra.unified
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more", "error", "says"),
+    [
+        (("Foo 9000",), {}, NoMatchError, "No GPU is known as 'Foo 9000'"),
+        (("13.7",), {}, NoMatchError, "No GPU of compute capability 13.7"),
+        ((), {"cpu": "8086"}, NoMatchError, "No CPU is known as '8086'"),
+        (("DGX Spark",), {"cpu": "zen4"}, ImpossibleError, "only with aarch64 hosts"),
+        (("Jetson T4000",), {}, ImpossibleError, "only with aarch64 hosts"),
+        (("H100",), {"driver": "latest"}, UsageError, "'latest' is not a driver version"),
+        (("H100",), {"driver": "12.8"}, UsageError, "'12.8' is not a driver version"),
+        (("H100",), {"jetpack": "6.2"}, UsageError, "--jetpack is for Jetson"),
+        (("Jetson Orin",), {"jetpack": "six"}, UsageError, "'six' is not a JetPack version"),
+        (("Jetson Orin",), {"jetpack": "1"}, UsageError, "JetPack 1 is not known"),
+    ],
+)
+def test_wrong_names_are_refused_with_a_hint(
+    gpus: tuple[str, ...], more: dict[str, str], error: type[TorchtailorError], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        hypothetical(*gpus, **more)
+    assert says in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "name"), [("4090", "4090"), ("8.9", "Ada Lovelace: L40S, RTX 6000 Ada")])
+def test_a_product_that_is_a_bare_number_keeps_its_name(text: str, name: str) -> None:
+    assert [gpu.name for gpu in hypothetical(text, cpu="zen4").gpus] == [name]
+
+
+def test_xavier_is_promised_no_jetpack_that_will_never_come() -> None:
+    answer = ask("Xavier")
+    assert not [one for one in answer.alternatives if "CUDA 12" in one.text]
+
+
+def test_the_api_takes_parts_a_description_or_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, zen3 = machines.catalog(), machines.host("zen3")
+    named = recommend(gpus=["RTX 4090"], cpu="zen4", driver="570.26", python="3.12", catalog=catalog)
+    assert named.best is not None and named.best.name == "pytorch-python312-cuda12_6-sm89-avx512"
+    described = machines.host("h200-driver-550")
+    assert recommend(described, catalog=catalog) == recommend_for(machines.matrix(), described, Request())
+    changed = recommend(described, driver="580.95.05", release="cuda-13_0", method=Method.NIX, catalog=catalog).best
+    assert changed is not None and (changed.pytorch, changed.method) == ("2.10.0", "nix")
+    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", lambda catalog: zen3)
+    this = recommend(catalog=catalog)
+    assert this.best is not None and this.best.short_name == "cpu-avx2" and "No GPU was given" not in str(this.notes)
+
+
+def test_nothing_is_detected_for_a_machine_of_given_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", None)
+    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect_cpu", None)
+    best = recommend(gpus=("none",), cpu="Graviton4", catalog=machines.catalog()).best
+    assert best is not None and best.short_name == "cpu-armv9"

@@ -1,0 +1,142 @@
+"""Folders and single files: a whole new copy, and the original as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry, Place, container, elf
+from tests.unit.tailoring.helpers import check_records, install, options, tree
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.folder import tailor_file, tailor_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, fat: bytes) -> Path:
+    root = tmp_path / "stock"
+    (root / "lib" / "empty").mkdir(parents=True)
+    (root / "lib" / "libx.so.1").write_bytes(fat)
+    (root / "lib" / "libx.so.1").chmod(0o755)
+    (root / "lib" / "libx.so").symlink_to("libx.so.1")
+    os.link(root / "lib" / "libx.so.1", root / "lib" / "libsame.so")
+    (root / "lib" / "dangling").symlink_to("nowhere")
+    (root / "link").symlink_to("lib")
+    (root / "notes.txt").write_text("text")
+    (root / "libcublas.so.12").write_bytes(fat)
+    return root
+
+
+def test_copy(tmp_path: Path, folder: Path, fat: bytes) -> None:
+    before = tree(folder)
+    out = tmp_path / "out"
+    outcome = tailor_folder(folder, out, options())
+    assert tree(folder) == before
+    after = tree(out)
+    document = json.loads((out / "torchtailor.json").read_text())
+    changed = {name for name, digest in after.items() if digest != before.get(name)}
+    assert changed == {"lib/libx.so.1", "lib/libsame.so", "torchtailor.json"}
+    assert set(before) <= set(after)
+    assert (out / "lib" / "libx.so.1").stat().st_mode & 0o777 == 0o755
+    assert (out / "lib" / "libsame.so").samefile(out / "lib" / "libx.so.1")
+    assert (out / "lib" / "empty").is_dir()
+    assert {row["path"]: row["status"] for row in document["libraries"]} == {
+        "lib/libsame.so": "cut",
+        "libcublas.so.12": "needs-nvidia-option",
+    }
+    assert outcome.could_save > 0
+    assert outcome.size_before - outcome.size_after == len(fat) - (out / "lib" / "libx.so.1").stat().st_size
+
+
+def test_writing_to_the_copy_never_changes_the_original(tmp_path: Path, folder: Path) -> None:
+    before = tree(folder)
+    tailor_folder(folder, tmp_path / "out", options())
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.write_bytes(b"changed")
+    assert tree(folder) == before
+
+
+def test_records_in_the_copy(tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(build_wheel(tmp_path, {"demo/lib/libx.so": fat, "demo/a.py": b"1"}), site)
+    tailor_folder(tmp_path / "env", tmp_path / "out", options())
+    check_records(tmp_path / "out" / "lib" / "python3.13" / "site-packages")
+    check_records(site)
+
+
+def test_places(tmp_path: Path, folder: Path) -> None:
+    for bad in (folder, folder / "lib" / "out", tmp_path / "stock" / "x"):
+        with pytest.raises(UsageError):
+            tailor_folder(folder, bad, options())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(UsageError, match="already exists"):
+        tailor_folder(folder, tmp_path / "full", options())
+    (tmp_path / "empty").mkdir()
+    tailor_folder(folder, tmp_path / "empty", options())
+    with pytest.raises(NoMatchError):
+        tailor_folder(tmp_path / "none", tmp_path / "out2", options())
+
+
+def test_dry_run(tmp_path: Path, folder: Path) -> None:
+    before = tree(tmp_path)
+    outcome = tailor_folder(folder, tmp_path / "a" / "out", options(dry_run=True))
+    assert outcome.changed
+    assert tree(tmp_path) == before
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_pipe_in_the_folder(tmp_path: Path, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(BadInputError, match="neither a file nor a folder"):
+        tailor_folder(folder, tmp_path / "out", options())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stock"]
+
+
+def test_one_file(tmp_path: Path, fat: bytes) -> None:
+    library = tmp_path / "libx.so"
+    library.write_bytes(fat)
+    outcome = tailor_file(library, tmp_path / "new" / "liby.so", options())
+    assert outcome.output == tmp_path / "new" / "liby.so"
+    assert outcome.output.stat().st_size < len(fat) == library.stat().st_size
+    document = json.loads((tmp_path / "new" / "liby.so.torchtailor.json").read_text())
+    assert document["input"]["name"] == "libx.so"
+    with pytest.raises(UsageError, match="same file"):
+        tailor_file(library, tmp_path, options())
+
+
+def test_one_file_with_nothing_to_cut_is_copied(tmp_path: Path, zstd: bytes) -> None:
+    library = tmp_path / "libx.so"
+    library.write_bytes(zstd)
+    outcome = tailor_file(library, tmp_path / "out.so", options())
+    assert outcome.libraries[0].status is LibraryStatus.UNCHANGED
+    assert (tmp_path / "out.so").read_bytes() == zstd
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF", b"\x7fELF" + bytes(100)])
+def test_one_file_that_is_none(tmp_path: Path, data: bytes) -> None:
+    library = tmp_path / "libx.so"
+    library.write_bytes(data)
+    with pytest.raises(BadInputError):
+        tailor_file(library, tmp_path / "out.so", options())
+    assert [path.name for path in tmp_path.iterdir()] == ["libx.so"]
+
+
+def _cubin_without_kernels() -> bytes:
+    """A whole ELF file that holds no `.text.` section, as vllm's libraries have them."""
+    return elf(Place(".nv.info", bytes(8_000)), machine=190)
+
+
+def test_cubins_without_kernels(tmp_path: Path) -> None:
+    """vllm 0.32 and sgl-kernel 0.3.21 hold such images for 9.0 beside 9.0a: nothing is lost with them."""
+    images = [Entry(_cubin_without_kernels(), sm=sm) for sm in (75, 80, 86, 90)]
+    images.append(Entry(_cubin_without_kernels(), sm=90, flags=BASE_FLAGS | ARCH))
+    library = tmp_path / "libx.so"
+    library.write_bytes(elf(Place(".nv_fatbin", container(*images))))
+    outcome = tailor_file(library, tmp_path / "out.so", options())
+    assert outcome.libraries[0].status is LibraryStatus.CUT

@@ -1,0 +1,176 @@
+"""What the command line says and does, from its words to its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tailoring.helpers import install, tree
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.run import plan_tasks, tailor
+
+
+@pytest.fixture
+def library(tmp_path: Path, fat: bytes) -> Path:
+    path = tmp_path / "libx.so"
+    path.write_bytes(fat)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_table_and_totals(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    code, out, _ = run(capsys, "tailor", library, "--gpu", "H100", "-o", tmp_path / "out.so")
+    assert code == ExitCode.OK
+    assert "libx.so" in out and "sm_90a" in out and "52 %" in out
+    assert "Saved 24.5 kB of libraries for 9.0" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    code, out, _ = run(capsys, "tailor", library, "--gpu", "9.0", "-o", tmp_path / "out.so", "--json")
+    document = json.loads(out)
+    assert code == ExitCode.OK
+    assert document["inputs"][0]["output"] == str(tmp_path / "out.so")
+    assert document["inputs"][0]["libraries"][0]["status"] == "cut"
+    assert document["target"]["gpus"] == ["9.0"]
+
+
+def test_nvidia_hint_and_setting(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cublas = library.rename(tmp_path / "libcublas.so.12")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    assert "--nvidia would save another 24.5 kB" in out
+    (tmp_path / "torchtailor.toml").write_text("[tailor]\nnvidia = true\n")
+    code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out2")
+    assert code == ExitCode.OK
+    assert "--nvidia" not in out and "Saved 24.5 kB" in out
+
+
+def test_arch_list_of_the_environment_is_used_and_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    code, _, err = run(capsys, "tailor", library, "-o", tmp_path / "out.so")
+    assert code == ExitCode.OK
+    assert "Target 9.0, from TORCH_CUDA_ARCH_LIST." in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["LIB", "-o", "OUT"], ExitCode.USAGE, "No GPU was given"),
+        (["LIB", "--gpu", "9.0"], ExitCode.USAGE, "No output was given for libx.so"),
+        (["LIB", "--gpu", "9.0", "--env", "."], ExitCode.USAGE, "takes no other PATH"),
+        (["--gpu", "9.0", "--env", ".", "-o", "x"], ExitCode.USAGE, "in place"),
+        (["LIB", "--gpu", "9.0", "-o", "OUT", "--keep-removed"], ExitCode.USAGE, "--keep-removed is for environments"),
+        (["none.so", "--gpu", "9.0", "-o", "OUT"], ExitCode.NO_MATCH, "none.so does not exist"),
+        (["LIB", "--gpu", "3.0", "-o", "OUT"], ExitCode.NO_MATCH, "3.0"),
+        (["LIB", "--gpu", "5.0", "-o", "OUT"], ExitCode.IMPOSSIBLE, "no GPU code that runs on 5.0"),
+        (["TEXT", "--gpu", "9.0", "-o", "OUT"], ExitCode.BAD_INPUT, "text.so"),
+        (["LIB", "--gpu", "9.0", "-o", "OUT", "--recompress", "--driver", "535.10"], ExitCode.IMPOSSIBLE, "550.54"),
+        (["LIB", "--gpu", "9.0", "-o", "OUT", "--level", "99"], ExitCode.USAGE, "--level"),
+        (["--gpu", "9.0", "--env", "EMPTY"], ExitCode.NO_MATCH, "no installed Python packages"),
+    ],
+)
+def test_what_goes_wrong_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path, words: list[str], code: ExitCode, said: str
+) -> None:
+    (tmp_path / "text.so").write_text("text")
+    (tmp_path / "empty").mkdir()
+    places = {"LIB": library, "OUT": tmp_path / "out.so", "TEXT": tmp_path / "text.so", "EMPTY": tmp_path / "empty"}
+    actual, _, err = run(capsys, "tailor", *(places.get(word, word) for word in words))
+    assert (actual, said in err.replace("\n", " ")) == (code, True), err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out.so").exists()
+
+
+def test_in_place_and_back(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(build_wheel(tmp_path, {"torch/libx.so": fat}, name="torch", version="2.10.0"), site)
+    before = tree(site)
+    code, out, _ = run(capsys, "tailor", "--env", tmp_path / "env", "--gpu", "9.0", "--dry-run")
+    assert code == ExitCode.OK and "Would save 24.5 kB" in out and tree(site) == before
+    code, out, _ = run(capsys, "tailor", "--env", tmp_path / "env", "--gpu", "9.0")
+    assert code == ExitCode.OK and tree(site) != before
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env")
+    assert code == ExitCode.ENVIRONMENT
+    assert "pip install --force-reinstall --no-deps torch==2.10.0" in out
+    install(tmp_path / "torch-2.10.0-py3-none-any.whl", site)
+    code, out, _ = run(capsys, "tailor", "--env", tmp_path / "env", "--gpu", "9.0", "--keep-removed")
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env", "--dry-run")
+    assert code == ExitCode.OK and "Would restore 1 libraries" in out
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env", "--json")
+    assert json.loads(out)["environments"][0]["libraries"] == ["torch/libx.so"]
+    assert tree(site) == before
+    code, out, _ = run(capsys, "restore", "--env", tmp_path / "env")
+    assert code == ExitCode.OK and "nothing to restore" in out
+
+
+def test_several_inputs_and_folders_of_wheels(tmp_path: Path, library: Path, fat: bytes) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    first = build_wheel(wheels, {"a/x.so": fat}, name="a")
+    second = build_wheel(wheels, {"b/x.so": fat}, name="b")
+    tasks = plan_tasks([wheels, library], tmp_path / "out")
+    assert [(task.kind, task.source) for task in tasks] == [
+        (ArtifactKind.WHEEL, first),
+        (ArtifactKind.WHEEL, second),
+        (ArtifactKind.LIBRARY, library),
+    ]
+    assert tasks[2].output == tmp_path / "out" / "libx.so"
+    (wheels / "sub").mkdir()
+    assert plan_tasks([wheels], tmp_path / "out")[0].kind is ArtifactKind.WHEEL
+    (wheels / "sub" / "libx.so").write_bytes(fat)
+    assert plan_tasks([wheels], tmp_path / "out")[0].kind is ArtifactKind.FOLDER
+    with pytest.raises(UsageError, match="2 inputs"):
+        plan_tasks([first, second], library)
+    with pytest.raises(NoMatchError):
+        plan_tasks([], None)
+
+
+def test_a_wheel_goes_to_the_current_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = build_wheel(tmp_path, {"demo/x.so": fat})
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(capsys, "tailor", wheel, "--gpu", "9.0")[0] == ExitCode.OK
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["demo-1.0+sm90-py3-none-any.whl"]
+
+
+def test_one_bad_input_does_not_stop_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes) -> None:
+    good = build_wheel(tmp_path, {"good/x.so": fat}, name="good")
+    bad = build_wheel(tmp_path, {"bad/x.so": fat}, name="bad", record="nonsense\n")
+    worse = tmp_path / "worse-1.0-py3-none-any.whl"
+    worse.write_bytes(b"PK")
+    code, out, err = run(capsys, "tailor", bad, worse, good, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.BAD_INPUT
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["good-1.0+sm90-py3-none-any.whl"]
+    assert "RECORD" in err and "worse-1.0" in err and "good/x.so" in out
+    code, out, _ = run(capsys, "tailor", bad, good, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
+    assert code == ExitCode.BAD_INPUT
+    assert [failure["source"] for failure in json.loads(out)["failures"]] == [str(bad)]
+
+
+def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:
+    (result,) = tailor(library, gpus=["9.0"], output=tmp_path / "out.so", strip=True)
+    assert result.output == tmp_path / "out.so"
+    assert result.libraries[0].status is LibraryStatus.CUT
+    assert result.size_after == result.output.stat().st_size < len(fat)
+    with pytest.raises(ImpossibleError, match=r"no GPU code that runs on 5\.0"):
+        tailor(library, gpus=["5.0"], output=tmp_path / "none.so")
+    with pytest.raises(UsageError, match="in place"):
+        tailor(gpus=["9.0"], env=tmp_path, output=tmp_path / "none.so")

@@ -1,0 +1,221 @@
+"""A tailored wheel: right in every table, the same every time, and the input untouched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from tests.unit.tailoring.helpers import options
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.wheels.archive import WheelArchive
+from torchtailor.wheels.distribution import WheelDistribution
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, fat: bytes) -> Path:
+    files = {
+        "torch/__init__.py": b"x = 1\n",
+        "torch/version.py": b"__version__ = '2.10.0+cu128'\n",
+        "torch/lib/libtorch_cuda.so": fat,
+        "torch/lib/libtorch.so.txt": b"not a library",
+        "torch-2.10.0.data/scripts/tool": b"#!python\n",
+    }
+    modes = {"torch/lib/libtorch_cuda.so": stat.S_IFREG | 0o755}
+    tag = "cp313-cp313-manylinux_2_28_x86_64"
+    folder = tmp_path / "in"
+    folder.mkdir()
+    return build_wheel(folder, files, name="torch", version="2.10.0", tag=tag, build="3", modes=modes)
+
+
+def check_wheel(path: Path) -> None:
+    """Read it as strictly as an input."""
+    with WheelArchive(path) as archive:
+        distribution = WheelDistribution.of(archive)
+        for member in archive.files:
+            distribution.check(member)
+
+
+def test_everything_in_it(tmp_path: Path, wheel: Path, fat: bytes) -> None:
+    before = wheel.read_bytes()
+    outcome = tailor_wheel(wheel, tmp_path / "out", options())
+    assert wheel.read_bytes() == before
+    assert outcome.output is not None
+    assert outcome.output.name == "torch-2.10.0+cu128.sm90-3-cp313-cp313-manylinux_2_28_x86_64.whl"
+    assert str(parse_wheel_filename(outcome.output.name)[1]) == "2.10.0+cu128.sm90"
+    check_wheel(outcome.output)
+    with zipfile.ZipFile(outcome.output) as archive:
+        names = archive.namelist()
+        info = "torch-2.10.0+cu128.sm90.dist-info"
+        assert names[-2:] == [f"{info}/torchtailor.json", f"{info}/RECORD"]
+        assert "torch-2.10.0+cu128.sm90.data/scripts/tool" in names
+        metadata = archive.read(f"{info}/METADATA").decode()
+        assert "Version: 2.10.0+cu128.sm90\n" in metadata
+        assert metadata.endswith("Long text\nVersion: 9\n")  # only the header's line is the version
+        assert archive.read("torch/version.py") == b"__version__ = '2.10.0+cu128'\n"
+        assert archive.read("torch/lib/libtorch.so.txt") == b"not a library"
+        cut = archive.read("torch/lib/libtorch_cuda.so")
+        assert len(cut) < len(fat)
+        assert archive.getinfo("torch/lib/libtorch_cuda.so").external_attr >> 16 == stat.S_IFREG | 0o755
+        document = json.loads(archive.read(f"{info}/torchtailor.json"))
+    (row,) = document["libraries"]
+    assert row["sha256_before"] == hashlib.sha256(fat).hexdigest()
+    assert row["sha256_after"] == hashlib.sha256(cut).hexdigest()
+    assert (row["size_before"], row["size_after"]) == (len(fat), len(cut))
+    assert "sm_90a" in row["kept"] and "sm_75" in row["dropped"]
+    assert document["target"]["gpus"] == ["9.0"]
+    assert document["input"]["sha256"] == hashlib.sha256(before).hexdigest()
+    assert document["policy"] == {"nvidia": False, "recompress": None, "strip": True}
+    assert str(tmp_path) not in json.dumps(document)
+
+
+def test_the_same_bytes_every_time(tmp_path: Path, wheel: Path) -> None:
+    first = tailor_wheel(wheel, tmp_path / "one", options())
+    second = tailor_wheel(wheel, tmp_path / "two", options(processes=1))
+    assert first.output and second.output
+    assert first.output.read_bytes() == second.output.read_bytes()
+    assert first.sha256_after == hashlib.sha256(first.output.read_bytes()).hexdigest()
+
+
+def test_nothing_else_is_left_in_the_output_folder(tmp_path: Path, wheel: Path) -> None:
+    outcome = tailor_wheel(wheel, tmp_path / "out", options())
+    assert list((tmp_path / "out").iterdir()) == [outcome.output]
+
+
+def test_cutting_again_replaces_the_label(tmp_path: Path, wide: bytes) -> None:
+    files = {"torch/version.py": b"__version__ = '2.10.0+cu128'\n", "torch/lib/libx.so": wide}
+    wheel = build_wheel(tmp_path, files, name="torch", version="2.10.0")
+    first = tailor_wheel(wheel, tmp_path / "one", options("8.0,9.0"))
+    assert first.output and "+cu128.sm80.sm90-" in first.output.name
+    second = tailor_wheel(first.output, tmp_path / "two", options("9.0"))
+    assert second.output and "+cu128.sm90-" in second.output.name
+    check_wheel(second.output)
+    direct = tailor_wheel(wheel, tmp_path / "three", options("9.0"))
+    assert direct.output
+    with zipfile.ZipFile(second.output) as twice, zipfile.ZipFile(direct.output) as once:
+        assert twice.read("torch/lib/libx.so") == once.read("torch/lib/libx.so")
+
+
+def test_nvidias_are_left_without_consent(tmp_path: Path, fat: bytes) -> None:
+    licence = "NVIDIA Proprietary Software"
+    files = {"nvidia/cublas/lib/libcublas.so.12": fat}
+    wheel = build_wheel(tmp_path, files, name="nvidia-cublas-cu12", version="12.8.4.1", licence=licence)
+    outcome = tailor_wheel(wheel, tmp_path / "out", options())
+    assert outcome.output and outcome.output.read_bytes() == wheel.read_bytes()
+    assert outcome.libraries[0].status is LibraryStatus.NEEDS_NVIDIA_OPTION
+    assert outcome.could_save > 10_000
+    agreed = tailor_wheel(wheel, tmp_path / "out", options(nvidia=True))
+    assert agreed.output and agreed.output.name.startswith("nvidia_cublas_cu12-12.8.4.1+sm90-")
+    assert agreed.libraries[0].size_before - agreed.libraries[0].size_after == outcome.could_save
+
+
+def test_wheel_without_gpu_code_is_copied(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, {"demo/a.py": b"1"})
+    outcome = tailor_wheel(wheel, tmp_path / "out", options())
+    assert outcome.output == tmp_path / "out" / wheel.name
+    assert outcome.output.read_bytes() == wheel.read_bytes()
+    same_place = tailor_wheel(wheel, tmp_path, options())
+    assert same_place.output == wheel
+
+
+def test_dry_run_writes_nothing(tmp_path: Path, wheel: Path) -> None:
+    outcome = tailor_wheel(wheel, tmp_path / "out" / "deep", options(dry_run=True))
+    assert outcome.output is None
+    assert outcome.changed
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_nothing_for_the_target(tmp_path: Path, wheel: Path) -> None:
+    outcome = tailor_wheel(wheel, tmp_path / "out", options("5.0"))
+    assert outcome.useless_for_target
+    assert outcome.output is None
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_damaged_library_is_skipped_and_said(tmp_path: Path, fat: bytes) -> None:
+    files = {"demo/good.so": fat, "demo/bad.so": fat[: len(fat) // 2], "demo/script.so": b"INPUT(libx.so)"}
+    outcome = tailor_wheel(build_wheel(tmp_path, files), tmp_path / "out", options())
+    statuses = {library.path: library.status for library in outcome.libraries}
+    assert statuses == {"demo/good.so": LibraryStatus.CUT, "demo/bad.so": LibraryStatus.SKIPPED}
+    assert outcome.output
+    with zipfile.ZipFile(outcome.output) as archive:
+        assert archive.read("demo/bad.so") == files["demo/bad.so"]
+
+
+def test_a_library_that_is_not_what_record_says(tmp_path: Path, fat: bytes) -> None:
+    with zipfile.ZipFile(build_wheel(tmp_path, {"demo/a.so": fat, "demo/b.py": b"1"})) as archive:
+        record = archive.read("demo-1.0.dist-info/RECORD").decode()
+    for files in ({"demo/a.so": fat[:-1] + b"\1", "demo/b.py": b"1"}, {"demo/a.so": fat, "demo/b.py": b"2"}):
+        wheel = build_wheel(tmp_path, files, record=record)
+        with pytest.raises(BadInputError, match=r"hash .*RECORD"):
+            tailor_wheel(wheel, tmp_path / "out", options())
+        assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_output_names(tmp_path: Path, wheel: Path) -> None:
+    with pytest.raises(UsageError, match="name follows from its content"):
+        tailor_wheel(wheel, tmp_path / "mine-1.0-py3-none-any.whl", options())
+    blocked = tmp_path / "file"
+    blocked.write_bytes(b"")
+    with pytest.raises(EnvironmentProblem, match="file"):
+        tailor_wheel(wheel, blocked / "sub", options())
+
+
+def test_in_processes(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several libraries at once give the same wheel as one after the other."""
+    wheel = build_wheel(tmp_path, {f"demo/lib{number}.so": fat for number in range(4)})
+    alone = tailor_wheel(wheel, tmp_path / "one", options(processes=1))
+    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 1)
+    together = tailor_wheel(wheel, tmp_path / "two", options())
+    assert alone.output and together.output
+    assert alone.output.read_bytes() == together.output.read_bytes()
+
+
+def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> None:
+    """Without GPU code there is nothing to label; with --strip the user asked for it."""
+    symbols = next((path for path in _libraries() if b".symtab" in path.read_bytes()), None)
+    if symbols is None:
+        pytest.skip("no installed library has a symbol table")
+    wheel = build_wheel(tmp_path, {"demo/libx.so": symbols.read_bytes()})
+    assert tailor_wheel(wheel, tmp_path / "one", options()).output == tmp_path / "one" / wheel.name
+    stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
+    assert stripped.libraries[0].status is LibraryStatus.STRIPPED
+    assert stripped.output and stripped.output.name == "demo-1.0+sm90-py3-none-any.whl"
+
+
+def _libraries() -> list[Path]:
+    return sorted(Path(sysconfig.get_path("platlib")).glob("*/*.so"))
+
+
+def test_gpu_code_that_all_stays_is_no_cut(tmp_path: Path, fat: bytes) -> None:
+    """A wheel already cut for the target has nothing more to cut: it is copied, not labelled anew."""
+    first = tailor_wheel(build_wheel(tmp_path, {"demo/libx.so": fat}), tmp_path / "one", options(strip=False))
+    assert first.output
+    second = tailor_wheel(first.output, tmp_path / "two", options())
+    assert second.output == tmp_path / "two" / first.output.name
+    assert second.output.read_bytes() == first.output.read_bytes()
+
+
+def test_recompression_is_done_and_written_down(tmp_path: Path, fat: bytes) -> None:
+    wheel = build_wheel(tmp_path, {"demo/libx.so": fat})
+    plain = tailor_wheel(wheel, tmp_path / "one", options("8.0,9.0,10.0"))
+    how = options("8.0,9.0,10.0", recompress=True, level=3, driver="550.54.14", image_cache=tmp_path / "cache")
+    packed = tailor_wheel(wheel, tmp_path / "two", how)
+    assert packed.output and packed.libraries[0].size_after < plain.libraries[0].size_after
+    check_wheel(packed.output)
+    with zipfile.ZipFile(packed.output) as archive:
+        document = json.loads(archive.read("demo-1.0+sm80.sm90.sm100.dist-info/torchtailor.json"))
+    assert document["policy"]["recompress"] == {"driver": "550.54.14", "level": 3}
+    assert document["libraries"][0]["recompressed"]["images"] > 0
+    again = tailor_wheel(wheel, tmp_path / "three", how)
+    assert again.output and again.output.read_bytes() == packed.output.read_bytes()

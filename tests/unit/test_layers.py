@@ -1,0 +1,129 @@
+"""The floors of the package: a module imports from floors below its own, and no import goes in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import torchtailor
+
+ROOT = Path(torchtailor.__file__).parent
+
+# From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
+FLOORS = (
+    {"errors", "progress", "format", "cgroups"},
+    {"disk"},
+    {"binary", "catalog"},
+    {"wheels", "variants"},
+    {"licences"},
+    {"gpucode"},
+    {"host"},
+    {"artifact"},
+    {"inspection", "surgery", "recommendation", "fetch", "failures", "hostcode", "index"},
+    {"tailoring"},
+    {"wheelhouse", "ledger"},
+    {"verification"},
+    {"doctor", "publish", "recipes", "report"},
+    {"backends"},
+    {"ui", "opsuite"},
+    {"cli"},
+    {"__main__"},
+)
+FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def imported(path: Path, known: dict[str, Path], *, lazily: bool) -> Iterator[str]:
+    """The modules of the package that a file imports; with `lazily`, also inside of functions."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = ast.walk(tree) if lazily else _at_import(tree)
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torchtailor":
+            module = (node.module or "").removeprefix("torchtailor").lstrip(".")
+            for name in node.names:
+                inner = f"{module}.{name.name}".lstrip(".")
+                yield inner if inner in known else module
+        elif isinstance(node, ast.Import):
+            yield from (
+                name.name.removeprefix("torchtailor.") for name in node.names if name.name.startswith("torchtailor.")
+            )
+
+
+def _at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _at_import(node)
+
+
+def test_every_part_has_a_floor() -> None:
+    parts = {name.split(".")[0] for name in modules()} - {"__init__"}
+    assert parts == set(FLOOR_OF)
+
+
+def test_nothing_imports_upwards() -> None:
+    known = modules()
+    upwards = []
+    for name, path in known.items():
+        part = name.split(".")[0]
+        if part == "__init__":
+            continue  # the lazy API names all floors
+        for target in imported(path, known, lazily=True):
+            other = target.split(".")[0]
+            if other and other != part and FLOOR_OF[other] >= FLOOR_OF[part]:
+                upwards.append(f"{name} imports {target}")
+    assert not upwards
+
+
+def test_no_import_circles() -> None:
+    known = modules()
+    graph = {
+        name: {target for target in imported(path, known, lazily=False) if target in known and target != name}
+        for name, path in known.items()
+    }
+    # a package's __init__ that collects names from its own modules is no circle of theirs
+    for name, targets in graph.items():
+        targets -= {package for package in targets if name.startswith(f"{package}.")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_library_code_never_prints() -> None:
+    allowed = {"cli", "ui", "opsuite", "__main__"}
+    printing = [
+        f"{name}:{node.lineno}"
+        for name, path in modules().items()
+        if name.split(".")[0] not in allowed
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not printing
+
+
+def test_one_meaning_one_name() -> None:
+    """A public class name is defined once; the op suite stands alone, and private names are their module's business."""
+    seen: dict[str, str] = {}
+    twice = []
+    for name, path in modules().items():
+        if name.startswith("opsuite"):
+            continue
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if node.name in seen:
+                    twice.append(f"{node.name}: {seen[node.name]} and {name}")
+                seen[node.name] = name
+    assert not twice

@@ -1,0 +1,82 @@
+"""The command: lines, exit codes, JSON, JUnit, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.unit.verification.conftest import HOST
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+
+
+def test_everything_passes(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(stock), "--gpu", "9.0", "--cpu", "avx2"]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "Level 1: static" in said
+    assert "pass  GPU code for sm90: libtorch_cuda.so: native" in said
+    assert "n/a   import torch: a wheel alone lacks its dependencies" in said
+    assert "0 failed" in said
+
+
+def test_a_failure_is_exit_code_6(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["verify", str(HOST / "x86_64" / "startup_wide.so"), "--cpu", "avx2", "--level", "static"])
+    assert code == ExitCode.CHECK_FAILED
+    assert "FAIL  host code within avx2: startup_wide.so: needs avx512f" in capsys.readouterr().out
+
+
+def test_json_junit_report_and_plot(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit, page = tmp_path / "out" / "junit.xml", tmp_path / "out" / "report.html"
+    arguments = ["verify", str(stock), "--gpu", "8.0", "--level", "static", "--json", "--plot"]
+    assert main([*arguments, "--junit", str(junit), "--report", str(page)]) == ExitCode.OK
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["passed"]
+    assert document["facts"]["expected"]["gpus"] == ["8.0"]
+    assert {check["level"] for check in document["checks"]} == {"static"}
+    library = next(row for row in document["facts"]["libraries"] if row["name"].endswith("libtorch_cuda.so"))
+    assert sum(library["bytes"].values()) == library["size"]
+    assert "libtorch_cuda.so" in printed.err  # bars do not mix with JSON
+    suites = ElementTree.parse(junit).getroot()
+    assert suites.attrib["failures"] == "0"
+    assert page.read_text().count('data-outcome="pass"') == document["counts"]["pass"]
+
+
+def test_progress_does_not_mix_with_json() -> None:
+    """A terminal on stderr sees what is being done, a file does not, and --plain says it in lines anywhere."""
+    line = [sys.executable, "-m", "torchtailor", "verify", str(HOST / "aarch64" / "startup_base.so"), "--json"]
+    watcher, terminal = pty.openpty()
+    try:
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=terminal, check=True)
+        assert json.loads(done.stdout)["passed"]
+        assert b"Reading libraries" in os.read(watcher, 1000)
+    finally:
+        os.close(watcher)
+        os.close(terminal)
+    assert subprocess.run(line, capture_output=True, check=True).stderr == b""
+    done = subprocess.run([*line, "--plain"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["passed"]
+    assert done.stderr == b"Reading startup_base.so ...\n"
+
+
+def test_bad_names(stock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(stock), "--cpu", "avx99"]) == ExitCode.NO_MATCH
+    assert main(["verify", str(stock), "--gpu", "Voodoo 2"]) == ExitCode.NO_MATCH
+    assert main(["verify", str(stock), "--variant", "sm90-avx99"]) in (ExitCode.NO_MATCH, ExitCode.USAGE)
+    assert main(["verify", "/nowhere"]) == ExitCode.NO_MATCH
+    assert main(["verify", str(stock), "--level", "moon"]) == ExitCode.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_empty_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "libempty.so"
+    empty.touch()
+    assert main(["verify", str(empty), "--level", "static"]) == ExitCode.BAD_INPUT
+    assert "is empty" in capsys.readouterr().err

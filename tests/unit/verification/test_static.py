@@ -1,0 +1,504 @@
+"""Level 1 on whole artifacts: wheels, wheelhouses, folders, environments, good and bad."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gpucode.builders import Entry, Place, container, elf
+from tests.unit.tailoring.helpers import install
+from tests.unit.verification.conftest import HOST
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.catalog import Capability, load_catalog
+from torchtailor.cli import main
+from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
+from torchtailor.verification.static.elf_facts import ElfFacts
+from torchtailor.verification.static.expect import expectation
+from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.verification.static.verify import StaticProof, verify_static
+
+CATALOG = load_catalog()
+H100 = Capability.parse("9.0")
+
+
+def prove(
+    target: Path, *, gpus: Sequence[str] = (), isa: str = "", variant: str = "", against: Path | None = None
+) -> StaticProof:
+    artifact = open_artifact(target)
+    capabilities = [Capability.parse(gpu) for gpu in gpus]
+    expected = expectation(artifact, CATALOG, variant=variant, gpus=capabilities, isa=isa)
+    stock = open_artifact(against) if against else None
+    return verify_static(artifact, expected, CATALOG, stock=stock)
+
+
+def line(proof: StaticProof, begins: str) -> Check:
+    found = [check for check in proof.checks if check.name.startswith(begins)]
+    assert found, [check.name for check in proof.checks]
+    return next((check for check in found if check.failed), found[0])
+
+
+def failures(proof: StaticProof) -> list[str]:
+    return [check.name for check in proof.checks if check.failed]
+
+
+def tailored(stock: Path, gpu: str, tmp_path: Path) -> Path:
+    out = tmp_path / f"cut-{gpu}"
+    assert main(["tailor", str(stock), "--gpu", gpu, "-o", str(out)]) == 0
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+class TestGpuCode:
+    def test_stock_holds_code_for_the_gpu(self, stock: Path) -> None:
+        proof = prove(stock, gpus=["9.0"])
+        assert failures(proof) == []
+        assert "native" in line(proof, "GPU code for sm90: libtorch_cuda.so").reason
+        assert line(proof, "GPU code: nothing foreign").outcome is CheckOutcome.NOT_APPLICABLE
+
+    def test_a_cut_for_the_gpu_passes_against_stock(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "9.0", tmp_path), gpus=["9.0"], against=stock)
+        assert failures(proof) == []
+        assert "byte for byte" in line(proof, "coverage against stock").reason
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
+
+    def test_a_cut_for_another_gpu_fails_with_the_right_words(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"], against=stock)
+        check = line(proof, "GPU code for sm90: libtorch_cuda.so")
+        assert check.failed
+        assert "holds sm_80" in check.reason
+        assert "none of it runs on 9.0" in check.reason
+        assert "no kernel image is available" in check.reason
+        assert "--gpu 9.0" in check.reason
+        lost = line(proof, "coverage: libtorch_cuda.so")
+        assert lost.failed
+        assert lost.details["kernels"]
+
+    def test_the_gpu_is_read_from_the_manifest(self, stock: Path, tmp_path: Path) -> None:
+        artifact = open_artifact(tailored(stock, "8.0", tmp_path))
+        expected = expectation(artifact, CATALOG)
+        assert [str(gpu) for gpu in expected.gpus] == ["8.0"]
+        assert expected.source == "torchtailor.json"
+
+    def test_figures_of_the_past_come_from_the_manifest(self, stock: Path, tmp_path: Path) -> None:
+        rows = {row["name"]: row for row in prove(tailored(stock, "9.0", tmp_path)).facts["libraries"]}
+        before = {library.name: library.size for library in open_artifact(stock).libraries}
+        for name in ("torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so"):
+            row = rows[name]
+            assert row["before"]["size"] == before[name]
+            assert sum(row["before"]["bytes"].values()) == before[name]
+        assert "sm_80" in rows["torch/lib/libtorch_cuda.so"]["before"]["bytes"]
+        assert "sm_80" not in rows["torch/lib/libtorch_cuda.so"]["bytes"]
+
+    def test_foreign_code_in_what_says_it_was_cut(self, stock: Path, tmp_path: Path, fat: bytes) -> None:
+        """Somebody put the stock library back under the manifest of a cut."""
+        wheel = tailored(stock, "9.0", tmp_path)
+        forged = _with_member(wheel, "torch/lib/libtorch_cuda.so", fat, tmp_path)
+        proof = prove(forged)
+        assert "sm_80" in line(proof, "GPU code: nothing foreign").reason
+        assert {"GPU code: nothing foreign", "manifest"} <= set(failures(proof))
+
+    def test_images_without_kernels(self, tmp_path: Path) -> None:
+        """libcufftw.so has one image of 872 bytes for one old GPU, and no kernel."""
+        code = container(Entry(bytes(872), sm=52))
+        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
+        check = line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so")
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
+        code = container(Entry(bytes(4000), sm=52))
+        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
+        assert line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
+
+    def test_a_cut_for_another_gpu_is_foreign_to_the_one_asked_for(self, stock: Path, tmp_path: Path) -> None:
+        check = line(prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"]), "GPU code: nothing foreign")
+        assert check.failed
+        assert "cut for 8.0; code that 9.0 cannot use is left: libtorch_cuda.so (sm_80)" in check.reason
+
+    def test_one_of_two_targets_is_asked_for(self, stock: Path, tmp_path: Path) -> None:
+        proof = prove(tailored(stock, "8.0,9.0", tmp_path), gpus=["9.0"])
+        assert failures(proof) == []
+
+    def test_a_minor_that_runs_the_code_is_not_foreign(self, stock: Path, tmp_path: Path) -> None:
+        assert not line(prove(tailored(stock, "8.0", tmp_path), gpus=["8.9"]), "GPU code: nothing foreign").failed
+
+    def test_a_library_that_never_had_code_for_the_gpu(self, tmp_path: Path, fat: bytes) -> None:
+        """Without stock, the manifest tells that nothing was there to keep; what was never cut lost nothing."""
+        stock = _with_old_library(tmp_path, fat)
+        name = "GPU code for sm90: libold.so"
+        check = line(prove(stock, gpus=["9.0"]), name)
+        assert (check.outcome, "it was not cut by torchtailor" in check.reason) == (CheckOutcome.NOT_APPLICABLE, True)
+        cut = tailored(stock, "9.0", tmp_path)
+        proof = prove(cut)
+        check = line(proof, name)
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
+        assert "holds sm_75, nothing for 9.0: it had none before the cut" in check.reason
+        assert failures(proof) == []
+
+    def test_what_the_cut_took_is_a_failure_without_stock_too(self, tmp_path: Path, fat: bytes) -> None:
+        cut = tailored(_with_old_library(tmp_path, fat, fat), "7.5", tmp_path)
+        forged = _with_member(cut, "torch/lib/libtorch_cuda.so", fat, tmp_path)  # so that torch itself runs
+        assert line(prove(forged, gpus=["9.0"]), "GPU code for sm90: libold.so").failed
+
+    def test_a_stock_torch_without_code_for_the_gpu_fails(self, tmp_path: Path) -> None:
+        code = elf(Place(".nv_fatbin", container(Entry(bytes(4000), sm=80))))
+        proof = prove(_with_old_library(tmp_path, code), gpus=["9.0"])
+        assert line(proof, "GPU code for sm90: libtorch_cuda.so").failed
+        assert line(proof, "GPU code for sm90: libold.so").failed
+
+    def test_a_library_that_went_missing(self, stock: Path, tmp_path: Path) -> None:
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        cpu = (HOST / "x86_64" / "dispatched.so").read_bytes()
+        wheel = build_wheel(
+            bare,
+            {"torch/lib/libtorch_cpu.so": cpu},
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+        )
+        proof = prove(wheel, gpus=["9.0"], against=stock)
+        assert line(proof, "coverage: libtorch_cuda.so").failed
+
+    def test_nothing_asked_nothing_judged(self, stock: Path) -> None:
+        check = line(prove(stock), "GPU code")
+        assert check.outcome is CheckOutcome.NOT_APPLICABLE
+        assert "sm_90" in check.reason
+
+
+def _with_old_library(tmp_path: Path, cuda: bytes, old: bytes = b"") -> Path:
+    """A stock wheel with a second library, which has code for one old GPU."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    old = old or elf(Place(".nv_fatbin", container(Entry(bytes(range(200)) * 20, sm=75))))
+    return build_wheel(
+        folder,
+        {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": cuda, "torch/lib/libold.so": old},
+        name="torch",
+        version="2.10.0",
+        tag="cp313-cp313-manylinux_2_28_x86_64",
+    )
+
+
+def _with_member(wheel: Path, name: str, data: bytes, tmp_path: Path) -> Path:
+    """The same wheel with other bytes in one member, and RECORD to match."""
+    from tests.unit.wheels.builder import record_of
+
+    folder = tmp_path / "forged"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    files[name] = data
+    (record,) = [member for member in files if member.endswith("/RECORD")]
+    del files[record]
+    files[record] = record_of(files, record.removesuffix("/RECORD")).encode()
+    out = folder / wheel.name
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, content in files.items():
+            archive.writestr(member, content)
+    return out
+
+
+class TestHostCode:
+    def test_stock_stays_within_its_isa(self, stock: Path) -> None:
+        proof = prove(stock, isa="avx2")
+        assert "x86-64 and no more" in line(proof, "host code: baseline").reason
+        assert line(proof, "host code within avx2").outcome is CheckOutcome.PASS
+        assert failures(proof) == []
+
+    def test_names_of_a_stripped_library_come_from_stock(self, tmp_path: Path) -> None:
+        """Cut wheels are stripped; with stock at hand its names tell what is behind dispatch."""
+        folders = []
+        for name in ("helper", "stripped"):
+            folder = tmp_path / name
+            folder.mkdir()
+            source = HOST / "x86_64" / ("startup_wide.so" if name == "helper" else "startup_wide_stripped.so")
+            shutil.copy(source, folder / "libx.so")
+            folders.append(folder)
+        proof = prove(folders[1], isa="avx2", against=folders[0])
+        assert "_GLOBAL__sub_I_startup.cpp" in line(proof, "host code within avx2").reason
+
+    @pytest.mark.parametrize(
+        ("library", "outcome", "says"),
+        [
+            ("leaked_template", CheckOutcome.NOT_APPLICABLE, "stock's instructions are the same"),
+            ("startup_wide", CheckOutcome.FAIL, "an illegal instruction on such a CPU"),
+        ],
+    )
+    def test_what_stock_has_too(self, tmp_path: Path, library: str, outcome: CheckOutcome, says: str) -> None:
+        """A function of stock that only some operation calls is not this build's fault; what cannot even load fails."""
+        stock, cut = tmp_path / "stock", tmp_path / "cut"
+        for folder in (stock, cut):
+            (folder / "torch").mkdir(parents=True)
+            shutil.copy(HOST / "aarch64" / f"{library}.so", folder / "torch" / "libtorch_cpu.so")
+        assert line(prove(cut, isa="armv8_2"), "host code within armv8_2: libtorch_cpu.so").failed
+        check = line(prove(cut, isa="armv8_2", against=stock), "host code within armv8_2: libtorch_cpu.so")
+        assert check.outcome is outcome
+        assert says in check.reason
+        shutil.copy(HOST / "aarch64" / "own_template.so", stock / "torch" / "libtorch_cpu.so")
+        assert line(prove(cut, isa="armv8_2", against=stock), "host code within armv8_2: libtorch_cpu.so").failed
+
+    def test_an_isa_and_libraries_of_two_processors(self, stock: Path) -> None:
+        proof = prove(stock, isa="armv8_2")
+        assert line(proof, "host code within armv8_2").failed
+        assert line(proof, "processor").failed
+
+
+class TestFiles:
+    def test_a_byte_changed(self, stock: Path, tmp_path: Path) -> None:
+        with zipfile.ZipFile(stock) as archive:
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        wrong = record.replace("torch/__init__.py,sha256=", "torch/__init__.py,sha256=AAAA", 1)
+        wrong = "\n".join(
+            row[: row.index("sha256=") + 7] + "A" * 43 + row[row.rindex(",") :] if "__init__" in row else row
+            for row in record.splitlines()
+        )
+        folder = tmp_path / "wrong"
+        folder.mkdir()
+        with zipfile.ZipFile(stock) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if ".dist-info/" not in n}
+        wheel = build_wheel(
+            folder, files, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64", record=wrong + "\n"
+        )
+        assert line(prove(wheel), "RECORD and hashes").failed
+
+    def test_a_changed_library(self, stock: Path, tmp_path: Path) -> None:
+        with zipfile.ZipFile(stock) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if ".dist-info/" not in n}
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        files["torch/lib/libtorch_cpu.so"] = (HOST / "x86_64" / "startup_base.so").read_bytes()
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        wheel = build_wheel(
+            folder, files, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64", record=record
+        )
+        proof = prove(wheel)
+        assert line(proof, "RECORD and hashes").failed
+
+    def test_the_wrong_python(self, tmp_path: Path) -> None:
+        module = (HOST / "x86_64" / "startup_base.so").read_bytes()
+        wheel = build_wheel(
+            tmp_path,
+            {"torch/_C.cpython-312-x86_64-linux-gnu.so": module},
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+        )
+        check = line(prove(wheel), "Python ABI")
+        assert check.failed
+        assert "cp312" in check.reason
+        assert "cp313" in check.reason
+
+    def test_the_wrong_python_for_the_variant(self, stock: Path) -> None:
+        proof = prove(stock, variant="pytorch210-python312-cuda13_0-sm90-avx2")
+        assert "Python 3.12" in line(proof, "Python ABI").reason
+        assert line(proof, "Python ABI").failed
+
+    def test_a_short_name_means_the_torch_that_is_there(self, stock: Path) -> None:
+        proof = prove(stock, variant="sm90-avx2")
+        assert line(proof, "PyTorch version").outcome is CheckOutcome.PASS
+
+    def test_another_torch_than_the_variant(self, stock: Path) -> None:
+        assert line(prove(stock, variant="pytorch215-python313-cuda13_2-sm90-avx2"), "PyTorch version").failed
+
+    def test_a_library_for_another_processor(self, tmp_path: Path) -> None:
+        other = (HOST / "aarch64" / "startup_base.so").read_bytes()
+        wheel = build_wheel(
+            tmp_path, {"torch/lib/libx.so": other}, name="torch", version="2.10.0", tag="cp313-cp313-linux_x86_64"
+        )
+        check = line(prove(wheel), "processor")
+        assert check.failed
+        assert "aarch64" in check.reason
+
+    def test_writable_and_executable(self, tmp_path: Path) -> None:
+        data = bytearray(elf(Place(".text", b"\xc3" * 16, flags=6)))
+        data[68] = 7  # the segment's flags
+        (tmp_path / "libbad.so").write_bytes(data)
+        check = line(prove(tmp_path), "ELF: libbad.so")
+        assert "both writable and executable" in check.reason
+
+    def test_a_damaged_library_in_a_folder(self, tmp_path: Path) -> None:
+        shutil.copy(HOST / "x86_64" / "startup_base.so", tmp_path / "good.so")
+        (tmp_path / "bad.so").write_bytes((HOST / "x86_64" / "startup_base.so").read_bytes()[:300])
+        proof = prove(tmp_path)
+        assert failures(proof) == ["ELF: bad.so"]
+
+    @pytest.mark.parametrize(
+        ("platform", "glibc"),
+        [
+            ("manylinux_2_28_x86_64", "2.28"),
+            ("manylinux2014_x86_64.manylinux_2_17_x86_64", "2.17"),
+            ("manylinux_2_27_x86_64.manylinux_2_28_x86_64", "2.27"),
+            ("manylinux1_x86_64", "2.5"),
+            ("linux_x86_64", None),
+            ("any", None),
+        ],
+    )
+    def test_what_a_tag_promises(self, platform: str, glibc: str | None) -> None:
+        promised = promised_glibc(platform)
+        assert (str(promised) if promised else None) == glibc
+
+
+class TestKinds:
+    def test_wheelhouse_with_a_manifest_must_be_complete(self, stock: Path, tmp_path: Path) -> None:
+        house = tmp_path / "house"
+        (house / "wheels").mkdir(parents=True)
+        files = {"torch/lib/libtorch_cpu.so": (HOST / "x86_64" / "dispatched.so").read_bytes()}
+        build_wheel(
+            house / "wheels",
+            files,
+            name="torch",
+            version="2.10.0",
+            tag="cp313-cp313-manylinux_2_28_x86_64",
+            metadata="Requires-Dist: filelock>=3\nRequires-Dist: numpy; extra == 'np'\n",
+        )
+        manifest = {
+            "variant": "pytorch210-python313-cuda13_0-sm90-avx2",
+            "wheels": [],
+            "requirements": ["torch==2.10.0"],
+        }
+        (house / "manifest.json").write_text(json.dumps(manifest))
+        artifact = open_artifact(house)
+        assert artifact.kind is ArtifactKind.WHEELHOUSE
+        proof = prove(house)
+        check = line(proof, "dependencies")
+        assert check.failed
+        assert "filelock" in check.reason
+        assert "numpy" not in check.reason
+        build_wheel(house / "wheels", {"filelock/__init__.py": b""}, name="filelock", version="3.1")
+        assert line(prove(house), "dependencies").outcome is CheckOutcome.PASS
+
+    def test_a_variant_of_another_catalog(self, stock: Path, tmp_path: Path) -> None:
+        house = tmp_path / "house"
+        house.mkdir()
+        shutil.copy(stock, house)
+        target = {"gpu": "9.0", "isa": "avx2", "arch": "x86_64", "python": "3.13"}
+        (house / "manifest.json").write_text(json.dumps({"variant": "pytorch99-of-mine", "target": target}))
+        expected = expectation(open_artifact(house), CATALOG)
+        assert (expected.gpus, expected.isa and expected.isa.name, expected.python) == ((H100,), "avx2", "3.13")
+
+    def test_environment(self, stock: Path, tmp_path: Path) -> None:
+        env = tmp_path / "env"
+        site = env / "lib" / "python3.13" / "site-packages"
+        install(stock, site)
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        artifact = open_artifact(env)
+        assert artifact.kind is ArtifactKind.ENVIRONMENT
+        assert "torch/lib/libtorch_cuda.so" in {library.name for library in artifact.libraries}
+        assert artifact.torch_version == "2.10.0"
+        proof = prove(env, gpus=["9.0"], against=stock)
+        assert failures(proof) == []
+        (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
+        assert line(prove(env), "RECORD and hashes").failed
+
+    def test_environment_cut_in_place(self, stock: Path, tmp_path: Path) -> None:
+        env = tmp_path / "env"
+        install(stock, env / "lib" / "python3.13" / "site-packages")
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        assert main(["tailor", "--env", str(env), "--gpu", "9.0"]) == 0
+        proof = prove(env, against=stock)
+        assert failures(proof) == []
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert "byte for byte" in line(proof, "coverage against stock").reason
+
+    def test_folder_that_tailor_made(self, arm_torch: Path, tmp_path: Path) -> None:
+        """`tailor FOLDER -o OUT` leaves its manifest in OUT itself."""
+        site, out = tmp_path / "site", tmp_path / "out"
+        install(arm_torch, site)
+        assert main(["tailor", str(site), "--gpu", "9.0", "-o", str(out)]) == 0
+        proof = prove(out, against=site)
+        assert failures(proof) == []
+        assert "1 library was cut for 9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
+        assert expectation(open_artifact(out), CATALOG).gpus == (H100,)
+        (out / "torch" / "lib" / "libtorch_cuda.so").write_bytes((site / "torch/lib/libtorch_cuda.so").read_bytes())
+        assert line(prove(out), "GPU code: nothing foreign").failed
+        assert "is not the file that was written" in line(prove(out), "manifest").reason
+
+    def test_folder_made_of_a_cut_environment(self, arm_torch: Path, tmp_path: Path) -> None:
+        """Two cuts leave two manifests; each file is one of theirs."""
+        env, out = tmp_path / "env", tmp_path / "out"
+        install(arm_torch, env / "lib" / "python3.13" / "site-packages")
+        (env / "pyvenv.cfg").write_text("home = /usr\n")
+        assert main(["tailor", "--env", str(env), "--gpu", "8.0,9.0"]) == 0
+        assert main(["tailor", str(env), "--gpu", "9.0", "-o", str(out)]) == 0
+        proof = prove(out, against=env)
+        assert failures(proof) == []
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
+
+    def test_library_that_tailor_made(self, arm_fat: bytes, tmp_path: Path) -> None:
+        (tmp_path / "libfat.so").write_bytes(arm_fat)
+        assert main(["tailor", str(tmp_path / "libfat.so"), "--gpu", "9.0", "-o", str(tmp_path / "thin.so")]) == 0
+        proof = prove(tmp_path / "thin.so")
+        assert "9.0" in line(proof, "GPU code: nothing foreign").reason
+        assert line(proof, "manifest").outcome is CheckOutcome.PASS
+
+    def test_nix_result(self, tmp_path: Path) -> None:
+        result = tmp_path / "result"
+        lib = result / "lib" / "python3.13" / "site-packages" / "torch" / "lib"
+        lib.mkdir(parents=True)
+        (result / "nix-support").mkdir()
+        shutil.copy(HOST / "x86_64" / "dispatched.so", lib / "libtorch_cpu.so")
+        artifact = open_artifact(result)
+        assert artifact.kind is ArtifactKind.NIX
+        assert [library.name for library in artifact.libraries] == ["torch/lib/libtorch_cpu.so"]
+
+    def test_library(self) -> None:
+        artifact = open_artifact(HOST / "x86_64" / "dispatched.so")
+        assert artifact.kind is ArtifactKind.LIBRARY
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(NoMatchError):
+            open_artifact(tmp_path / "none")
+        with pytest.raises(BadInputError, match="no libraries"):
+            _ = open_artifact(tmp_path).libraries
+
+    def test_no_zip(self, tmp_path: Path) -> None:
+        path = tmp_path / "torch-2.10.0-cp313-cp313-linux_x86_64.whl"
+        path.write_bytes(b"no zip at all")
+        with pytest.raises(BadInputError):
+            _ = open_artifact(path).libraries
+
+    def test_a_manifest_that_is_no_json(self, tmp_path: Path, stock: Path) -> None:
+        house = tmp_path / "house"
+        house.mkdir()
+        shutil.copy(stock, house)
+        (house / "manifest.json").write_text("{")
+        with pytest.raises(BadInputError, match="not JSON"):
+            _ = open_artifact(house).manifest
+
+
+class TestLibrariesOfTheSystem:
+    """A torch compiled here may be linked with what the system has: its wheelhouse says so, an environment shows it."""
+
+    @staticmethod
+    def needed(kind: ArtifactKind, wanted: str, manifest: dict[str, object]) -> Check:
+        file = LibraryFile("torch/lib/libtorch_cpu.so", "", 1, Path("libtorch_cpu.so"))
+        facts = LibraryFacts(file, elf=ElfFacts("x86_64", "libtorch_cpu.so", (wanted,), ("$ORIGIN",), (), ()))
+        artifact = Artifact(Path("x"), kind)
+        vars(artifact).update(libraries=(file,), manifest=manifest, tailored={})
+        return next(check for check in elf_checks(artifact, (facts,)) if check.name == "NEEDED entries")
+
+    def test_what_the_manifest_names_is_found(self) -> None:
+        manifest: dict[str, object] = {"proof": {"libraries_of_the_system": ["libopenblas.so.0"]}}
+        check = self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", manifest)
+        assert check.outcome is CheckOutcome.PASS
+        assert "libopenblas.so.0" in check.reason
+
+    @pytest.mark.parametrize("proof", [None, {}, {"libraries_of_the_system": ["libfmt.so.10"]}])
+    def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
+        assert self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
+
+    def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "libopenblas.so.0").touch()
+        monkeypatch.setattr("torchtailor.verification.static.elf_checks._loader_places", lambda: (tmp_path,))
+        assert not self.needed(ArtifactKind.ENVIRONMENT, "libopenblas.so.0", {}).failed
+        assert self.needed(ArtifactKind.ENVIRONMENT, "libfmt.so.10", {}).failed
