@@ -7,7 +7,8 @@ run time (nvJitLink), which works for the same or any newer architecture: it sta
 
 With relocatable device code the objects from before the device link (`__nv_relfatbin`) are in the library too. They
 are not used on a GPU for which the linked container has a cubin. On any other the driver links them again when the
-library is loaded, from their cubins and PTX but not from LTO-IR (JIT link).
+library is loaded, from their cubins or PTX but not from LTO-IR (JIT link). Driver 580 links from either; which one
+other drivers take is not known, so both stay.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Policy:
     keep_lto: bool = True
     keep_all_minors: bool = False
     unified_tegra: bool = False
+    objects: bool = False  # the containers are objects of a device link
     _choices: dict[tuple[int, ...], PolicyChoice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -88,7 +90,7 @@ class Policy:
             archs = tuple(arch for arch in self.targets.archs if self._needs_jit_link(arch.capability, linked))
             targets = replace(self.targets, archs=archs)
             used = archs or targets.keep_ptx
-            objects = replace(self, targets=targets, keep_lto=False) if used else None
+            objects = replace(self, targets=targets, keep_lto=False, objects=True) if used else None
         return [objects if container.reference is Reference.PRELINKED else self for container in containers]
 
     def _needs_jit_link(self, device: Capability, linked: Iterable[CodeContainer]) -> bool:
@@ -161,6 +163,8 @@ class Policy:
             elif best:
                 needed.add(best)
                 spare |= cubins - {best}
+            if self.objects and (newest := self.rules.best(device, ptx)):
+                needed.add(newest)
         if self.targets.keep_ptx:
             plain = [code for code in codes if code.kind is CodeKind.PTX and code.suffix is Suffix.NONE]
             needed.update(sorted(plain, key=lambda code: code.capability)[-1:])

@@ -3,7 +3,8 @@
 This is deliberately not built on `policy.py`: the proof and `verify` compare a stock library and what was cut from it
 by this reading, so that a mistake in the choice of what stays is found. Seen on an H200 with driver 580: where the
 container of a device link has no cubin for the GPU, the driver links the objects from before it (`__nv_relfatbin`),
-each from its best cubin or PTX; without them the kernels end in cudaErrorSymbolNotFound. LTO-IR in them is not used.
+each from a cubin or PTX, whichever is there; without them the kernels end in cudaErrorSymbolNotFound. LTO-IR in them
+is not used. Other drivers may prefer the one or the other, so both count.
 """
 
 from __future__ import annotations
@@ -56,20 +57,20 @@ class DriverReading:
             key = (an_object, *[(image.arch_key, tuple(p.arch_key for p in image.parts)) for image in container.images])
             if key not in known:
                 codes = frozenset(_codes(container.images))
-                linkable = frozenset() if an_object else frozenset(code for code in codes if self._links(code))
-                known[key] = self._taken(codes) | linkable
+                known[key] = self._linked(codes) if an_object else self._loaded(codes)
             found.append(known[key])
         return found
 
-    def _taken(self, codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
-        """The one the driver takes: the most specific cubin, else the newest PTX."""
+    def _loaded(self, codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
+        """The most specific cubin, else the newest PTX; and all LTO-IR that nvJitLink can use."""
         codes = list(codes)
-        for runs in (self._runs_cubin, self._compiles):
-            fitting = [code for code in codes if runs(code)]
-            if fitting:
-                best = max(fitting, key=lambda code: (code.capability, _SPECIFICITY.index(code.suffix)))
-                return frozenset({best})
-        return frozenset()
+        taken = _best(filter(self._runs_cubin, codes)) or _best(filter(self._compiles, codes))
+        return taken | frozenset(filter(self._links, codes))
+
+    def _linked(self, codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
+        """What the driver may take of an object."""
+        codes = list(codes)
+        return _best(filter(self._runs_cubin, codes)) | _best(filter(self._compiles, codes))
 
     def _runs_cubin(self, code: CodeTarget) -> bool:
         if code.kind is not CodeKind.CUBIN:
@@ -130,6 +131,11 @@ def used_images(containers: Sequence[CodeContainer], readings: Iterable[DriverRe
     for index, container in enumerate(containers):
         codes = frozenset[CodeTarget]().union(*(used[index] for used in by_reading))
         yield tuple(image for image in container.images if codes.intersection(_codes((image,))))
+
+
+def _best(codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
+    best = max(codes, key=lambda code: (code.capability, _SPECIFICITY.index(code.suffix)), default=None)
+    return frozenset() if best is None else frozenset({best})
 
 
 def _codes(images: Iterable[Image]) -> Iterator[CodeTarget]:
