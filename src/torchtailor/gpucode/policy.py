@@ -136,7 +136,7 @@ class Policy:
     def _choose(self, images: Iterable[Image]) -> PolicyChoice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
         pieces = [piece for image in images for piece in (image.parts or (image,))]
-        key = tuple([piece.kind_number << 40 | piece.sm << 30 | piece.flags & _SUFFIXES for piece in pieces])
+        key = tuple([piece.kind_number << 64 | piece.sm << 32 | piece.flags & _SUFFIXES for piece in pieces])
         choice = self._choices.get(key)
         if choice is None:
             choice = self._choice(frozenset(piece.target for piece in pieces if piece.target))

@@ -54,7 +54,7 @@ class DriverReading:
             if not container.loaded or (an_object and not jit_link):
                 found.append(frozenset())
                 continue
-            key = (an_object, *[(image.arch_key, tuple(p.arch_key for p in image.parts)) for image in container.images])
+            key = (an_object, *[_key(image) for image in container.images])
             if key not in known:
                 codes = frozenset(_codes(container.images))
                 known[key] = self._linked(codes) if an_object else self._loaded(codes)
@@ -131,6 +131,10 @@ def used_images(containers: Sequence[CodeContainer], readings: Iterable[DriverRe
     for index, container in enumerate(containers):
         codes = frozenset[CodeTarget]().union(*(used[index] for used in by_reading))
         yield tuple(image for image in container.images if codes.intersection(_codes((image,))))
+
+
+def _key(image: Image) -> object:
+    return (image.arch_key, *[part.arch_key for part in image.parts]) if image.parts else image.arch_key
 
 
 def _best(codes: Iterable[CodeTarget]) -> frozenset[CodeTarget]:
