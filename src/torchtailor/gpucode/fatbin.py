@@ -30,7 +30,7 @@ _PARTS_HEADER = struct.Struct("<II")
 WRAPPER = struct.Struct("<iiQQ")
 WRAPPER_MAGIC = 0x466243B1
 
-ALIGNMENT = 8  # of containers, entries and payloads
+ALIGNMENT = 8  # of entries and payloads inside a container, and of containers where nvcc put them
 ArchKey = tuple[int, int, int]
 _MAX_HEADER = 1 << 16
 _MAX_SM = 999
@@ -221,9 +221,10 @@ _KINDS = {int(kind): kind for kind in ImageKind if kind is not ImageKind.UNKNOWN
 
 
 def read_container(source: ByteSource, offset: int, limit: int) -> Container:
-    """Read the container at `offset`, which must end at or before `limit`."""
-    if offset % ALIGNMENT:
-        raise _damaged(offset, "it does not start at a multiple of 8")
+    """Read the container at `offset`, which must end at or before `limit`.
+
+    nvcc aligns containers to 8; those that a tool embeds as bytes (LTO-IR in libcudf) may lie anywhere.
+    """
     if offset + CONTAINER_HEADER.size > limit:
         raise _damaged(offset, "its header is cut short")
     magic, version, header_size, size = CONTAINER_HEADER.unpack(source.read(offset, CONTAINER_HEADER.size))
@@ -234,7 +235,14 @@ def read_container(source: ByteSource, offset: int, limit: int) -> Container:
     end = offset + header_size + size
     if end > limit:
         raise _damaged(offset, "it reaches past the end of its section")
-    return Container(offset, header_size, size, tuple(_read_entries(source, offset, offset + header_size, end)))
+    entries: list[Image] = []
+    try:
+        for image in _read_entries(source, offset, offset + header_size, end):
+            entries.append(image)  # noqa: PERF402 (what was read before an error is asked for)
+    except DamagedContainerError as error:
+        error.reached = entries[-1].end if entries else offset
+        raise
+    return Container(offset, header_size, size, tuple(entries))
 
 
 def _read_entries(source: ByteSource, container: int, position: int, end: int) -> Iterator[Image]:
@@ -403,8 +411,14 @@ def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
         raise BadInputError("An image's zstd data is damaged.") from error
 
 
-def _damaged(offset: int, why: str) -> BadInputError:
-    return BadInputError(
+class DamagedContainerError(BadInputError):
+    """What begins like a container and is not a whole one."""
+
+    reached = 0  # where its last whole entry ends
+
+
+def _damaged(offset: int, why: str) -> DamagedContainerError:
+    return DamagedContainerError(
         f"The GPU code container at {offset:#x} is damaged: {why}.",
         "Fetch the library again and compare its hash with the publisher's.",
     )

@@ -22,6 +22,7 @@ from torchtailor.gpucode.fatbin import (
     CONTAINER_START,
     WRAPPER,
     Container,
+    DamagedContainerError,
     Image,
     Wrapper,
     WrapperVersion,
@@ -39,7 +40,8 @@ _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _ZEROS_STEP = 1 << 20
 _MAX_SONAME = 256
-_MAX_LOOKALIKES = 16  # none was seen in any real library; each may cost a walk through the whole section
+_MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
+_MAX_WALKED = 64 << 20  # bytes of lookalikes that were walked through before they turned out to be none
 
 
 class Reference(Enum):
@@ -227,16 +229,17 @@ def _skip_zeros(source: ByteSource, position: int, end: int) -> int:
 
 
 def _containers_among_others(source: ByteSource, section: Section, lookalikes: list[int]) -> Iterator[Container]:
-    position, end = section.offset, section.file_end
+    position, end, walked = section.offset, section.file_end, 0
     while (start := source.find(CONTAINER_START, position, end)) >= 0:
         try:
             container = read_container(source, start, end)
-        except BadInputError:
+        except DamagedContainerError as error:
             lookalikes.append(start)
-            if len(lookalikes) > _MAX_LOOKALIKES:
+            walked += max(0, error.reached - start)
+            if len(lookalikes) > _MAX_LOOKALIKES or walked > _MAX_WALKED:
                 raise BadInputError(
-                    f"More than {_MAX_LOOKALIKES} places begin like a GPU code container and are damaged.",
-                    "Fetch the library again and compare its hash with the publisher's.",
+                    f"{len(lookalikes)} places of section {section.name} begin like a GPU code container and are none.",
+                    "Compare the library's hash with the publisher's; without GPU code it need not be cut.",
                 ) from None
             position = start + 1
             continue

@@ -25,8 +25,6 @@ CUOBJDUMP = "nvidia-cuda-cuobjdump==13.4.92"
 NOT_SEEN_YET = {
     # no container around them: not seen, so foreign ones stay
     "bare-cubins-x86_64": "8.0 8.6 8.9 9.0",
-    # not at a multiple of 8: taken for damaged, so foreign code stays
-    "embedded-unaligned-x86_64": "7.5 8.0 8.6 8.9 9.0 10.0 10.3 12.0 8.0,9.0",
 }
 
 Cuts = Callable[[str], Path]

@@ -164,6 +164,29 @@ def test_many_lookalikes_are_refused_and_quickly() -> None:
         scan(elf(Place(".rodata", lookalike * 100000 + bytes(1 << 20))))
 
 
+@pytest.mark.parametrize("shift", [1, 2, 4, 7])
+def test_containers_among_other_data_may_lie_anywhere(shift: int) -> None:
+    """libcudf and TensorRT embed containers as bytes, at odd addresses and more than a few."""
+    data = b"".join(bytes([255]) * shift + ONE + bytes(-len(ONE) % 8) for _ in range(40))
+    code = scan(elf(Place(".rodata", data)))
+    assert (len(code.containers), code.lookalikes) == (40, ())
+    assert {found.reference for found in code.containers} == {Reference.NONE}
+
+
+def test_a_few_hundred_lookalikes_are_no_damage() -> None:
+    lookalike = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 60)
+    code = scan(elf(Place(".rodata", lookalike * 300 + ONE)))
+    assert (len(code.containers), len(code.lookalikes)) == (1, 300)
+
+
+def test_a_file_made_to_be_slow_is_refused_quickly() -> None:
+    """In the payload of each entry a container begins that reads well until the last entry, which all share."""
+    start = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 20)
+    chain = start + container(Entry(start))[16:] * 8000
+    with pytest.raises(BadInputError, match="begin like"):
+        scan(elf(Place(".rodata", chain + bytes(1 << 21))))
+
+
 def test_a_wrapper_must_lead_to_a_container() -> None:
     data = bytearray((FIXTURES / "places-aarch64.so").read_bytes())
     file = ElfFile.from_buffer(bytes(data))

@@ -8,6 +8,7 @@ from torchtailor.licences import needs_nvidia_option
 from torchtailor.wheels.metadata import Metadata
 
 PROPRIETARY = "License :: Other/Proprietary License"
+OPEN = "License :: OSI Approved :: Apache Software License"
 
 
 def package(name: str, licence: str, *classifiers: str) -> Metadata:
@@ -36,6 +37,17 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
         (package("cuda-bindings", "LicenseRef-NVIDIA-SOFTWARE-LICENSE"), "cuda/bindings/driver.so", True),
         (package("nvidia-something-new", ""), "nvidia/new/lib/libnew.so", True),
         (package("triton", "", "License :: OSI Approved :: MIT License"), "triton/_C/libtriton.so", False),
+        # RAPIDS: made by NVIDIA, under an open licence, with every library in the package
+        (package("libcuvs-cu13", "Apache-2.0"), "libcuvs/lib64/libcuvs.so", False),
+        (package("libcuvs-cu13", "Apache-2.0"), "libcuvs/lib64/libcuvs_c.so", False),
+        (package("libcudf-cu13", "Apache-2.0"), "libcudf/lib64/libnvcomp.so.5", False),
+        (package("libraft-cu12", "Apache 2.0"), "libraft/lib64/libraft.so", False),
+        (package("libcuml-cu13", "Apache-2.0 AND LicenseRef-NVIDIA-SDK"), "libcuml/lib64/libcuml++.so", True),
+        (package("cuml-cu12", "Copyright (c) NVIDIA. " * 99, OPEN), "cuml/lib.so", False),
+        (package("cuml-cu12", "", OPEN), "cuml/lib.so", False),
+        (package("cuml-cu12", "", OPEN, PROPRIETARY), "cuml/lib.so", True),
+        (None, "lib/libcuvs.so", False),
+        (package("faiss-gpu-cuvs", "MIT"), "faiss/libcuvs.so", False),
         # NVIDIA's libraries inside of others' packages
         (package("torch", "BSD-3-Clause"), "torch/lib/libcudnn_ops.so.9", True),
         (package("torch", "BSD-3-Clause"), "torch/lib/libcublasLt.so.12", True),
