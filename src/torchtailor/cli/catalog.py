@@ -66,9 +66,9 @@ def update(
         found = find_updates(catalog, Finder(settings, Cache()), measured=measure, today=today(), progress=bar)
     written: tuple[Path, ...] = ()
     if not (check or dry_run):
-        if data is not None:
+        if data is not None and (found.rows or found.complete):
             written = write.write_data(data, found.rows)
-        elif found.rows or age_note(catalog.checked):
+        elif data is None and (found.rows or (found.complete and age_note(catalog.checked))):
             written = (Path.cwd() / USER_FILE,)
             write.write_user_file(written[0], found.rows)
     if json:
@@ -82,7 +82,9 @@ def update(
             out().print(f"\n{found.rows.text}", markup=False, end="")
         for path in written:
             out().print(f"Written to {path}.", markup=False)
-    return ExitCode.CHECK_FAILED if check and found.behind else ExitCode.OK
+    if check and found.behind:
+        return ExitCode.CHECK_FAILED
+    return ExitCode.OK if found.complete else ExitCode.NETWORK
 
 
 def _lines(found: CatalogUpdate) -> Iterator[str]:
@@ -93,7 +95,9 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
     for item in found.measured:
         needs = ", ".join(item.measured.baseline) or "nothing beyond the platform's oldest CPU"
         yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
-    if not found.news:
+    if not found.news and not found.complete:
+        yield "Nothing new was found, but not every configured index could be read."
+    elif not found.news:
         yield f"Nothing is new: the catalog of {found.catalog_checked} knows all that the indexes list."
     yield (
         f"{len(found.locations)} indexes, {found.wheels_read} wheels, {human_bytes(found.bytes_read)} read "
@@ -122,6 +126,7 @@ def _document(found: CatalogUpdate, written: tuple[Path, ...]) -> dict[str, obje
         "written": [str(path) for path in written],
         "locations": found.locations,
         "problems": found.problems,
+        "complete": found.complete,
         "wheels_read": found.wheels_read,
         "bytes_read": found.bytes_read,
         "seconds": round(found.seconds, 2),

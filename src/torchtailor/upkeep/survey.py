@@ -47,6 +47,7 @@ class Survey:
     builds: tuple[ListedBuild, ...]
     locations: tuple[str, ...]
     problems: tuple[str, ...]
+    complete: bool  # whether every configured location was read; PyTorch's own indexes are extras
 
     @cached_property
     def newest_by_line(self) -> dict[tuple[int, ...], Dotted]:
@@ -66,11 +67,13 @@ def survey(finder: Finder, catalog: Catalog) -> Survey:
     found: dict[tuple[Dotted, str, str], dict[str, WheelFile]] = {}
     read: list[str] = []
     problems: dict[str, None] = {}
+    complete = True
     for source in (*finder.settings.sources, *_own_indexes(finder, catalog)):
         try:
             listed = finder.list(source, "torch")
         except NetworkError as error:
             problems[error.message] = None
+            complete = complete and source not in finder.settings.sources
             continue
         if listed:
             read.append(f"{source.shown} ({source.origin})")
@@ -87,7 +90,7 @@ def survey(finder: Finder, catalog: Catalog) -> Survey:
             f"No index lists a wheel of torch for Linux: {' '.join(problems) or 'they are empty.'}",
             "Check pip's and uv's settings, or give an index with --index-url.",
         )
-    return Survey(tuple(builds), tuple(read), tuple(problems))
+    return Survey(tuple(builds), tuple(read), tuple(problems), complete)
 
 
 def python_key(python: str) -> tuple[int, bool]:

@@ -41,6 +41,7 @@ class CatalogUpdate:
     rows: NewRows
     locations: tuple[str, ...]
     problems: tuple[str, ...]
+    complete: bool  # whether every configured index was read
     wheels_read: int
     bytes_read: int
     seconds: float
@@ -80,6 +81,7 @@ def find_updates(
         rows=NewRows(day, tuple(releases), tuple(maker.toolkits.values()), maker.sources),
         locations=listed.locations,
         problems=(*listed.problems, *reader.problems, *maker.problems),
+        complete=listed.complete,
         wheels_read=reader.count,
         bytes_read=finder.client.received,
         seconds=clock() - start,
