@@ -82,6 +82,8 @@ def update(
             out().print(f"\n{found.rows.text}", markup=False, end="")
         for path in written:
             out().print(f"Written to {path}.", markup=False)
+        if written and data is not None:
+            out().print("Run `make docs`: the tables in docs are made from the catalog.", markup=False)
     if check and found.behind:
         return ExitCode.CHECK_FAILED
     return ExitCode.OK if found.complete else ExitCode.NETWORK
