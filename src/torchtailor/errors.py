@@ -32,7 +32,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NO_MATCH: "nothing has that name, or no variant fits the machine",
     ExitCode.BAD_INPUT: "a file given to torchtailor is damaged or not what it should be",
     ExitCode.IMPOSSIBLE: "what was asked for contradicts itself or cannot run on the target",
-    ExitCode.CHECK_FAILED: "a proof, audit or verification did not pass",
+    ExitCode.CHECK_FAILED: "a proof, audit or verification did not pass, or the catalog is behind the indexes",
     ExitCode.ENVIRONMENT: "the machine lacks something: a tool, disk, memory, permission",
     ExitCode.NETWORK: "an index or server could not be used",
     ExitCode.BUILD_FAILED: "a build was started and failed",

@@ -22,7 +22,7 @@ FLOORS = (
     {"host"},
     {"artifact"},
     {"inspection", "surgery", "recommendation", "fetch", "failures", "hostcode", "index"},
-    {"tailoring"},
+    {"tailoring", "upkeep"},
     {"wheelhouse", "ledger"},
     {"verification"},
     {"doctor", "publish", "recipes", "report"},

@@ -77,6 +77,8 @@ def _join(name: str, old: object, new: object) -> object:
     """Two values of one key: tables are merged, rows by their key, lists appended; anything else is overridden."""
     if name in KEYS and isinstance(new, list):
         return _join_rows(old if isinstance(old, list) else [], new, KEYS[name])
+    if name == "checked" and isinstance(old, str) and isinstance(new, str):
+        return max(old, new)  # an old file does not make newer facts old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return _merge(old, new)
     if isinstance(old, list) and isinstance(new, list):

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
+    "catalog": Command("catalog", "Show what is new on the indexes, and add it to the catalog."),
     "history": Command("history", "Show every build attempt."),
     "cache": Command("cache", "Show or empty the cache of wheels."),
     "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),

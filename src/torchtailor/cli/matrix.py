@@ -30,6 +30,7 @@ def command(
 ) -> None:
     """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
+    from torchtailor.cli._age import say_if_old
     from torchtailor.ui import out, print_json, table
     from torchtailor.variants import Matrix, find_variants
     from torchtailor.variants import table as tables
@@ -37,6 +38,7 @@ def command(
     if sum((json, csv, markdown)) > 1:
         raise UsageError("--json, --csv and --markdown exclude each other.", "Give one of them.")
     catalog = load_catalog()
+    say_if_old(catalog)
     matrix = Matrix(catalog)
     if why is not None:
         from torchtailor.variants.why import explain

@@ -39,10 +39,13 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.cli._age import say_if_old
     from torchtailor.host.store import load
     from torchtailor.recommendation import recommend
     from torchtailor.ui import out, print_json
 
+    say_if_old(load_catalog())
     answer = recommend(
         load(source) if source is not None else None,
         gpus=gpu or (),

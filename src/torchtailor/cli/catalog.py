@@ -1,0 +1,135 @@
+"""`torchtailor catalog`: what the indexes have that the catalog does not know, and rows for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.cli import _options
+from torchtailor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from torchtailor.upkeep.update import CatalogUpdate
+
+app = typer.Typer(
+    help="The catalog of GPUs, CUDA toolkits and PyTorch releases: keep it up to date.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def group() -> None:
+    """Keep the catalog up to date."""
+
+
+@app.command("update", short_help="Add what is new on the indexes.")
+def update(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also read the libraries of new wheels (hundreds of MB each).")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 6 if the catalog is behind.")] = False,
+    write_data: Annotated[
+        bool, typer.Option("--write-data", help="Write to the catalog of this repository, not to torchtailor.toml.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the rows, and write nothing.")] = False,
+    index_url: _options.IndexUrl = None,
+    extra_index_url: _options.ExtraIndexUrl = None,
+    find_links: _options.FindLinks = None,
+    json: _options.Json = False,
+    quiet: _options.Quiet = False,
+) -> int:
+    """Show what is new on the configured indexes, and add it to torchtailor.toml.
+
+    Releases, patch releases, CUDA builds, platforms, Pythons and the versions of NVIDIA's packages are read from the
+    wheels' METADATA and torch/version.py by range requests; with --measure the architectures and the needs of the host
+    code come from the libraries themselves. No wheel is stored.
+    """
+    from torchtailor.catalog import load_catalog
+    from torchtailor.catalog.age import age_note, today
+    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.fetch.cache import Cache
+    from torchtailor.fetch.finder import Finder
+    from torchtailor.fetch.settings import read_settings
+    from torchtailor.ui import ProgressBar, err, out, print_json
+    from torchtailor.upkeep import write
+    from torchtailor.upkeep.update import find_updates
+
+    data = write.repository_data() if write_data else None
+    catalog = load_catalog(data)  # a user's file is not part of the repository's catalog
+    settings = read_settings(index_url=index_url, extra_index_urls=extra_index_url or (), find_links=find_links or ())
+    with ProgressBar(quiet=quiet or json) as bar:
+        found = find_updates(catalog, Finder(settings, Cache()), measured=measure, today=today(), progress=bar)
+    written: tuple[Path, ...] = ()
+    if not (check or dry_run):
+        if data is not None and (found.rows or found.complete):
+            written = write.write_data(data, found.rows)
+        elif data is None and (found.rows or (found.complete and age_note(catalog.checked))):
+            written = (Path.cwd() / USER_FILE,)
+            write.write_user_file(written[0], found.rows)
+    if json:
+        print_json(_document(found, written))
+    else:
+        for problem in found.problems:
+            err().print(f"Note: {problem}", style="yellow", markup=False)
+        for line in _lines(found):
+            out().print(line, markup=False)
+        if dry_run and found.rows:
+            out().print(f"\n{found.rows.text}", markup=False, end="")
+        for path in written:
+            out().print(f"Written to {path}.", markup=False)
+        if written and data is not None:
+            out().print("Run `make docs`: the tables in docs are made from the catalog.", markup=False)
+    if check and found.behind:
+        return ExitCode.CHECK_FAILED
+    return ExitCode.OK if found.complete else ExitCode.NETWORK
+
+
+def _lines(found: CatalogUpdate) -> Iterator[str]:
+    from torchtailor.ui import human_bytes, human_seconds
+
+    for news in found.news:
+        yield f"New {news.kind.value} ({news.release}): {news.text}"
+    for item in found.measured:
+        needs = ", ".join(item.measured.baseline) or "nothing beyond the platform's oldest CPU"
+        yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
+    if not found.news and not found.complete:
+        yield "Nothing new was found, but not every configured index could be read."
+    elif not found.news:
+        yield f"Nothing is new: the catalog of {found.catalog_checked} knows all that the indexes list."
+    yield (
+        f"{len(found.locations)} indexes, {found.wheels_read} wheels, {human_bytes(found.bytes_read)} read "
+        f"in {human_seconds(found.seconds)}"
+    )
+
+
+def _document(found: CatalogUpdate, written: tuple[Path, ...]) -> dict[str, object]:
+    return {
+        "behind": found.behind,
+        "checked": found.checked,
+        "catalog_checked": found.catalog_checked,
+        "news": found.news,
+        "measured": [
+            {
+                "wheel": item.wheel,
+                "architectures": item.measured.arch_list,
+                "special": [str(code) for code in item.measured.special],
+                "baseline": item.measured.baseline,
+                "loading": item.measured.loading,
+                "libraries": item.measured.libraries,
+            }
+            for item in found.measured
+        ],
+        "toml": found.rows.text,
+        "written": [str(path) for path in written],
+        "locations": found.locations,
+        "problems": found.problems,
+        "complete": found.complete,
+        "wheels_read": found.wheels_read,
+        "bytes_read": found.bytes_read,
+        "seconds": round(found.seconds, 2),
+    }

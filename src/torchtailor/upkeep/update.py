@@ -1,0 +1,112 @@
+"""`catalog update`: survey the indexes, read what is new, and make the rows for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from torchtailor.catalog import Catalog
+from torchtailor.disk import cache_folder
+from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.fetch.finder import Finder
+from torchtailor.progress import NoProgress, Progress
+from torchtailor.upkeep.facts import read_facts
+from torchtailor.upkeep.measure import Measured, measure
+from torchtailor.upkeep.news import News, ReadBuild, describe, new_lines
+from torchtailor.upkeep.remote import open_listed
+from torchtailor.upkeep.rows import RowMaker
+from torchtailor.upkeep.survey import ListedBuild, survey
+from torchtailor.upkeep.write import NewRows
+
+
+@dataclass(frozen=True)
+class MeasuredWheel:
+    """What was measured in one wheel."""
+
+    wheel: str
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class CatalogUpdate:
+    """What is new, the rows for it, and what it took to find out."""
+
+    checked: str
+    catalog_checked: str
+    news: tuple[News, ...]
+    measured: tuple[MeasuredWheel, ...]
+    rows: NewRows
+    locations: tuple[str, ...]
+    problems: tuple[str, ...]
+    complete: bool  # whether every configured index was read
+    wheels_read: int
+    bytes_read: int
+    seconds: float
+
+    @property
+    def behind(self) -> bool:
+        return bool(self.news)
+
+
+def find_updates(
+    catalog: Catalog,
+    finder: Finder,
+    *,
+    measured: bool = False,
+    today: date | None = None,
+    progress: Progress | None = None,
+    scratch: Path | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> CatalogUpdate:
+    """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels."""
+    start, day = clock(), (today or date.today()).isoformat()
+    listed = survey(finder, catalog)
+    reader = _Reader(finder, progress or NoProgress(), (scratch or cache_folder()) if measured else None)
+    maker = RowMaker(catalog, day)
+    news: list[News] = []
+    releases = []
+    for line in new_lines(listed, catalog):
+        read = tuple(found for build in line.builds if (found := reader.read(build)))
+        news += describe(line, read, catalog)
+        if row := maker.release_row(line, read):
+            releases.append(row)
+    return CatalogUpdate(
+        checked=day,
+        catalog_checked=catalog.checked,
+        news=tuple(news),
+        measured=tuple(reader.measured),
+        rows=NewRows(day, tuple(releases), tuple(maker.toolkits.values()), maker.sources),
+        locations=listed.locations,
+        problems=(*listed.problems, *reader.problems, *maker.problems),
+        complete=listed.complete,
+        wheels_read=reader.count,
+        bytes_read=finder.client.received,
+        seconds=clock() - start,
+    )
+
+
+class _Reader:
+    """Reads wheels one by one; one that cannot be read is reported, and the others are still read."""
+
+    def __init__(self, finder: Finder, progress: Progress, scratch: Path | None) -> None:
+        self._finder, self._progress, self._scratch = finder, progress, scratch
+        self.count = 0
+        self.problems: list[str] = []
+        self.measured: list[MeasuredWheel] = []
+
+    def read(self, build: ListedBuild) -> ReadBuild | None:
+        python, file = build.newest
+        try:
+            with open_listed(file, self._finder.client) as wheel:
+                facts = read_facts(wheel, python, build.arch)
+                found = measure(wheel, self._scratch, self._progress) if self._scratch else None
+        except (BadInputError, NetworkError) as error:
+            self.problems.append(error.message)
+            return None
+        self.count += 1
+        if found is not None:
+            self.measured.append(MeasuredWheel(file.filename, found))
+        return ReadBuild(build, facts, found)
