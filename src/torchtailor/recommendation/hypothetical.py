@@ -81,8 +81,8 @@ def _driver(catalog: Catalog, text: str, notes: list[str]) -> str:
     if known is None:
         return version
     notes.append(
-        f"{version} is a driver branch: taken as its newest known driver, {known.newest} (its first was {known.first}). "
-        "`nvidia-smi` shows the exact version; give that one if it is older."
+        f"{version} is a driver branch: taken as its newest known driver, {known.newest} (its first was {known.first})."
+        " `nvidia-smi` shows the exact version; give that one if it is older."
     )
     return str(known.newest)
 
