@@ -17,7 +17,7 @@ from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
 from torchtailor.catalog.products import find_product
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, TailorSettings, read_tables
-from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, Triton
+from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import NoMatchError, UsageError
 
@@ -36,6 +36,7 @@ class Catalog:
     toolkits: Mapping[Dotted, CudaToolkit]
     cudnns: tuple[Cudnn, ...]
     tritons: tuple[Triton, ...]
+    drivers: Mapping[int, DriverBranch]
     releases: Mapping[str, Release]
     sources: Mapping[str, str]
     checked: str
@@ -135,6 +136,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
         toolkits={toolkit.version: toolkit for toolkit in tables.cuda},
         cudnns=tables.cudnn,
         tritons=tables.triton,
+        drivers={driver.branch: driver for driver in tables.driver},
         releases=releases,
         sources=tables.sources,
         checked=tables.checked,

@@ -12,7 +12,7 @@ from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.releases import ExtraRow, Release
 from torchtailor.catalog.schema import Strict, Word, decode
-from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, Triton
+from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
 
 # The key that tells the rows of a table apart, and how it is read.
@@ -23,6 +23,7 @@ KEYS: Mapping[str, str] = {
     "cuda": "version",
     "cudnn": "version",
     "triton": "version",
+    "driver": "branch",
     "release": "name",
     "build": "cuda",
 }
@@ -50,6 +51,7 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
     cuda: Annotated[tuple[CudaToolkit, ...], Meta(description="CUDA toolkits.")] = ()
     cudnn: Annotated[tuple[Cudnn, ...], Meta(description="cuDNN releases.")] = ()
     triton: Annotated[tuple[Triton, ...], Meta(description="Triton releases.")] = ()
+    driver: Annotated[tuple[DriverBranch, ...], Meta(description="Branches of NVIDIA's driver.")] = ()
     release: Annotated[tuple[Release, ...], Meta(description="PyTorch releases.")] = ()
     row: Annotated[tuple[ExtraRow, ...], Meta(description="More variants of releases that exist.")] = ()
     sources: Annotated[Mapping[str, str], Meta(description="What the names in `sources` stand for.")] = {}

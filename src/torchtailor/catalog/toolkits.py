@@ -29,6 +29,17 @@ class DriverFit(Enum):
 Capabilities = frozenset[Capability]
 
 
+class DriverBranch(Strict, frozen=True, kw_only=True):
+    """A branch of NVIDIA's Linux driver, such as R570, and the drivers released from it."""
+
+    branch: Annotated[int, Meta(description="Its number, the first part of its drivers' versions; the key of the row.")]
+    first: Annotated[Dotted, Meta(description="The first driver released from it.")]
+    newest: Annotated[Dotted, Meta(description="The newest driver known.")]
+    cuda: Annotated[Dotted | None, Meta(description="The newest CUDA that it fully supports.")] = None
+    status: Annotated[str, Meta(description="Whether the row is verified or believed.")] = ""
+    sources: Annotated[tuple[str, ...], Meta(description="Where the facts come from: names in [sources].")] = ()
+
+
 class CudaToolkit(Sourced, frozen=True, kw_only=True):
     """One CUDA release line, such as 12.8."""
 

@@ -63,7 +63,7 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     host = replace(host, cpu=cpu, tools=(), torches=())
     host = _with_tegra(host, gpus, given)
     if given.driver is not None:
-        host = replace(host, driver=Driver(version=_driver(given.driver), source="the request"))
+        host = replace(host, driver=Driver(version=_driver(catalog, given.driver, notes), source="the request"))
     elif host.tegra is not None and host.tegra.jetpack is None:
         notes.append("No JetPack version was given (--jetpack), and support depends on it.")
     elif host.gpus and host.driver is None and host.tegra is None:
@@ -72,10 +72,19 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     return replace(host, notes=(*kept, *(Note(topic="assumed", text=text) for text in notes)))
 
 
-def _driver(text: str) -> str:
+def _driver(catalog: Catalog, text: str, notes: list[str]) -> str:
+    """The version of a driver; a bare branch stands for its newest driver, and a note says so."""
     if not re.fullmatch(r"\d{3,}(\.\d+)*", text.strip()):
         raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
-    return text.strip()
+    version = text.strip()
+    known = catalog.drivers.get(int(version)) if version.isdecimal() else None
+    if known is None:
+        return version
+    notes.append(
+        f"{version} is a driver branch: taken as its newest known driver, {known.newest} (its first was {known.first})."
+        " `nvidia-smi` shows the exact version; give that one if it is older."
+    )
+    return str(known.newest)
 
 
 def _gpus(catalog: Catalog, texts: Sequence[str]) -> list[tuple[str, Gpu]]:

@@ -129,7 +129,7 @@ def test_every_field_is_described(schema: dict[str, Any]) -> None:
     bare = [
         f"{name}.{field}"
         for name, definition in schema["$defs"].items()
-        for field, value in definition["properties"].items()
+        for field, value in definition.get("properties", {}).items()  # an enum has none
         if "description" not in value
     ]
     assert bare == []

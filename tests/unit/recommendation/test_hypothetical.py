@@ -56,6 +56,34 @@ def test_names_lead_to_variants(gpus: tuple[str, ...], more: dict[str, str], var
     assert (best.variant if best else None) == variant
 
 
+@pytest.mark.parametrize(
+    ("gpu", "driver", "variant"),
+    [
+        ("B200", "570", "pytorch213-python313-cuda12_9-sm100-avx512"),
+        ("RTX 5090", "570", "pytorch213-python313-cuda12_9-sm120-avx512"),
+        ("H100", "525", "pytorch214-python313-cuda12_6-sm90-avx512"),
+        ("B300", "575", "pytorch213-python313-cuda12_9-sm103-avx512"),
+        ("H100", "580", "pytorch215-python313-cuda13_2-sm90-avx512"),
+    ],
+)
+def test_a_bare_branch_stands_for_its_released_drivers(gpu: str, driver: str, variant: str) -> None:
+    """Not for its number with zeros behind it, which is older than every driver of it."""
+    found = ask(gpu, cpu="zen4", driver=driver)
+    assert found.best is not None and found.best.variant == variant
+    assert any(f"{driver} is a driver branch: taken as its newest known driver" in note for note in found.notes)
+
+
+def test_a_whole_driver_version_and_an_unknown_branch_are_taken_as_they_are() -> None:
+    for driver in ("570.26", "605"):
+        host = hypothetical("H100", cpu="zen4", driver=driver)
+        assert host.driver is not None and host.driver.version == driver and not host.notes
+
+
+def test_the_branches_are_in_order() -> None:
+    for branch, row in machines.catalog().drivers.items():
+        assert branch == row.first.major == row.newest.major and row.first <= row.newest
+
+
 def test_a_dropped_gpu_says_which_branch_brings_it_back() -> None:
     found = ask("GTX 1080 Ti", cpu="haswell", driver="590.44.01")
     assert [upgrade.needs for upgrade in found.upgrades] == ["driver R580"]

@@ -29,8 +29,10 @@ class Row:
 
 TABLE = (
     # CPUs alone
-    Row("graviton1", None,
-        says=("armv8_2: This CPU does not support ARMv8.2: it lacks asimddp",), alternatives=("source",)),
+    # an instruction set above the CPU's does not veto the official wheel, which needs Armv8.0-A or x86-64 only
+    Row("graviton1", "cpu-armv8_2", "2.15.0", alternatives=("source",), says=(
+        "armv8_2: This CPU does not support ARMv8.2: it lacks asimddp", "it needs Armv8.0-A only",
+        "Known limits of the official wheel on this CPU: `torch._stack`", "The name says armv8_2 because")),
     Row("graviton2", "cpu-armv8_2", "2.15.0"),
     Row("graviton3", "cpu-armv8_2", "2.15.0", says=("armv9: This CPU does not support ARMv9: it lacks frint, sve2.",)),
     Row("graviton4", "cpu-armv9", "2.15.0"),
@@ -38,7 +40,8 @@ TABLE = (
     Row("cobalt100", "cpu-armv9", "2.15.0"),
     Row("vera", "cpu-armv9", "2.15.0"),
     Row("ampereone", "cpu-armv8_2", says=("armv9: This CPU does not support ARMv9: it lacks sve, sve2.",)),
-    Row("a64fx", None, says=("ARMv8.2: it lacks asimddp",), alternatives=("source",)),
+    Row("a64fx", "cpu-armv8_2", "2.15.0", alternatives=("source",),
+        says=("ARMv8.2: it lacks asimddp", "it needs Armv8.0-A only")),
     Row("thunderx2", None, says=("ARMv8.2: it lacks asimddp, asimdhp, fphp.",), alternatives=("source",)),
     Row("apple-m1-asahi", "cpu-armv8_2", says=("armv9: This CPU does not support ARMv9: it lacks sve, sve2.",)),
     Row("arm-two-cores", "cpu-armv8_2", "2.15.0", says=("No NVIDIA GPU was found.",)),
@@ -60,7 +63,8 @@ TABLE = (
     Row("zen3", "cpu-avx2"),
     Row("zen4", "cpu-avx512"),
     Row("zen5", "cpu-avx512"),
-    Row("opteron-k10", None, alternatives=("source",)),
+    Row("opteron-k10", "cpu-avx", "2.15.0", alternatives=("source",), says=(
+        "it needs x86-64 only and selects its CPU kernels at run time. The name says avx because",)),
     Row("power9", None, says=("for aarch64 and x86_64; this machine is ppc64le",), alternatives=("platform",)),
     Row("alpine", "cpu-avx512", method="source", says=("built for glibc, and this system has musl",)),
     # data-centre GPUs
@@ -124,7 +128,7 @@ TABLE = (
     Row("orin-nano-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4",), upgrade="JetPack 7.2",
         alternatives=("cpu", "container", "remote")),
     Row("xavier-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4", "ARMv8.2: it lacks asimddp"),
-        alternatives=("source", "container", "remote")),
+        alternatives=("cpu", "source", "container", "remote")),
     Row("tx2-jetpack-4", None,
         says=("JetPack 4 supports CUDA up to 10.2",), alternatives=("source", "container", "remote")),
     # broken drivers and containers
@@ -185,7 +189,10 @@ def test_nothing_recommended_can_fail_to_run(name: str) -> None:
     host, found = machines.host(name), answer(name)
     catalog = machines.catalog()
     for pick in (*((found.best,) if found.best else ()), *found.other_variants, *found.per_gpu):
-        assert set(catalog.isas[pick.isa].requires) <= set(host.cpu.flags)
+        if pick.method == "wheel":
+            assert catalog.release(pick.release).missing_for_wheel(host.cpu.arch, host.cpu.flags) == ()
+        else:
+            assert set(catalog.isas[pick.isa].requires) <= set(host.cpu.flags)
         assert catalog.isas[pick.isa].arch == host.cpu.arch
         for device in (gpu for gpu in host.gpus if gpu.index in pick.gpus):
             assert device.compute is not None and pick.code is not None and pick.cuda is not None

@@ -134,9 +134,35 @@ def test_the_uncut_wheel_that_serves_all_is_the_default_indexs_where_it_can_be()
     assert any("The official cu132 wheel of PyTorch 2.15.0, uncut" in note for note in found.notes)
 
 
-def test_a_container_is_no_alternative_where_the_cpu_is_what_is_missing() -> None:
+def test_a_wheel_named_for_more_than_the_cpu_has_runs_all_the_same() -> None:
+    """Sandy Bridge has AVX, the matrix no sm120-avx: the official wheel loads on any x86-64 CPU."""
     host = msgspec.structs.replace(machines.host("rtx-5090-driver-580"), cpu=machines.host("sandy-bridge").cpu)
-    assert [one.kind for one in ask(host).alternatives] == ["cpu", "wheel", "remote"]
+    found = ask(host)
+    assert found.best is not None and (found.best.short_name, found.best.method) == ("sm120-avx2", "wheel")
+    assert any("it needs x86-64 only" in reason and "because" in reason for reason in found.best.reasons)
+    assert [one.kind for one in found.alternatives] == ["wheel"]  # a row that names it sm120-avx
+    assert ask(host, method=Method.SOURCE).best is None  # compiled for AVX2, it would not
+
+
+def test_a_wheel_whose_baseline_the_cpu_lacks_is_refused_with_what_is_missing() -> None:
+    """2.10.0 alone runs Armv8.1 atomics when it is loaded: a Cortex-A72 ends with an illegal instruction."""
+    graviton1 = machines.host("graviton1")
+    assert ask(graviton1, release="2.10", method=Method.WHEEL).best is None
+    newer = ask(graviton1, release="2.11", method=Method.WHEEL).best
+    assert newer is not None and newer.pytorch == "2.11.0"
+    gpu = msgspec.structs.replace(graviton1, gpus=machines.host("gh200").gpus)
+    reasons = [one.reason for one in ask(gpu, release="2.10").rejected]
+    assert any("need Armv8.1-A: this CPU lacks asimdrdm, atomics" in reason for reason in reasons)
+
+
+def test_an_unknown_baseline_keeps_to_the_instruction_set(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").write_text(
+        '[[release]]\nname = "9.0"\nversion = "9.0.0"\npythons = ["3.13"]\n'
+        '[[release.build]]\nrows = [{ cpus = ["avx2"] }]\n'
+    )
+    matrix = Matrix(load_catalog(tmp_path))
+    assert recommend_for(matrix, machines.host("sandy-bridge"), Request(release="9.0")).best is None
+    assert recommend_for(matrix, machines.host("zen3"), Request(release="9.0")).best is not None
 
 
 def test_other_variants_differ_in_one_thing_each() -> None:
