@@ -25,6 +25,8 @@ _KINDS = {1: "ptx", 2: "cubin", 4: "cubin", 8: "lto", 64: "ptx"}
 _LZ4, _ZSTD, _SCRAMBLED, _ARCH, _FAMILY = 0x2000, 0x8000, 0x10000, 0x100000, 0x200000
 _SHT_PROGBITS, _SHT_RELA, _SHT_NOTE, _SHT_RELR = 1, 4, 7, 19
 _SHF_ALLOC, _SHF_EXECUTE, _SHF_COMPRESSED = 2, 4, 0x800
+_LARGE_DATA = (".ldata", ".lrodata")
+_MAX_GAP = 64  # between a container and what follows it in a table
 _RELATIVE = {62: 8, 183: 1027}  # by the ELF machine
 _PTX_ENTRY = re.compile(rb"^\s*(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)", re.MULTILINE)
 _TOOL_ARCH = re.compile(rb"-arch[ =]sm_(\d+)([af]?)\b")
@@ -149,31 +151,51 @@ def read_library(path: Path) -> Library:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     is_host_library = data[:6] == ELF_MAGIC and _machine(data, 0) != EM_CUDA
     sections = _sections(data) if is_host_library else [_Section("", _SHT_PROGBITS, 0, 0, 0, size)]
-    pointers = _pointers(data, sections) if is_host_library else {}
+    pointers = _pointers(data, sections) if is_host_library else _Pointers({}, {})
     wrappers = _wrappers(data, sections, pointers)
-    found: list[Container] = []
     unread: list[str] = []
-    for section in sections:
-        if section.type not in (_SHT_PROGBITS, _SHT_NOTE) or section.flags & (_SHF_EXECUTE | _SHF_COMPRESSED):
-            continue
-        if section.name.startswith(".debug_"):
-            continue
-        for form, offset, length, entries in _pieces(data, section, unread):
-            address = offset - section.offset + section.address if section.flags & _SHF_ALLOC else -1
-            wrapper, version = wrappers.get(address, (-1, 0))
-            if wrapper >= 0:
-                reached = f"from wrapper {wrapper:#x}"
-            elif address in pointers:
-                reached = f"from pointer {min(pointers[address]):#x}"
-            else:  # by distance: it cannot be moved
-                reached = f"at {address:#x}" if address >= 0 else f"at {offset - section.offset:#x} of the section"
-            found.append(
-                Container(
-                    section.name, reached, offset, length, form,
-                    prelinked=section.name == PRELINKED, linked=version == 2, wrapped=version > 0, entries=entries,
-                )
-            )  # fmt: skip
+    pieces = [
+        (section, piece) for section in sections if _searched(section) for piece in _pieces(data, section, unread)
+    ]
+    addresses = [_address(section, piece) for section, piece in pieces]
+    found = []
+    for address, (section, (form, offset, length, entries)) in zip(addresses, pieces, strict=True):
+        wrapper, version = wrappers.get(address, (-1, 0))
+        if wrapper >= 0:
+            reached = f"from wrapper {wrapper:#x}"
+        elif starts := _starts(address, address + length, pointers):
+            reached = f"from pointer {min(starts):#x}"
+        elif section.name in _LARGE_DATA:  # code holds the distance: it may be moved, and is known by what it holds
+            reached = "from code"
+        else:
+            reached = f"at {address:#x}" if address >= 0 else f"at {offset - section.offset:#x} of the section"
+        found.append(
+            Container(
+                section.name, reached, offset, length, form,
+                prelinked=section.name == PRELINKED, linked=version == 2, wrapped=version > 0, entries=entries,
+            )
+        )  # fmt: skip
     return Library(path, size, tuple(found), tuple(unread))
+
+
+def _searched(section: _Section) -> bool:
+    data = section.type in (_SHT_PROGBITS, _SHT_NOTE) and not section.flags & (_SHF_EXECUTE | _SHF_COMPRESSED)
+    return data and not section.name.startswith(".debug_")
+
+
+def _address(section: _Section, piece: _Piece) -> int:
+    return piece[1] - section.offset + section.address if section.flags & _SHF_ALLOC else -1
+
+
+def _starts(address: int, end: int, pointers: _Pointers) -> list[int]:
+    """The pointers to a container, without those that mean the end of what lies before it.
+
+    Tables hold both ends of a container side by side, and one's end is where the next begins.
+    """
+    places = pointers.to.get(address, [])
+    beside = {place: (pointers.at.get(place - 8, 0), pointers.at.get(place + 8, 0)) for place in places}
+    records = [place for place in places if any(end <= other <= end + _MAX_GAP for other in beside[place])]
+    return records or places
 
 
 def _machine(data: mmap.mmap, at: int) -> int:
@@ -199,8 +221,15 @@ def _sections(data: mmap.mmap) -> list[_Section]:
     return sorted(sections, key=lambda section: section.offset)
 
 
-def _pointers(data: mmap.mmap, sections: list[_Section]) -> dict[int, list[int]]:
-    """The places of all pointers that the loader relocates, by the address to which they lead."""
+@dataclass(frozen=True)
+class _Pointers:
+    """All pointers that the loader relocates."""
+
+    to: dict[int, list[int]]  # places, by the address to which they lead
+    at: dict[int, int]  # addresses, by place
+
+
+def _pointers(data: mmap.mmap, sections: list[_Section]) -> _Pointers:
     relative = _RELATIVE.get(_machine(data, 0))
     places: dict[int, list[int]] = {}
     for section in sections:
@@ -216,7 +245,7 @@ def _pointers(data: mmap.mmap, sections: list[_Section]) -> dict[int, list[int]]
                         at = where - home.address + home.offset
                         places.setdefault(int.from_bytes(data[at : at + 8], "little"), []).append(where)
                         break
-    return places
+    return _Pointers(places, {where: target for target, at in places.items() for where in at})
 
 
 def _packed_places(rows: bytes) -> Iterator[int]:
@@ -231,9 +260,8 @@ def _packed_places(rows: bytes) -> Iterator[int]:
             base = word + 8
 
 
-def _wrappers(data: mmap.mmap, sections: list[_Section], pointers: dict[int, list[int]]) -> dict[int, tuple[int, int]]:
+def _wrappers(data: mmap.mmap, sections: list[_Section], pointers: _Pointers) -> dict[int, tuple[int, int]]:
     """The address of each wrapped container: where its wrapper is, and the wrapper's version."""
-    targets = {where: target for target, places in pointers.items() for where in places}
     found: dict[int, tuple[int, int]] = {}
     for section in sections:
         if section.name == ".nvFatBinSegment" and section.flags & _SHF_ALLOC:
@@ -241,7 +269,7 @@ def _wrappers(data: mmap.mmap, sections: list[_Section], pointers: dict[int, lis
                 magic, version, pointer, _ = struct.unpack_from("<IIQQ", data, section.offset + step)
                 if magic == WRAPPER_MAGIC:
                     place = section.address + step
-                    found[targets.get(place + 8, pointer)] = (place, version)
+                    found[pointers.at.get(place + 8, pointer)] = (place, version)
     return found
 
 

@@ -29,7 +29,6 @@ _TAGS = ("manylinux_2_39", "manylinux_2_35", "manylinux_2_34", "manylinux_2_31",
          "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1", "linux")  # fmt: skip
 _GPU_FILES = {".cubin", ".fatbin"}
 _EXIT_NOTHING = 5
-_WORTH_A_CUT = 128 << 10  # two pages of 64 KiB
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,14 @@ def check(wheel: Path, gpus: Sequence[str], work: Path, *, nvidia: bool) -> Iter
         done = subprocess.run([*command, "--nvidia"], capture_output=True, text=True, check=False)
         if done.returncode not in (0, _EXIT_NOTHING):
             raise RuntimeError(f"{wheel.name} for {gpu}: exit {done.returncode}: {done.stderr.strip()}")
+        findings = []
         for path, library in before.items():
             # where nothing was written, stock is what there is
             after = read_library(output / path) if done.returncode == 0 else library
-            yield compare(str(path), gpu, library, after, nvidia=nvidia)
+            findings.append(compare(str(path), gpu, library, after, nvidia=nvidia))
+        yield from (one for one in findings if Path(one.library).suffix not in _GPU_FILES)
+        if files := [one for one in findings if Path(one.library).suffix in _GPU_FILES]:
+            yield total(files, gpu, f"{len(files)} files of GPU code")  # there may be thousands
         shutil.rmtree(output, ignore_errors=True)
 
 
@@ -125,13 +128,18 @@ def compare(name: str, gpu: str, before: Library, after: Library, *, nvidia: boo
     if nvidia:
         fitting = runnable(before, device, every=True) - runs
         finding.thinned = Counter(run.how for run in fitting - runnable(after, device, every=True))
-    if runs:
+    if runs or Path(name).suffix in _GPU_FILES:
         left = foreign(after, [device])
         # a library is not rewritten for a page or two
-        if after.size != before.size or sum(entry.size for _, entry in left) > _WORTH_A_CUT:
+        if after.size != before.size or sum(entry.size for _, entry in left) > _worth_a_cut(name):
             finding.left = _tally(left)
         finding.spare = sum(entry.size for _, entry in unused(after, [device]))
     return finding
+
+
+def _worth_a_cut(name: str) -> int:
+    """What a cut must free before a library is rewritten: two pages of 64 KiB. A file of GPU code is whole or gone."""
+    return 0 if Path(name).suffix in _GPU_FILES else 128 << 10
 
 
 def code_of(library: Library) -> int:
@@ -159,9 +167,9 @@ def said(counter: Counter[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counter.most_common(6))
 
 
-def total(findings: Iterable[Finding], gpu: str) -> Finding:
-    """All libraries of a package together."""
-    whole = Finding("all", gpu, 0, 0, 0, 0)
+def total(findings: Iterable[Finding], gpu: str, name: str = "all") -> Finding:
+    """Several libraries together."""
+    whole = Finding(name, gpu, 0, 0, 0, 0)
     for one in findings:
         if one.gpu == gpu:
             whole.code_before += one.code_before
