@@ -109,7 +109,11 @@ class _Tailoring:
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         self.options = options
         self.policy = options.policy.for_library(path.name, self.code.soname)
-        self.removed = removable_sections(self.elf) if options.strip else frozenset()
+        symbols = removable_sections(self.elf)
+        self.removed = symbols if options.strip else frozenset()
+        self.could_strip = (
+            0 if options.strip else sum(s.size for s in self.elf.sections if s.index in symbols and s.in_file)
+        )
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if not self.code.containers:
@@ -167,7 +171,8 @@ class _Tailoring:
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
         size, gpu = self.source.size, self.code.stored_size
-        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings)
+        could_strip = 0 if status is LibraryStatus.NOTHING_FOR_TARGET else self.could_strip
+        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings, could_strip=could_strip)
 
     def _result(
         self,
@@ -195,6 +200,7 @@ class _Tailoring:
             stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),
             recompressed=recompressed,
             warnings=warnings,
+            could_strip=self.could_strip,
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
@@ -191,6 +192,19 @@ def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> Non
     stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
     assert stripped.libraries[0].status is LibraryStatus.STRIPPED
     assert stripped.output and stripped.output.name == "demo-1.0+sm90-py3-none-any.whl"
+
+
+def test_what_strip_would_save_is_always_reported(tmp_path: Path) -> None:
+    symbols = library(Recipe(symtab=True))
+    wheel = build_wheel(tmp_path, {"demo/libx.so": symbols})
+    unchanged = tailor_wheel(wheel, tmp_path / "one", options())
+    stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
+    assert unchanged.could_strip == stripped.libraries[0].saved > 0
+    assert stripped.could_strip == 0
+    assert tailor_wheel(wheel, tmp_path / "three", options(strip=False)).could_strip > 0
+    assert unchanged.to_json()["could_strip"] == unchanged.could_strip
+    proprietary = build_wheel(tmp_path, {"demo/libcublas.so.12": symbols})
+    assert tailor_wheel(proprietary, tmp_path / "four", options()).could_strip == 0
 
 
 def _libraries() -> list[Path]:
