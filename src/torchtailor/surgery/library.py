@@ -111,9 +111,8 @@ class _Tailoring:
         self.policy = options.policy.for_library(path.name, self.code.soname)
         symbols = removable_sections(self.elf)
         self.removed = symbols if options.strip else frozenset()
-        self.could_strip = (
-            0 if options.strip else sum(s.size for s in self.elf.sections if s.index in symbols and s.in_file)
-        )
+        left = symbols - self.removed
+        self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if not self.code.containers:

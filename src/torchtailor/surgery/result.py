@@ -50,7 +50,8 @@ class LibraryResult:
     the smallest the file could be with this policy: the kept GPU code as it is stored now and all loaded host code.
     `sha256_in` and `sha256_out` are hex digests; they are empty where no output was written. `warnings` are
     sentences for the user, such as a target for which the library has no code. `could_save` is what cutting a
-    library that needs --nvidia would save, and `could_strip` what --strip would save of one that keeps its symbol tables.
+    library that needs --nvidia would save, and `could_strip` what --strip would save of one that keeps its
+    symbol tables.
     """
 
     status: LibraryStatus
