@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.disk import hash_file, new_file
-from torchtailor.errors import CheckFailedError, EnvironmentProblem, TorchtailorError
-from torchtailor.gpucode.fatbin import ArchKey, Image
+from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
+from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
@@ -125,6 +125,7 @@ class _Tailoring:
         warnings = tuple(f"has nothing for {device}" for device in missing)
         if not kept.served:
             return self._untouched(LibraryStatus.NOTHING_FOR_TARGET, warnings)
+        self._check_driver(kept.images)
         check_layout(self.elf)
         offsets = (found.container.offset for found in self.code.containers)
         keep = dict(zip(offsets, kept.images, strict=True))
@@ -140,6 +141,18 @@ class _Tailoring:
                 raise
         recompression = recompress_images(self.stock.payloads, stored, self.options)
         return self._make(keep, recompression, warnings, dst, durable=durable)
+
+    def _check_driver(self, kept: tuple[tuple[Image, ...], ...]) -> None:
+        """Refuse code that stays and that the oldest driver cannot read; LTO-IR is not for the driver."""
+        if self.options.reads_zstd:
+            return
+        for image in (image for images in kept for image in images):
+            if image.compression is Compression.ZSTD and image.kind is not ImageKind.LTOIR:
+                raise ImpossibleError(
+                    f"Its code for {image.label} is stored as zstd, which needs driver 550.54 or newer, "
+                    f"and the target has {self.options.driver}.",
+                    "Use a newer driver, or a build of the package for an older CUDA (its code is LZ4).",
+                )
 
     def _make(
         self,
