@@ -117,6 +117,8 @@ def _print(report: TailorReport) -> None:
             "(read docs/licences.md first).",
             markup=False,
         )
+    if symbols := sum(result.could_strip for result in results):
+        out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     saved = sum(library.saved for library in changed)
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)

@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.disk import hash_file, new_file
-from torchtailor.errors import CheckFailedError, EnvironmentProblem, TorchtailorError
-from torchtailor.gpucode.fatbin import ArchKey, Image
+from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
+from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
@@ -109,7 +109,10 @@ class _Tailoring:
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         self.options = options
         self.policy = options.policy.for_library(path.name, self.code.soname)
-        self.removed = removable_sections(self.elf) if options.strip else frozenset()
+        symbols = removable_sections(self.elf)
+        self.removed = symbols if options.strip else frozenset()
+        left = symbols - self.removed
+        self.could_strip = sum(s.size for s in self.elf.sections if s.index in left and s.in_file)
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if not self.code.containers:
@@ -122,6 +125,7 @@ class _Tailoring:
         warnings = tuple(f"has nothing for {device}" for device in missing)
         if not kept.served:
             return self._untouched(LibraryStatus.NOTHING_FOR_TARGET, warnings)
+        self._check_driver(kept.images)
         check_layout(self.elf)
         offsets = (found.container.offset for found in self.code.containers)
         keep = dict(zip(offsets, kept.images, strict=True))
@@ -137,6 +141,18 @@ class _Tailoring:
                 raise
         recompression = recompress_images(self.stock.payloads, stored, self.options)
         return self._make(keep, recompression, warnings, dst, durable=durable)
+
+    def _check_driver(self, kept: tuple[tuple[Image, ...], ...]) -> None:
+        """Refuse code that stays and that the oldest driver cannot read; LTO-IR is not for the driver."""
+        if self.options.reads_zstd:
+            return
+        for image in (image for images in kept for image in images):
+            if image.compression is Compression.ZSTD and image.kind is not ImageKind.LTOIR:
+                raise ImpossibleError(
+                    f"Its code for {image.label} is stored as zstd, which needs driver 550.54 or newer, "
+                    f"and the target has {self.options.driver}.",
+                    "Use a newer driver, or a build of the package for an older CUDA (its code is LZ4).",
+                )
 
     def _make(
         self,
@@ -167,7 +183,8 @@ class _Tailoring:
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
         size, gpu = self.source.size, self.code.stored_size
-        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings)
+        could_strip = 0 if status is LibraryStatus.NOTHING_FOR_TARGET else self.could_strip
+        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings, could_strip=could_strip)
 
     def _result(
         self,
@@ -195,6 +212,7 @@ class _Tailoring:
             stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),
             recompressed=recompressed,
             warnings=warnings,
+            could_strip=self.could_strip,
         )
 
 

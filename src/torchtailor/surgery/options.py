@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder
-from torchtailor.errors import ImpossibleError
+from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 
+_DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
 
 
@@ -31,14 +33,18 @@ class TailorOptions:
     image_cache: Path | None = None  # of recompressed images; None means the user's cache folder
 
     def __post_init__(self) -> None:
-        if not self.recompress or self.driver is None:
-            return
-        numbers = tuple(int(part) for part in self.driver.split(".")[:2] if part.isdigit())
-        if numbers < _ZSTD_DRIVER:
+        if self.driver is not None and not _DRIVER.fullmatch(self.driver):
+            raise UsageError(f"{self.driver} is not the version of a driver.", "Write it as 550.54.14.")
+        if self.recompress and not self.reads_zstd:
             raise ImpossibleError(
                 f"Recompressed code needs driver 550.54 or newer, and the target has {self.driver}.",
                 "Leave out --recompress, or require a newer driver with --driver.",
             )
+
+    @property
+    def reads_zstd(self) -> bool:
+        """Whether the driver that the output must run on reads zstd; without a named one it is taken to be new."""
+        return self.driver is None or tuple(map(int, self.driver.split(".")[:2])) >= _ZSTD_DRIVER
 
     @property
     def targets(self) -> Targets:

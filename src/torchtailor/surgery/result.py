@@ -50,7 +50,8 @@ class LibraryResult:
     the smallest the file could be with this policy: the kept GPU code as it is stored now and all loaded host code.
     `sha256_in` and `sha256_out` are hex digests; they are empty where no output was written. `warnings` are
     sentences for the user, such as a target for which the library has no code. `could_save` is what cutting a
-    library that needs --nvidia would save.
+    library that needs --nvidia would save, and `could_strip` what --strip would save of one that keeps its
+    symbol tables.
     """
 
     status: LibraryStatus
@@ -67,6 +68,7 @@ class LibraryResult:
     sha256_out: str = ""
     warnings: tuple[str, ...] = ()
     could_save: int = 0
+    could_strip: int = 0
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at
 
@@ -77,9 +79,14 @@ class LibraryResult:
 
     def not_cut(self, status: LibraryStatus) -> LibraryResult:
         """The same library, unchanged: a cut was possible and was not wanted."""
-        could_save = self.saved if status is LibraryStatus.NEEDS_NVIDIA_OPTION else 0
+        refused = status is LibraryStatus.NEEDS_NVIDIA_OPTION
         return replace(
-            self, status=status, size_after=self.size_before, gpu_after=self.gpu_before, could_save=could_save
+            self,
+            status=status,
+            size_after=self.size_before,
+            gpu_after=self.gpu_before,
+            could_save=self.saved if refused else 0,
+            could_strip=0 if refused else self.could_strip or self.saved,
         )
 
     @property

@@ -45,4 +45,8 @@ def cut_strictly(
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise
-    return result.not_cut(LibraryStatus.NEEDS_NVIDIA_OPTION) if refused and result.status.changed else result
+    if not refused:
+        return result
+    return (
+        result.not_cut(LibraryStatus.NEEDS_NVIDIA_OPTION) if result.status.changed else replace(result, could_strip=0)
+    )

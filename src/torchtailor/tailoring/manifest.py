@@ -84,6 +84,8 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             }
     if library.could_save:
         document["could_save"] = library.could_save
+    if library.could_strip:
+        document["could_strip"] = library.could_strip
     return document
 
 

@@ -38,6 +38,11 @@ class TailorResult:
         return sum(library.could_save for library in self.libraries)
 
     @property
+    def could_strip(self) -> int:
+        """What --strip would save."""
+        return sum(library.could_strip for library in self.libraries)
+
+    @property
     def useless_for_target(self) -> bool:
         """Whether there is GPU code, and none of it runs on the target."""
         with_code = [library for library in self.libraries if library.has_gpu_code]
@@ -54,6 +59,7 @@ class TailorResult:
             "sha256_before": self.sha256_before,
             "sha256_after": self.sha256_after,
             "could_save": self.could_save,
+            "could_strip": self.could_strip,
             "useless_for_target": self.useless_for_target,
             "notes": list(self.notes),
             "libraries": [library_json(library) for library in self.libraries],

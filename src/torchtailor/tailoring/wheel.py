@@ -217,7 +217,8 @@ def _cut_all(
 
 
 def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict[str, LibraryResult]:
-    """A wheel is not rewritten for its symbol tables alone, unless --strip asked for that."""
+    """The rule: a wheel of which GPU code is cut is stripped too; none is rewritten, and labelled with a GPU, for its
+    symbol tables alone, unless --strip asked for that. The result says what --strip would save."""
     if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
         return results
     return {

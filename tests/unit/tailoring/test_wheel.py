@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
+from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.wheel import tailor_wheel
 from torchtailor.wheels.archive import WheelArchive
@@ -191,6 +193,33 @@ def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> Non
     stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
     assert stripped.libraries[0].status is LibraryStatus.STRIPPED
     assert stripped.output and stripped.output.name == "demo-1.0+sm90-py3-none-any.whl"
+
+
+def test_what_strip_would_save_is_always_reported(tmp_path: Path) -> None:
+    symbols = library(Recipe(symtab=True))
+    wheel = build_wheel(tmp_path, {"demo/libx.so": symbols})
+    unchanged = tailor_wheel(wheel, tmp_path / "one", options())
+    stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
+    assert unchanged.could_strip == stripped.libraries[0].saved > 0
+    assert stripped.could_strip == 0
+    assert tailor_wheel(wheel, tmp_path / "three", options(strip=False)).could_strip > 0
+    assert unchanged.to_json()["could_strip"] == unchanged.could_strip
+    proprietary = build_wheel(tmp_path, {"demo/libcublas.so.12": symbols})
+    assert tailor_wheel(proprietary, tmp_path / "four", options()).could_strip == 0
+
+
+def test_an_old_driver_is_refused_what_it_cannot_read(tmp_path: Path, fat: bytes) -> None:
+    """Drivers before 550.54 do not read zstd, whoever compressed it."""
+    zstd = (FIXTURES / "size.so").read_bytes()
+    wheel = build_wheel(tmp_path, {"demo/libx.so": zstd})
+    with pytest.raises(ImpossibleError, match=r"demo/libx\.so.* sm_90a .*zstd.* 550\.54 .* 525\.60"):
+        tailor_wheel(wheel, tmp_path / "one", options(driver="525.60"))
+    assert not list((tmp_path / "one").glob("*.whl"))
+    assert tailor_wheel(wheel, tmp_path / "two", options(driver="550.54.14")).output
+    lz4 = build_wheel(tmp_path, {"demo/libx.so": (FIXTURES / "speed.so").read_bytes()})
+    assert tailor_wheel(lz4, tmp_path / "three", options(driver="525.60")).output
+    with pytest.raises(UsageError, match="driver"):
+        options(driver="new")
 
 
 def _libraries() -> list[Path]:
