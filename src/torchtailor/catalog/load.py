@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
-from torchtailor.catalog.products import find_product
+from torchtailor.catalog.products import GpuMatch, find_product
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
@@ -49,18 +50,24 @@ class Catalog:
         return GpuRules(self.gpus.values())
 
     def gpu(self, text: str) -> Gpu:
-        """The architecture for `9.0`, `sm_90`, `sm90` or a product name such as `RTX 4090`."""
+        """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number."""
+        return self.find_gpu(text).gpu
+
+    def find_gpu(self, text: str) -> GpuMatch:
+        """The same, with every reading of a name that several chips carry."""
         try:
             capability = Capability.parse(text)
         except ValueError:
-            return find_product(text, self.gpus.values())
+            return find_product(text, self.gpus)
         if capability not in self.gpus:
+            with suppress(NoMatchError):
+                return find_product(text, self.gpus)  # 980 is a GeForce
             known = ", ".join(str(known) for known in sorted(self.gpus))
             raise NoMatchError(
                 f"No GPU of compute capability {capability} is known.",
                 f"Known are {known}; add another with a [[gpu]] row in {USER_FILE}.",
             )
-        return self.gpus[capability]
+        return GpuMatch(self.gpus[capability])
 
     def isa(self, name: str) -> Isa:
         if name not in self.isas:

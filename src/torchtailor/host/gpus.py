@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.products import other_accelerator, pci_gpu
 from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
@@ -20,7 +21,10 @@ NVML_TIMEOUT = 8.0
 SMI_TIMEOUT = 8.0
 _FIELDS = ("index", "name", "uuid", "memory.total", "driver_version", "mig.mode.current", "compute_cap")
 _OLD_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")  # before compute_cap could be asked (R510)
-_NVIDIA = "0x10de"
+_NVIDIA = "10de"
+_PCI_ROOT = "/sys/bus/pci/devices"
+# display, 3D and other display controllers; processing accelerators (as data-centre GPUs of AMD and Intel)
+_PCI_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
         if found.answered:
             break
     gpus = tuple(_with_capability(gpu, catalog, tegra) for gpu in found.gpus)
+    notes += tuple(_doubts(found.gpus, gpus, catalog))
     if tegra is not None:
         gpus = _with_tegra(gpus, tegra)
     if not gpus:
@@ -148,7 +153,11 @@ def _by_proc(probe: Probe) -> DetectedGpus:
         values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
         uuid = values.get("GPU UUID", "")
         known = uuid if uuid.startswith("GPU-") and "?" not in uuid else None
-        gpus.append(GpuDevice(index=index, name=values.get("Model") or "unknown NVIDIA GPU", uuid=known))
+        # the folder is the GPU's PCI address, whose number tells chips of one name apart
+        listed = pci_gpu((probe.read(f"{_PCI_ROOT}/{folder}/device") or "").strip())
+        capability = str(listed.capability) if listed and listed.capability else None
+        name = values.get("Model") or (listed.name if listed else "unknown NVIDIA GPU")
+        gpus.append(GpuDevice(index=index, name=name, uuid=known, capability=capability))
     notes: tuple[Note, ...] = ()
     if gpus:
         text = "Neither NVML nor nvidia-smi answered; the GPUs are those in /proc/driver/nvidia."
@@ -187,6 +196,14 @@ def _with_capability(gpu: GpuDevice, catalog: Catalog, tegra: Tegra | None) -> G
         return gpu
 
 
+def _doubts(reported: tuple[GpuDevice, ...], resolved: tuple[GpuDevice, ...], catalog: Catalog) -> Iterator[Note]:
+    """What is unsure about the capabilities that were found by name."""
+    for before, after in zip(reported, resolved, strict=True):
+        by_name = before.capability is None and after.capability is not None and not after.integrated
+        if by_name and (doubt := catalog.find_gpu(after.name).doubt):
+            yield Note(topic="ambiguous-gpu", text=f"{after.label} {doubt}")
+
+
 def _with_tegra(gpus: tuple[GpuDevice, ...], tegra: Tegra) -> tuple[GpuDevice, ...]:
     """The chip's own GPU, marked; added where no driver's answer has it."""
     chip = tegra_table().find_chip(tegra.chip)
@@ -210,51 +227,59 @@ def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
 
 def _why_none(probe: Probe, catalog: Catalog, driver: Driver | None, system: System) -> tuple[Note, ...]:
     """Why no GPU can be used."""
-    on_bus = _pci_gpus(probe, _NVIDIA)
+    on_bus = [_nvidia_label(gpu.device) for gpu in _pci_gpus(probe) if gpu.vendor == _NVIDIA]
     if driver is not None and system.container:
         text = (
             f"The host has NVIDIA driver {driver.version}, but this {system.container} container has no GPU: start the "
             "container with --gpus all (NVIDIA Container Toolkit)."
         )
         return (Note(topic="container-without-gpu", text=text),)
-    ids = ", ".join(on_bus)
+    which = ",".join(on_bus)
     if on_bus and driver is not None:
-        text = f"Driver {driver.version} does not support the NVIDIA GPU on the PCI bus ({ids})."
+        text = f"Driver {driver.version} does not support the NVIDIA GPU on the PCI bus{which}."
         return (Note(topic="unsupported-gpu", text=f"{text} {_dropped(catalog, driver)}".strip()),)
     if on_bus:
         nouveau = "nouveau" in (probe.read("/proc/modules") or "")
         reason = "it is bound to the nouveau driver" if nouveau else "no NVIDIA driver is loaded"
-        text = f"An NVIDIA GPU is on the PCI bus ({ids}), but {reason}: install the NVIDIA driver."
+        text = f"An NVIDIA GPU is on the PCI bus{which}, but {reason}: install the NVIDIA driver."
         return (Note(topic="no-driver", text=text),)
     if driver is not None:
         return (Note(topic="no-gpu", text=f"NVIDIA driver {driver.version} is loaded, but it finds no GPU."),)
-    others = _pci_gpus(probe, "0x1002")
-    amd = " The AMD GPU on the PCI bus needs ROCm builds, which torchtailor does not provide." if others else ""
-    return (Note(topic="no-gpu", text=f"No NVIDIA GPU was found.{amd}"),)
+    others = dict.fromkeys(other_accelerator(vendor=gpu.vendor) for gpu in _pci_gpus(probe))
+    texts = [f" PCI bus: {other.name}. {other.text}" for other in others if other is not None]
+    return (Note(topic="no-gpu", text=f"No NVIDIA GPU was found.{''.join(texts)}"),)
 
 
 def _dropped(catalog: Catalog, driver: Driver) -> str:
     """Which GPUs a driver is too new for."""
-    old = [
-        gpu for gpu in catalog.gpus.values() if gpu.last_driver_branch and driver.number.major > gpu.last_driver_branch
-    ]
-    if not old:
-        return ""
-    families = ", ".join(dict.fromkeys(gpu.family for gpu in old))
-    return f"R{max(gpu.last_driver_branch or 0 for gpu in old)} was the last branch for {families}."
+    families: dict[int, dict[str, None]] = {}
+    for gpu in catalog.gpus.values():
+        if gpu.last_driver_branch and driver.number.major > gpu.last_driver_branch:
+            families.setdefault(gpu.last_driver_branch, {})[gpu.family] = None
+    return " ".join(f"R{branch} was the last branch for {', '.join(names)}." for branch, names in families.items())
 
 
-def _pci_gpus(probe: Probe, vendor: str) -> tuple[str, ...]:
-    """The display and 3D controllers of a vendor, as vendor:device numbers."""
-    root = "/sys/bus/pci/devices"
+@dataclass(frozen=True, slots=True)
+class _PciDevice:
+    vendor: str
+    device: str
+
+
+def _pci_gpus(probe: Probe) -> tuple[_PciDevice, ...]:
+    """The graphics controllers and accelerators on the PCI bus."""
     found = []
-    for name in probe.list(root):
-        if (probe.read(f"{root}/{name}/vendor") or "").strip() != vendor:
-            continue
-        if (probe.read(f"{root}/{name}/class") or "").startswith(("0x0300", "0x0302")):
-            device = (probe.read(f"{root}/{name}/device") or "").strip()
-            found.append(f"{vendor[2:]}:{device[2:]}")
+    for name in probe.list(_PCI_ROOT):
+        if (probe.read(f"{_PCI_ROOT}/{name}/class") or "").startswith(_PCI_CLASSES):
+            numbers = [(probe.read(f"{_PCI_ROOT}/{name}/{key}") or "").strip() for key in ("vendor", "device")]
+            found.append(_PciDevice(*(number.removeprefix("0x") for number in numbers)))
     return tuple(found)
+
+
+def _nvidia_label(device: str) -> str:
+    """`, A10G (10de:2237)`, to stand behind other words."""
+    known = pci_gpu(device)
+    name = known.name if known else ""
+    return f"{', ' if name else ''}{name} ({_NVIDIA}:{device})"
 
 
 def _gpu_notes(gpus: tuple[GpuDevice, ...]) -> tuple[Note, ...]:

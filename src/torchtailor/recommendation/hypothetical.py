@@ -53,7 +53,8 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     GPUs that are given.
     """
     notes: list[str] = []
-    gpus = [] if [text.lower() for text in given.gpus] in ([name] for name in _NONE) else _gpus(catalog, given.gpus)
+    no_gpu = [text.lower() for text in given.gpus] in ([name] for name in _NONE)
+    gpus = [] if no_gpu else _gpus(catalog, given.gpus, notes)
     cpu = _cpu(catalog, given, gpus, base, this_cpu, notes)
     _check_together(gpus, cpu)
     host = base or _empty(cpu)
@@ -87,8 +88,10 @@ def _driver(catalog: Catalog, text: str, notes: list[str]) -> str:
     return str(known.newest)
 
 
-def _gpus(catalog: Catalog, texts: Sequence[str]) -> list[tuple[str, Gpu]]:
-    return [(text, catalog.gpu(text)) for text in texts]
+def _gpus(catalog: Catalog, texts: Sequence[str], notes: list[str]) -> list[tuple[str, Gpu]]:
+    found = [(text, catalog.find_gpu(text)) for text in texts]
+    notes.extend(f"{text} {match.doubt}" for text, match in found if match.doubt)
+    return [(text, match.gpu) for text, match in found]
 
 
 def _device(index: int, text: str, gpu: Gpu) -> GpuDevice:

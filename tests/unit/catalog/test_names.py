@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.catalog.products import _pci_readings, words
 from torchtailor.errors import NoMatchError
+
+FOLDER = Path(__file__).parent
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +66,64 @@ def catalog() -> Catalog:
 )
 def test_gpu_names(catalog: Catalog, name: str, capability: str) -> None:
     assert str(catalog.gpu(name).capability) == capability
+
+
+@pytest.mark.parametrize("row", rows("gpu_names.csv"), ids=lambda row: row["name"])
+def test_names_as_nvidias_tools_print_them(catalog: Catalog, row: dict[str, str]) -> None:
+    """Expected capabilities are those of the chips by NVIDIA's documents; `doubt` is the other reading."""
+    match = catalog.find_gpu(row["name"])
+    assert str(match.gpu.capability) == row["capability"]
+    assert [str(reading.capability) for reading in match.readings[1:]] == row["doubt"].split()
+    assert bool(match.doubt) == bool(row["doubt"])
+    if row["doubt"]:
+        assert row["doubt"] in match.doubt and row["capability"] in match.doubt
+
+
+def test_every_product_of_the_catalog_agrees_with_its_chip_in_pci_ids(catalog: Catalog) -> None:
+    """Two independent lists: NVIDIA's, by product, and pci.ids, by chip (which also has a GT 1030 of GK107)."""
+    by_chip: dict[tuple[str, ...], set[str]] = {}
+    for product, reading in _pci_readings():
+        by_chip.setdefault(product, set()).add(str(reading.capability))
+    known = [(name, gpu) for gpu in catalog.gpus.values() for name in gpu.all_products if words(name) in by_chip]
+    wrong = [name for name, gpu in known if str(gpu.capability) not in by_chip[words(name)]]
+    assert len(known) > 100 and wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("MI300X", "ROCm"),
+        ("AMD Instinct MI250", "ROCm"),
+        ("Radeon RX 7900 XTX", "ROCm"),
+        ("1002:74a1", "ROCm"),
+        ("Intel Arc A770", "XPU"),
+        ("Intel(R) Data Center GPU Max 1550", "XPU"),
+        ("8086:56a0", "XPU"),
+        ("Gaudi 3", "Gaudi"),
+        ("TPU v5e", "XLA"),
+        ("Trainium", "Neuron"),
+        ("Apple M2 GPU", "MPS"),
+    ],
+)
+def test_other_vendors_get_one_true_sentence(catalog: Catalog, name: str, says: str) -> None:
+    with pytest.raises(NoMatchError, match="not an NVIDIA GPU") as error:
+        catalog.gpu(name)
+    assert says in error.value.hint and "nvidia-smi" not in error.value.hint
+
+
+@pytest.mark.parametrize(("name", "near"), [("RTX 4090 Ti", "RTX 4070 Ti"), ("GeForce RTX 2070 Tii", "RTX 2070")])
+def test_an_unknown_gpu_is_answered_with_near_ones(catalog: Catalog, name: str, near: str) -> None:
+    with pytest.raises(NoMatchError) as error:
+        catalog.gpu(name)
+    assert "Did you mean" in error.value.message and near in error.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["Quadro 5000", "GeForce GTX 580", "10de:3340", "10de:ffff", "5000", "Graphics Device"]
+)
+def test_a_gpu_that_is_not_surely_known_is_not_guessed(catalog: Catalog, name: str) -> None:
+    with pytest.raises(NoMatchError):
+        catalog.gpu(name)
 
 
 @pytest.mark.parametrize("name", ["Radeon RX 7900", "RTX", "", "nvidia", "Quadro", "RTX 9999", "sm_999", "99.9"])

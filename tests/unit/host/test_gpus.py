@@ -153,6 +153,37 @@ def test_an_amd_gpu_is_named_as_not_offered() -> None:
 
 
 @pytest.mark.parametrize(
+    ("vendor", "kind", "says"),
+    [("0x1002", "0x120000", "ROCm"), ("0x1002", "0x038000", "ROCm"), ("0x8086", "0x038000", "XPU"),
+     ("0x1da3", "0x120000", "Gaudi")],
+)  # fmt: skip
+def test_accelerators_of_others_are_named_by_vendor_and_class(vendor: str, kind: str, says: str) -> None:
+    place = "/sys/bus/pci/devices"
+    host = machines.host(
+        "zen4",
+        folders={place: ("0000:03:00.0",)},
+        files={f"{place}/0000:03:00.0/vendor": (vendor,), f"{place}/0000:03:00.0/class": (kind,)},
+    )
+    (note,) = [note for note in host.notes if note.topic == "no-gpu"]
+    assert says in note.text and "nvidia-smi" not in note.text
+
+
+def test_a_gpu_in_proc_without_a_model_is_known_by_its_pci_number() -> None:
+    place = "/proc/driver/nvidia"
+    address = "0000:65:00.0"
+    host = machines.host(
+        "zen4",
+        folders={f"{place}/gpus": (address,)},
+        files={
+            f"{place}/version": ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23",),
+            f"{place}/gpus/{address}/information": ("Model: \t",),
+            f"/sys/bus/pci/devices/{address}/device": ("0x2237",),
+        },
+    )
+    assert [(gpu.name, gpu.capability) for gpu in host.gpus] == [("A10G", "8.6")]
+
+
+@pytest.mark.parametrize(
     ("machine", "jetpack", "cuda", "unified", "capability"),
     [
         ("thor-jetpack-7", "7.0", "13.0", True, "11.0"),
