@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Annotated
 
@@ -31,6 +31,43 @@ class Method(Enum):
             Method.SOURCE: "built from source",
             Method.NIX: "built with Nix",
         }[self]
+
+
+class HostBaseline(Enum):
+    """What every CPU that loads an official wheel must have: a level of its platform."""
+
+    X86_64 = "x86-64"
+    X86_64_V2 = "x86-64-v2"
+    X86_64_V3 = "x86-64-v3"
+    ARMV8 = "armv8-a"
+    ARMV8_1 = "armv8.1-a"
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The words of /proc/cpuinfo beyond those that every CPU of the platform has."""
+        return _LEVELS[self]
+
+    @property
+    def label(self) -> str:
+        """As the platforms' owners write it."""
+        return {HostBaseline.ARMV8: "Armv8.0-A", HostBaseline.ARMV8_1: "Armv8.1-A"}.get(self, self.value)
+
+
+_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
+_LEVELS = {
+    HostBaseline.X86_64: frozenset[str](),
+    HostBaseline.X86_64_V2: _V2,
+    HostBaseline.X86_64_V3: _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
+    HostBaseline.ARMV8: frozenset[str](),
+    HostBaseline.ARMV8_1: frozenset({"atomics", "asimdrdm", "crc32"}),
+}
+
+
+class HostExceptions(Strict, frozen=True, kw_only=True):
+    """Functions of official wheels that need more than the baseline and do not check for it."""
+
+    needs: Annotated[frozenset[str], Meta(description="The words of /proc/cpuinfo that they need.")]
+    text: Annotated[str, Meta(description="Which they are, as a sentence about CPUs without these words.")]
 
 
 class VariantRow(Strict, frozen=True, kw_only=True):
@@ -86,6 +123,14 @@ class Release(Sourced, frozen=True, kw_only=True):
     default_index: Annotated[
         Mapping[Arch, str], Meta(description="The build that the default Python index serves, by platform.")
     ] = {}
+    baseline: Annotated[
+        Mapping[Arch, HostBaseline],
+        Meta(description="What every CPU that loads the official wheels must have, by platform."),
+    ] = {}
+    exceptions: Annotated[
+        Mapping[Arch, HostExceptions],
+        Meta(description="Functions of the official wheels that need more without checking for it, by platform."),
+    ] = {}
     triton: Annotated[str, Meta(description="The Triton version it requires.")] = ""
     cudnn: Annotated[str, Meta(description="The cuDNN version it requires.")] = ""
     nccl: Annotated[str, Meta(description="The NCCL version it requires.")] = ""
@@ -102,6 +147,16 @@ class Release(Sourced, frozen=True, kw_only=True):
     def default_python(self) -> str:
         """The default Python, or the newest of a release that is not offered for it."""
         return DEFAULT_PYTHON if DEFAULT_PYTHON in self.pythons else self.pythons[-1]
+
+    def missing_for_wheel(self, arch: str, flags: Iterable[str]) -> tuple[str, ...] | None:
+        """What a CPU lacks to load the official wheels, sorted; None where their baseline is unknown."""
+        level = self.baseline.get(arch)
+        return None if level is None else tuple(sorted(level.requires - frozenset(flags)))
+
+    def wheel_exceptions(self, arch: str, flags: Iterable[str]) -> str | None:
+        """What does not work in the official wheels on a CPU that loads them."""
+        found = self.exceptions.get(arch)
+        return found.text if found is not None and found.needs - frozenset(flags) else None
 
     @property
     def cpu_build(self) -> Build | None:

@@ -119,7 +119,7 @@ def user_file_schema() -> dict[str, Any]:
     """
     (reference,), definitions = msgspec.json.schema_components([CatalogTables], schema_hook=_word_schema)
     for definition in [*definitions.values()]:
-        for table, value in definition["properties"].items():
+        for table, value in definition.get("properties", {}).items():
             if table in KEYS and "items" in value:
                 _allow_merging(definitions[value["items"]["$ref"].rpartition("/")[2]], KEYS[table])
     return {

@@ -100,10 +100,11 @@ def _other_methods(best: Candidate, others: Sequence[Candidate]) -> Iterator[Pic
 def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | None) -> tuple[Alternative, ...]:
     """What can be done where nothing runs, the quickest first; `cpu` is the best variant without a GPU.
 
-    Where something runs, but it is named for another GPU, only rows for a variant of one's own.
+    Where something runs, but it is named for another GPU or a newer CPU, only rows for a variant of one's own.
     """
     if best is not None:
-        return tuple(_own_rows(situation)) if best.devices and not best.exact else ()
+        fitting = not best.devices or best.exact
+        return () if fitting and situation.isas.runs(best.variant.isa) else tuple(_own_rows(situation))
     host, found = situation.host, list[Alternative]()
     if cpu is not None:
         text = (

@@ -32,6 +32,7 @@ class Refused(Enum):
     """Why a variant is no candidate."""
 
     CODE = "code"  # the GPU does not run its code
+    CPU = "cpu"  # the CPU lacks what every official wheel of the release needs
     METHOD = "method"  # this method does not build it
     DRIVER = "driver"
     DROPPED = "dropped"  # the driver is too new for the GPU
@@ -95,16 +96,40 @@ Judgement = Candidate | Refusal
 
 
 def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Judgement]:
-    """Judge the variants whose instruction set the CPU runs: with GPUs to run on the GPU ones, else the CPU ones.
+    """Judge the variants for the CPU: with GPUs to run on the GPU ones, else the CPU ones.
 
-    With `any_driver` the driver is assumed to be as new as needed.
+    An instruction set that the CPU does not run rules out source and Nix builds. The official wheel takes its kernels
+    at run time: where no variant of it is named for less, the one with the least demanding name stands for it. With
+    `any_driver` the driver is assumed to be as new as needed.
     """
     request = situation.request
     methods = [request.method] if request.method else list(Method)
-    for variant in situation.matrix.variants(request.release, request.wanted_python):
-        if (variant.gpu is not None) == bool(situation.devices) and situation.isas.runs(variant.isa):
-            for method in methods:
+    variants = [
+        variant
+        for variant in situation.matrix.variants(request.release, request.wanted_python)
+        if (variant.gpu is not None) == bool(situation.devices) and variant.arch == situation.host.cpu.arch
+    ]
+    nearest = _nearest_names(variants, situation.isas)
+    for variant in variants:
+        runs = situation.isas.runs(variant.isa)
+        for method in methods:
+            if runs or (method is Method.WHEEL and nearest[_wheel_of(variant)] is variant):
                 yield judge(situation, variant, method, any_driver=any_driver)
+
+
+def _wheel_of(variant: Variant) -> tuple[object, ...]:
+    """What variants that are cut from one official wheel to one GPU share."""
+    return (variant.release.name, variant.build.label, variant.gpu and variant.gpu.capability)
+
+
+def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[object, ...], Variant]:
+    """Of each official wheel and GPU, the variant whose instruction set is the CPU's best, or the nearest above it."""
+    nearest: dict[tuple[object, ...], Variant] = {}
+    for variant in variants:
+        known = nearest.setdefault(_wheel_of(variant), variant)
+        if isas.rank(variant.isa) < isas.rank(known.isa):
+            nearest[_wheel_of(variant)] = variant
+    return nearest
 
 
 def judge(situation: Situation, variant: Variant, method: Method, *, any_driver: bool = False) -> Judgement:
@@ -119,8 +144,11 @@ def judge(situation: Situation, variant: Variant, method: Method, *, any_driver:
     covered = coverage(situation.catalog, variant, method)
     if not covered.available:
         return Refusal(variant, method, Refused.METHOD, covered.text)
-    if method is Method.WHEEL and (reason := _why_no_wheels(situation.host)):
-        return Refusal(variant, method, Refused.LIBC, reason)
+    if method is Method.WHEEL:
+        if reason := _why_no_wheels(situation.host):
+            return Refusal(variant, method, Refused.LIBC, reason)
+        if reason := _why_not_loaded(situation, variant):
+            return Refusal(variant, method, Refused.CPU, reason)
     judged: dict[object, DeviceFit] = {}
     for kind, device in alike.items():
         one = _judge_device(situation, device, variant, covered, any_driver=any_driver)
@@ -151,6 +179,24 @@ def _why_no_wheels(host: Host) -> str | None:
     if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < WHEEL_GLIBC:
         return f"Official wheels need glibc {WHEEL_GLIBC} or newer; this system has {system.libc_version}."
     return None
+
+
+def _why_not_loaded(situation: Situation, variant: Variant) -> str | None:
+    """Why this CPU does not load the official wheel, as far as its baseline is known."""
+    release, cpu = variant.release, situation.host.cpu
+    missing = release.missing_for_wheel(variant.arch, cpu.flags)
+    if missing is None:
+        if situation.isas.runs(variant.isa):
+            return None
+        return (
+            f"It is not known whether the official wheels of PyTorch {release.version} run below {variant.isa.label}."
+        )
+    if not missing:
+        return None
+    return (
+        f"The official {variant.arch} wheels of PyTorch {release.version} need {release.baseline[variant.arch].label}: "
+        f"this CPU lacks {', '.join(missing)}."
+    )
 
 
 def _judge_device(

@@ -51,6 +51,10 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     if candidate.driver is not None:
         reasons.append(candidate.driver.text)
     reasons.append(_why_isa(candidate, situation.isas, situation.request.workload))
+    if candidate.method is Method.WHEEL:
+        variant = candidate.variant
+        if exceptions := variant.release.wheel_exceptions(variant.arch, situation.host.cpu.flags):
+            reasons.append(f"Known limits of the official wheel on this CPU: {exceptions}")
     return tuple(reasons)
 
 
@@ -78,12 +82,25 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
 
 def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
     isa = candidate.variant.isa
+    if not isas.runs(isa):
+        return _why_above(candidate)
     work = "general work" if workload is Workload.GENERAL else workload.value
     which = "" if isas.rank(isa) == 0 else " that this build is available for"
     text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
     if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
         text += " The official wheel selects its CPU kernels at run time; only source and Nix builds fix them."
     return text
+
+
+def _why_above(candidate: Candidate) -> str:
+    """Why the name promises more than the CPU has."""
+    variant = candidate.variant
+    needed = variant.release.baseline[variant.arch].label
+    return (
+        f"The official wheel runs on this CPU: it needs {needed} only and selects "
+        f"its CPU kernels at run time. The name says {variant.isa.name} because no variant of this wheel is named for "
+        f"less; a source or Nix build of that name would need {variant.isa.label}."
+    )
 
 
 def short_label(device: GpuDevice) -> str:

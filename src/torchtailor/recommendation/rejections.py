@@ -75,7 +75,7 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
     named = [one for one in refusals if one.variant.gpu and one.variant.gpu.capability in capabilities]
     if method is Method.WHEEL and not build.wheels:
         return "There is no official wheel of it: build it from source." if named else None
-    for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC):
+    for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC, Refused.CPU):
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
     if method is Method.WHEEL and named:

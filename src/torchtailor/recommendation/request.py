@@ -58,8 +58,10 @@ class IsaRanking:
     lacking: tuple[tuple[Isa, tuple[str, ...]], ...]
 
     def rank(self, isa: Isa) -> int:
-        """0 for the best; only for one that runs."""
-        return self.runnable.index(isa)
+        """0 for the best; those that do not run come last, the least demanding of them first."""
+        if isa in self.runnable:
+            return self.runnable.index(isa)
+        return len(self.runnable) + [one for one, _ in reversed(self.lacking)].index(isa)
 
     def runs(self, isa: Isa) -> bool:
         return isa in self.runnable
