@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.catalog import Catalog, load_catalog
+from tests.catalogs import load_pinned
+from torchtailor.catalog import Catalog
 from torchtailor.host.detect import detect
 from torchtailor.host.model import Host
 from torchtailor.host.probe import Recording, ReplayProbe
@@ -20,7 +21,7 @@ NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 @cache
 def catalog() -> Catalog:
-    return load_catalog(FOLDER)  # a folder without a torchtailor.toml
+    return load_pinned(FOLDER)  # a folder without a torchtailor.toml
 
 
 @cache

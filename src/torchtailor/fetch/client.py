@@ -67,14 +67,14 @@ class Client:
         self._pools: dict[tuple[bool, str | None], urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._netrc = _read_netrc()
-        self.received = 0  # bytes of small responses and of ranges; downloads count their own
+        self.received = 0  # bytes of small responses, ranges and streams; downloads count their own
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, retries: int | None = None) -> Answer:
         """A small response, whole; retried when that can help. 304 and 404 are returned, not raised."""
 
         def once() -> Answer:
             with self.open(url, headers, accept=(200, 206, 304, 404, 410)) as response:
-                body = self._counted(read_some(response, _PAGE_LIMIT, url))
+                body = self.counted(read_some(response, _PAGE_LIMIT, url))
                 return _answer(url, response, body)
 
         answer: Answer = self.retrying(once, retries=retries)
@@ -88,13 +88,14 @@ class Client:
                 length = response.headers.get("content-length", "")
                 if response.status != 206 or (length.isdigit() and int(length) > limit):
                     raise NetworkError(f"The server of {redact(url)} does not support range requests.")
-                body = self._counted(read_some(response, limit, url))
+                body = self.counted(read_some(response, limit, url))
                 return _answer(url, response, body)
 
         answer: Answer = self.retrying(once)
         return answer
 
-    def _counted(self, body: bytes) -> bytes:
+    def counted(self, body: bytes) -> bytes:
+        """The same bytes, added to those received."""
         with self._lock:
             self.received += len(body)
         return body

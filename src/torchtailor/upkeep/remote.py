@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+import urllib3
 
 from torchtailor.binary.inflate import ReadAt
 from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
-from torchtailor.fetch.client import Client
+from torchtailor.fetch.client import Client, UnreachableError
+from torchtailor.fetch.locations import redact
 from torchtailor.fetch.metadata import RangeFile
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.wheels.archive import Member, locate, member_source, read_table
-
-_PIECE = 8 << 20
 
 Streams = Callable[[int], ReadAt]  # reads forward up to an offset
 
@@ -68,21 +69,45 @@ def open_listed(file: WheelFile, client: Client) -> Iterator[ListedWheel]:
 
 
 class _Stream:
-    """Reads a remote file forward up to an offset in large pieces, of which it holds one."""
+    """Reads a remote file forward up to an offset: one request, and another where it breaks off."""
 
     def __init__(self, client: Client, url: str, end: int) -> None:
         self._client, self._url, self._end = client, url, end
-        self._start, self._piece = 0, b""
+        self._at = -1
+        self._opened = ExitStack()
+        self._response: urllib3.BaseHTTPResponse | None = None
 
     def read_at(self, offset: int, size: int) -> bytes:
         """At least one of these bytes, unless they are behind the end."""
-        if not self._start <= offset < self._start + len(self._piece):
-            if offset >= self._end or size <= 0:
-                return b""
-            end = min(offset + _PIECE, self._end)
-            answer = self._client.get_range(self._url, f"bytes={offset}-{end - 1}", end - offset)
-            if len(answer.body) != end - offset:
-                raise NetworkError("The server sent another range than was requested.", "Try again.")
-            self._start, self._piece = offset, answer.body
-        at = offset - self._start
-        return self._piece[at : at + size]
+        size = min(size, self._end - offset)
+        if size <= 0:
+            return b""
+        data: bytes = self._client.retrying(lambda: self._read(offset, size))
+        self._at = offset + len(data)
+        if self._at == self._end:
+            self._opened.close()
+        return self._client.counted(data)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._response is None or self._at != offset:
+            self._open(offset)
+        assert self._response is not None
+        try:
+            data = self._response.read(size)
+        except urllib3.exceptions.HTTPError as error:
+            self._at = -1
+            raise UnreachableError(f"{redact(self._url)} broke off.", "Try again.") from error
+        if not data:
+            self._at = -1
+            raise UnreachableError(f"{redact(self._url)} broke off.", "Try again.")
+        return data
+
+    def _open(self, offset: int) -> None:
+        self._opened.close()
+        wanted = f"bytes={offset}-{self._end - 1}"
+        self._response = self._opened.enter_context(self._client.open(self._url, {"Range": wanted}, accept=(206,)))
+        self._at = offset
+        if not self._response.headers.get("content-range", "").startswith(f"bytes {offset}-{self._end - 1}/"):
+            raise NetworkError(
+                f"The server of {redact(self._url)} sent another range than was requested.", "Try again."
+            )

@@ -211,6 +211,16 @@ def test_architectures_are_read_out_of_the_wheel(site: Site, world: World) -> No
     assert row["build"][-1]["architectures"] == ARCHITECTURES
 
 
+def test_a_stream_that_breaks_off_goes_on_where_it_was(site: Site, world: World) -> None:
+    torn = next(path for path in site.content if world.minor in path and "x86_64" in path and "cp313" in path)
+    # the first answer holds the table and the small files; the library breaks off
+    site.faults[torn] = [Fault(), Fault(drop_after=9000)]
+    found = find(site, world, measured=True, scratch=Path("scratch"))
+    assert not found.problems
+    assert {item.measured.arch_list for item in found.measured} == set(ARCHITECTURES.values())
+    assert site.asked(torn) == 3
+
+
 def test_without_measure_no_architecture_is_made_up(site: Site, world: World) -> None:
     found = find(site, world)
     row = next(row for row in found.rows.releases if row["name"] == world.line)
