@@ -52,3 +52,15 @@ def test_importing_it_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"typer", "rich", "numpy", "msgspec", "urllib3", "torchtailor.catalog"}
+
+
+def test_plain_values_are_taken() -> None:
+    """One GPU as a string is one GPU, and a level goes by its name."""
+    library = FIXTURES / "raw.so"
+    assert [str(device) for device in torchtailor.inspect(library, gpus="9.0").devices] == ["9.0"]
+    best = torchtailor.recommend(gpus="H100", cpu="zen4", driver="580.95.05", python="3.13").best
+    assert best is not None and best.gpu == "sm90"
+    (result,) = torchtailor.tailor(library, gpus="9.0", output="cut.so", dry_run=True)
+    assert result.dry_run
+    report = torchtailor.verify(str(library), gpus="9.0", level="static")
+    assert {check.level for check in report.checks} == {torchtailor.Level.STATIC}

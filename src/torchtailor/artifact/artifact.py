@@ -207,7 +207,7 @@ def open_artifact(path: Path) -> Artifact:
         return Artifact(path, ArtifactKind.LIBRARY)
     if not magic:
         raise BadInputError(f"{path} is empty.", "Fetch it again.")
-    raise BadInputError(f"{path} is no library, wheel, folder or environment.", _WHAT_TO_GIVE)
+    raise BadInputError(f"{path} is not a library, wheel, folder or environment.", _WHAT_TO_GIVE)
 
 
 def _open_folder(path: Path) -> Artifact:

@@ -38,7 +38,7 @@ def choose(
     """
     chooser = _Chooser(Matrix(catalog), release, python, method, glob_release)
     if everything and selectors:
-        raise UsageError("--all and names exclude each other.", "Give one of them.")
+        raise UsageError("--all and names are mutually exclusive.", "Give one of them.")
     if not selectors and not everything:
         return (chooser.this_machine(),)
     chosen: dict[str, VariantChoice] = {}

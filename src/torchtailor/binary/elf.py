@@ -322,7 +322,7 @@ def _read_header(source: ByteSource) -> Header:
             f"The ELF file is for machine number {machine}.", "Only x86_64 and aarch64 libraries are supported."
         )
     if kind not in FileType._value2member_map_:
-        raise BadInputError(f"The ELF file has type {kind}; it is no library, program or object file.")
+        raise BadInputError(f"The ELF file has type {kind}; it is not a library, program or object file.")
     if ehsize != HEADER.size:
         raise BadInputError(f"The ELF file header says it is {ehsize} bytes long, not {HEADER.size}.")
     if phnum and phentsize != PROGRAM_HEADER.size:

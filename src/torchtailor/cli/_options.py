@@ -57,7 +57,7 @@ Gpus = Annotated[
     str | None, typer.Option(help="all: one library per ISA for all GPUs, cut for each.", rich_help_panel=_SOURCE)
 ]
 SkipCheck = Annotated[
-    list[str] | None, typer.Option(help="Build though this check fails.", rich_help_panel=_SOURCE, metavar="NAME")
+    list[str] | None, typer.Option(help="Build even if this check fails.", rich_help_panel=_SOURCE, metavar="NAME")
 ]
 Work = Annotated[Path | None, typer.Option(help="Where to compile (20 GB).", rich_help_panel=_SOURCE)]
 Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_SOURCE)]

@@ -67,7 +67,7 @@ def prune(
     from torchtailor.fetch.cache import Cache
 
     if everything and older_than:
-        raise UsageError("--all and --older-than exclude each other.", "Give one of them.")
+        raise UsageError("--all and --older-than are mutually exclusive.", "Give one of them.")
     age = None if everything else _seconds(older_than or "30d")
     gone = Cache().prune(older_than=age, dry_run=dry_run)
     size = sum(entry.size for entry in gone)

@@ -30,7 +30,7 @@ def command(
     from torchtailor.host.store import load
 
     if source is not None and record is not None:
-        raise UsageError("--from and --record exclude each other.", "Record on the machine itself.")
+        raise UsageError("--from and --record are mutually exclusive.", "Record on the machine itself.")
     catalog = load_catalog()
     if source is not None:
         host = load(source)

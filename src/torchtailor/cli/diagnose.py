@@ -24,7 +24,7 @@ def command(
     from torchtailor.ui import print_json
 
     if (log is None) == (not last):
-        raise UsageError("Which log? Give LOG or --last.", "`torchtailor history` lists the builds.")
+        raise UsageError("Give either LOG or --last.", "`torchtailor history` lists the builds.")
     with ExitStack() as stack:
         found = diagnose(_open(log or _last_log(), stack))
     if json:

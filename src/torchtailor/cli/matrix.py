@@ -36,7 +36,7 @@ def command(
     from torchtailor.variants import table as tables
 
     if sum((json, csv, markdown)) > 1:
-        raise UsageError("--json, --csv and --markdown exclude each other.", "Give one of them.")
+        raise UsageError("--json, --csv and --markdown are mutually exclusive.", "Give one of them.")
     catalog = load_catalog()
     say_if_old(catalog)
     matrix = Matrix(catalog)
@@ -44,7 +44,7 @@ def command(
         from torchtailor.variants.why import explain
 
         if globs or gpu or cpu or csv or markdown or python == "all":
-            raise UsageError("--why explains one name.", "With it go --release, --python X.Y and --json alone.")
+            raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")
         explanation = explain(matrix, why, release=release, python=python)
         print_json(explanation) if json else out().print(explanation.text, markup=False)
         return

@@ -38,7 +38,7 @@ def command(
     """
     if (to is None) == (flox is None):
         raise UsageError(
-            "Publish where?", "Give --to FOLDER or --to s3://bucket/path, or --flox ORG for a Nix variant."
+            "No destination was given.", "Give --to FOLDER or --to s3://bucket/path, or --flox ORG for a Nix variant."
         )
     if flox is not None:
         _flox(dist, package, flox, dry_run=dry_run, json=json)
@@ -87,7 +87,7 @@ def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool
     from torchtailor.publish.flox import FloxCall
 
     if package is None:
-        raise UsageError("Publish which Nix variant?", "Add --package with its name.")
+        raise UsageError("No Nix variant was given.", "Add --package with its name.")
     call = FloxCall.for_variant(package, folder, organisation)
     if dry_run:
         call.check()

@@ -68,7 +68,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def _say_stopped() -> int:
-    return _say("Stopped.", "The same command goes on from here.", ExitCode.INTERRUPTED)
+    return _say("Stopped.", "Run the same command to resume.", ExitCode.INTERRUPTED)
 
 
 def _say(message: str, hint: str, code: ExitCode) -> int:

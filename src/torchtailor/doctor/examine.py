@@ -76,8 +76,8 @@ def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     seen = {symptom.kind: symptom.text for symptom in symptoms}
     problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
-    disk_errors = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
-    left = [symptom.text for symptom in symptoms if symptom.kind not in disk_errors] if not problems else []
+    explained = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
+    left = [symptom.text for symptom in symptoms if symptom.kind not in explained] if not problems else []
     if environment.message.strip() and not symptoms:
         left = [environment.message.strip().splitlines()[-1][:300]]
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))

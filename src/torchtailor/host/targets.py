@@ -19,7 +19,7 @@ NativeGpus = Callable[[], Iterable[Capability]]
 
 
 def read_targets(
-    words: Sequence[str],
+    words: str | Sequence[str],
     catalog: Catalog,
     environment: Mapping[str, str],
     *,
@@ -28,7 +28,7 @@ def read_targets(
 ) -> Targets:
     """The targets of `--gpu` (several, or with commas), or of TORCH_CUDA_ARCH_LIST where `--gpu` is not given."""
     source = "--gpu"
-    items = [item for word in words for item in _split(word)]
+    items = [item for word in ([words] if isinstance(words, str) else words) for item in _split(word)]
     if not items:
         source = ARCH_LIST_VARIABLE
         items = re.findall(r"[^;,\s]+", environment.get(ARCH_LIST_VARIABLE, ""))
@@ -41,9 +41,9 @@ def read_targets(
     return Targets(tuple(archs), keep_ptx or any(arch.ptx for arch in archs), source)
 
 
-def read_gpus(words: Iterable[str | Capability], catalog: Catalog) -> tuple[Capability, ...]:
-    """The GPUs that somebody names, in the words of `read_targets`; none where none is named."""
-    texts = [str(word) for word in words]
+def read_gpus(words: str | Iterable[str | Capability], catalog: Catalog) -> tuple[Capability, ...]:
+    """The GPUs that are named, one or several, in the words of `read_targets`; none where none is named."""
+    texts = [words] if isinstance(words, str) else [str(word) for word in words]
     return read_targets(texts, catalog, {}).devices if texts else ()
 
 

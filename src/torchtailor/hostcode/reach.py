@@ -299,7 +299,8 @@ class Placer:
         if function in exposed:
             if self.library_asks_cpu and not self.table.tells(self.image.name_of(function)):
                 return Placement(
-                    Reach.UNATTRIBUTED, "the library asks the CPU, but its functions have no telling names"
+                    Reach.UNATTRIBUTED,
+                    "the library checks CPU features, but its symbols do not show which functions are guarded",
                 )
             return Placement(Reach.PLAIN, exposed[function])
         if function in unknown:

@@ -28,7 +28,7 @@ _WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer tha
 def inspect(
     paths: Path | str | Sequence[Path | str],
     *,
-    gpus: Iterable[str | Capability] = (),
+    gpus: str | Iterable[str | Capability] = (),
     catalog: Catalog | None = None,
     processes: int | None = None,
     progress: Progress | None = None,

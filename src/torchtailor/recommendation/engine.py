@@ -23,7 +23,7 @@ from torchtailor.variants import Matrix
 def recommend(
     host: Host | None = None,
     *,
-    gpus: Sequence[str] = (),
+    gpus: str | Sequence[str] = (),
     cpu: str | None = None,
     driver: str | None = None,
     jetpack: str | None = None,
@@ -40,7 +40,9 @@ def recommend(
     given without a host describe a machine of their own, and nothing is detected.
     """
     known = catalog or load_catalog()
-    machine = resolve_host(known, host, GivenParts(tuple(gpus), cpu, driver, jetpack))
+    machine = resolve_host(
+        known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
+    )
     return recommend_for(Matrix(known), machine, Request(workload, python, release, method))
 
 

@@ -88,7 +88,7 @@ def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
     which = "" if isas.rank(isa) == 0 else " that this build is available for"
     text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
     if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
-        text += " The official wheel selects its CPU kernels at run time; only source and Nix builds fix them."
+        text += " The official wheel selects CPU kernels at run time; source and Nix builds set them at compile time."
     return text
 
 

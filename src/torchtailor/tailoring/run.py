@@ -80,7 +80,7 @@ class TailorReport:
 
 def tailor(
     *paths: Path | str,
-    gpus: Sequence[str] = (),
+    gpus: str | Sequence[str] = (),
     output: Path | str | None = None,
     env: Path | str | None = None,
     keep_ptx: bool = False,
@@ -121,7 +121,7 @@ def tailor(
 
 
 def tailor_options(
-    gpus: Sequence[str] = (),
+    gpus: str | Sequence[str] = (),
     *,
     keep_ptx: bool = False,
     nvidia: bool = False,

@@ -41,8 +41,8 @@ def wheel(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
-        ("notes.txt", ExitCode.BAD_INPUT, "notes.txt is no library, wheel, folder or environment."),
-        ("notes.so", ExitCode.BAD_INPUT, "notes.so is no library, wheel, folder or environment."),
+        ("notes.txt", ExitCode.BAD_INPUT, "notes.txt is not a library, wheel, folder or environment."),
+        ("notes.so", ExitCode.BAD_INPUT, "notes.so is not a library, wheel, folder or environment."),
         ("empty.so", ExitCode.BAD_INPUT, "empty.so is empty."),
         ("nothing", ExitCode.BAD_INPUT, "nothing holds no libraries and no wheels."),
         ("pipe", ExitCode.BAD_INPUT, "pipe is neither a file nor a folder."),

@@ -53,7 +53,7 @@ def test_help_and_version() -> None:
         (["matrx"], ExitCode.USAGE, "Did you mean `torchtailor matrix`?"),
         (["qqq"], ExitCode.USAGE, "--help"),
         (["matrix", "--nope"], ExitCode.USAGE, "torchtailor matrix --help"),
-        (["matrix", "--json", "--csv"], ExitCode.USAGE, "exclude each other"),
+        (["matrix", "--json", "--csv"], ExitCode.USAGE, "are mutually exclusive"),
         (["matrix", "sm{80"], ExitCode.USAGE, "brace"),
         (["matrix", "zzz*"], ExitCode.NO_MATCH, "No variant matches"),
         (["matrix", "--release", "9.9"], ExitCode.NO_MATCH, "Known are main"),

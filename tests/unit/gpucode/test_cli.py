@@ -90,7 +90,7 @@ def test_nvidias_own_libraries_are_told_apart(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{fixtures}/make.sh"], ExitCode.BAD_INPUT, "is no library, wheel, folder or environment"),
+        (["{fixtures}/make.sh"], ExitCode.BAD_INPUT, "is not a library, wheel, folder or environment"),
         (["{fixtures}/nothing"], ExitCode.NO_MATCH, "does not exist"),
         (["{fixtures}/size.so", "--gpu", "1.7"], ExitCode.NO_MATCH, "1.7"),
         (["{fixtures}/size.so", "--gpu", "Radeon"], ExitCode.NO_MATCH, "Radeon"),

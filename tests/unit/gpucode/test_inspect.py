@@ -95,7 +95,7 @@ def test_what_does_not_exist_is_said(tmp_path: Path) -> None:
 def test_a_file_given_by_name_must_be_readable(tmp_path: Path) -> None:
     path = tmp_path / "no.so"
     path.write_bytes(b"not a library")
-    with pytest.raises(BadInputError, match="is no library, wheel, folder or environment"):
+    with pytest.raises(BadInputError, match="is not a library, wheel, folder or environment"):
         inspect([path])
 
 

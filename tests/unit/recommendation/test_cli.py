@@ -89,7 +89,7 @@ def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(caps
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),
         (["recommend", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
         (["detect", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
-        (["detect", "--from", "a", "--record", "b"], ExitCode.USAGE, "exclude each other"),
+        (["detect", "--from", "a", "--record", "b"], ExitCode.USAGE, "are mutually exclusive"),
     ],
 )
 def test_mistakes_are_sentences(

@@ -61,7 +61,7 @@ def run_nix_job(
     release: str = "",
     needed: int | None = None,
 ) -> NixOutput:
-    """Run a job; the attempt is in the ledger, and a failure is disk_errors."""
+    """Run a job; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
     attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:

@@ -34,9 +34,9 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*BUILD, "--skip-check", "luck"], ExitCode.USAGE, "There is no check 'luck'"),
         ([*BUILD, "--source", "no/such/thing"], ExitCode.USAGE, "is not a source"),
         (["build", f"cpu-{ISA}", "--set", "USE_X=1"], ExitCode.USAGE, "Add --via source"),
-        (["diagnose"], ExitCode.USAGE, "Which log?"),
+        (["diagnose"], ExitCode.USAGE, "either LOG or --last"),
         (["diagnose", "--last"], ExitCode.NO_MATCH, "No build has left a log"),
-        (["diagnose", "a.log", "--last"], ExitCode.USAGE, "Which log?"),
+        (["diagnose", "a.log", "--last"], ExitCode.USAGE, "either LOG or --last"),
     ],
 )
 def test_what_is_wrong_is_said(
