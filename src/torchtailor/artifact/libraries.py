@@ -49,7 +49,7 @@ class LibraryFile:
 
 
 def is_shared_name(name: str) -> bool:
-    """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`: what is cut; programs are only read."""
+    """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`: a library by its name."""
     return bool(_SHARED_NAME.search(name))
 
 
@@ -61,7 +61,7 @@ def is_elf(path: Path) -> bool:
 def packed_libraries(archive: WheelArchive) -> Iterator[Member]:
     """The ELF files of a wheel."""
     for member in archive.files:
-        if _may_be_elf(member.name) and archive.begins_with(member, MAGIC):
+        if may_be_elf(member.name) and archive.begins_with(member, MAGIC):
             yield member
 
 
@@ -72,7 +72,7 @@ def loose_libraries(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_res
         for folder, folders_in, names in os.walk(root):
             folders_in.sort()
             for name in sorted(names):
-                if not _may_be_elf(name):
+                if not may_be_elf(name):
                     continue
                 path = Path(folder, name)
                 stat = _stat_if_elf(path)
@@ -81,7 +81,8 @@ def loose_libraries(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_res
                     yield path, stat
 
 
-def _may_be_elf(name: str) -> bool:
+def may_be_elf(name: str) -> bool:
+    """Whether a file of this name is worth opening to see."""
     return os.path.splitext(name)[1] not in _TEXT_SUFFIXES  # noqa: PTH122 (a Path each is slow)
 
 

@@ -1,20 +1,51 @@
-"""Which files are libraries, and how one that was found in a wheel, a folder or an environment is cut."""
+"""Which files are libraries or programs with GPU code, and how one found in a wheel, folder or environment is cut."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from torchtailor.artifact.libraries import is_elf, is_shared_name
+from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import SECTION_HEADER, FileType
+from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
+from torchtailor.gpucode.scan import scan_elf
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.wheels.archive import Member, open_member
 
 
 def is_library(path: Path) -> bool:
-    """Whether a file is named like a shared library and is an ELF file."""
-    return is_shared_name(path.name) and is_elf(path)
+    """Whether a file is a shared library, by its name and its first bytes, or a program with GPU code."""
+    if is_shared_name(path.name):
+        return is_elf(path)
+    if not may_be_elf(path.name) or not is_elf(path):
+        return False
+    with open_source(path) as source:
+        return _is_program_with_code(source)
+
+
+def is_packed_library(wheel: Path, member: Member) -> bool:
+    """The same for an ELF file in a wheel."""
+    if is_shared_name(member.name):
+        return True
+    with open_member(wheel, member) as source:
+        return _is_program_with_code(source)
+
+
+def _is_program_with_code(source: ByteSource) -> bool:
+    """Whether it is linked, has GPU code and ends with its last section: behind it an installer has its data."""
+    try:
+        elf = ElfFile(source)
+        source.verify()
+        if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not scan_elf(elf).containers:
+            return False
+    except BadInputError:
+        return False
+    table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
+    return source.size <= max(table, *(section.file_end for section in elf.sections if section.in_file))
 
 
 def cut_library(
@@ -23,8 +54,13 @@ def cut_library(
     """Cut one library of an input; one that is damaged is reported, not an error.
 
     One that is `proprietary` (of NVIDIA's) is cut only with --nvidia; otherwise the result says what that would save.
+    Of a program only GPU code is cut.
     """
     try:
+        if not is_shared_name(name):
+            options = replace(options, strip=False)
+            program = cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable)
+            return replace(program, could_strip=0)
         return cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable)
     except BadInputError as error:
         reason = error.message.removeprefix(f"{source}: ")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.libraries import is_shared_name, packed_libraries
+from torchtailor.artifact.libraries import packed_libraries
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.licences import needs_nvidia_option
@@ -18,7 +18,7 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.libraries import cut_library
+from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
@@ -156,7 +156,8 @@ class _Making:
             options.with_default_strip(True),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
             {"name": target.name, "version": self.version},
-            libraries,
+            # as they are in the output: the name of a `.data` folder has the version in it
+            [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries],
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
@@ -189,7 +190,7 @@ def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[Tail
     stripping = tuple(one.with_default_strip(True) for one in options)
     jobs: list[_MemberJob] = []
     for member in packed_libraries(distribution.archive):
-        if not is_shared_name(member.name):
+        if not is_packed_library(distribution.path, member):
             continue
         proprietary = needs_nvidia_option(member.name, distribution.metadata)
         row = distribution.record.get(member.name)

@@ -222,6 +222,40 @@ def test_an_old_driver_is_refused_what_it_cannot_read(tmp_path: Path, fat: bytes
         options(driver="new")
 
 
+def test_programs_with_gpu_code_are_cut_and_others_are_not_touched(tmp_path: Path, fat: bytes) -> None:
+    """What `inspect` counts is cut: nvCOMP's programs hold as much GPU code as its library."""
+    files = {
+        "demo/libx.so": fat,
+        "demo/bin/tool": fat,
+        "demo/bin/plain": library(Recipe(program=True)),
+        "demo/bin/installer": fat + b"its own data",
+        "demo/one.cubin": fat[:18] + b"\xbe\0" + fat[20:],
+    }
+    outcome = tailor_wheel(build_wheel(tmp_path, files), tmp_path / "out", options())
+    assert [one.path for one in outcome.changed] == ["demo/bin/tool", "demo/libx.so"]
+    tool, shared = outcome.changed
+    assert tool.dropped == shared.dropped
+    assert (tool.stripped, tool.could_strip) == ((), 0)
+    assert outcome.output
+    check_wheel(outcome.output)
+    with zipfile.ZipFile(outcome.output) as archive:
+        for name in ("demo/bin/plain", "demo/bin/installer", "demo/one.cubin"):
+            assert archive.read(name) == files[name]
+
+
+def test_manifest_names_libraries_as_they_are_in_the_new_wheel(tmp_path: Path, fat: bytes) -> None:
+    places = ("purelib/demo/libx.so", "data/lib/liby.so", "platlib/libz.so")
+    wheel = build_wheel(tmp_path, {f"demo-1.0.data/{place}": fat for place in places})
+    outcome = tailor_wheel(wheel, tmp_path / "out", options())
+    assert outcome.output
+    with zipfile.ZipFile(outcome.output) as archive:
+        document = json.loads(archive.read("demo-1.0+sm90.dist-info/torchtailor.json"))
+        rows = document["libraries"]
+        assert {row["path"] for row in rows} == {f"demo-1.0+sm90.data/{place}" for place in places}
+        for row in rows:
+            assert hashlib.sha256(archive.read(row["path"])).hexdigest() == row["sha256_after"]
+
+
 def _libraries() -> list[Path]:
     return sorted(Path(sysconfig.get_path("platlib")).glob("*/*.so"))
 
