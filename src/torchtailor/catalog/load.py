@@ -23,7 +23,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import NoMatchError, UsageError
 
 USER_FILE = "torchtailor.toml"
-_FILES = ("gpus.toml", "cpus.toml", "cuda.toml", "pytorch.toml")
+_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml")
 
 
 @dataclass(frozen=True)
