@@ -74,8 +74,10 @@ class CpuName(Strict, frozen=True, kw_only=True):
     ]
     microarchitecture: Annotated[str, Meta(description="The core that it means.")]
     label: Annotated[str, Meta(description="The name for readers.")]
+    with_gpu: Annotated[bool, Meta(description="Whether a GPU of this name always comes with this CPU.")] = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError where the pattern cannot be used."""
         try:
             re.compile(self.pattern)
         except re.error as error:

@@ -153,6 +153,7 @@ class Gpu(Sourced, frozen=True, kw_only=True):
     same_silicon: Annotated[
         frozenset[Capability], Meta(description="Older numbers of the same silicon: 10.1 of 11.0.")
     ] = frozenset()
+    cpu: Annotated[str | None, Meta(description="The CPU core that it always comes with, as in Jetsons.")] = None
     unified: Annotated[UnifiedTegra | None, Meta(description="When a Tegra part also runs desktop cubins.")] = None
 
     @property

@@ -110,6 +110,15 @@ class Catalog:
             "machine and pass the file with --from.",
         )
 
+    def cpu_with(self, text: str, gpu: Gpu) -> tuple[Microarchitecture, str] | None:
+        """The CPU that a GPU always comes with, and its name: Grace for a GH200, a Jetson's own cores."""
+        for known in self.cpu_names:
+            if known.with_gpu and known.matches(text):
+                return self.microarchitectures[known.microarchitecture], known.label
+        if gpu.cpu is None:
+            return None
+        return self.microarchitectures[gpu.cpu], gpu.cpu
+
 
 def load_catalog(directory: Path | None = None) -> Catalog:
     """The package's catalog with the `torchtailor.toml` of a directory (the current one) added to it."""
@@ -211,6 +220,11 @@ def _check_references(catalog: Catalog) -> None:
                     raise ValueError(f"release {release.name!r} names the unknown ISA {unknown[0]!r}")
                 if bool(row.gpus) != (build.cuda is not None):
                     raise ValueError(f"release {release.name!r}: GPUs belong to builds with CUDA, and to no other")
+    for gpu in catalog.gpus.values():
+        if gpu.cpu is not None and gpu.cpu not in catalog.microarchitectures:
+            raise ValueError(f"GPU {gpu.capability} names an unknown core {gpu.cpu!r}")
     for name in catalog.cpu_names:
+        if catalog.user_file is not None:
+            name.check()  # compiling the package's own patterns takes a third of loading; tests do it
         if name.microarchitecture not in catalog.microarchitectures:
             raise ValueError(f"CPU name {name.label!r} means an unknown core {name.microarchitecture!r}")
