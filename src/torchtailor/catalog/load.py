@@ -220,6 +220,11 @@ def _check_references(catalog: Catalog) -> None:
                     raise ValueError(f"release {release.name!r} names the unknown ISA {unknown[0]!r}")
                 if bool(row.gpus) != (build.cuda is not None):
                     raise ValueError(f"release {release.name!r}: GPUs belong to builds with CUDA, and to no other")
+    _check_cores(catalog)
+
+
+def _check_cores(catalog: Catalog) -> None:
+    """The CPU cores that rows name must exist."""
     for gpu in catalog.gpus.values():
         if gpu.cpu is not None and gpu.cpu not in catalog.microarchitectures:
             raise ValueError(f"GPU {gpu.capability} names an unknown core {gpu.cpu!r}")

@@ -13,7 +13,7 @@ _OTHER_SYSTEMS = {
     "macos": "On macOS PyTorch's own wheels use the GPU through MPS (there is no CUDA for macOS) and hold no GPU code "
     "to cut: install them with pip. torchtailor makes builds for Linux; describe a Linux machine with --gpu and --cpu.",
     "windows": "PyTorch's own CUDA wheels for Windows are installed with pip from PyTorch's index, and torchtailor "
-    "does not cut them: it makes builds for Linux. Under WSL 2 the same GPU runs Linux builds, and so does torchtailor.",
+    "does not cut them: it makes builds for Linux. Under WSL 2 the same GPU runs them.",
 }
 
 
