@@ -97,7 +97,7 @@ def gpus(catalog: Catalog) -> str:
         newest = gpu.last_cuda or "current"
         driver = str(gpu.first_driver or ("L4T" if gpu.tegra else ""))
         if gpu.last_driver_branch:
-            driver += f" to R{gpu.last_driver_branch}"
+            driver = f"{driver} to R{gpu.last_driver_branch}".strip()
         rows.append(
             [
                 f"**{gpu.capability}**",
@@ -111,6 +111,33 @@ def gpus(catalog: Catalog) -> str:
             ]
         )
     return table(["capability", "name", "family", "products", "CUDA", "driver", "hosts", "remarks"], rows)
+
+
+def gpu_features(catalog: Catalog) -> str:
+    """Per architecture what its hardware has, and the first driver for it."""
+    shown = ("TF32", "BF16", "FP8", "FP4")
+    rows = []
+    for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
+        if (has := gpu.features) is None:
+            continue
+        others = [name for name in has.formats if name not in shown]
+        rows.append(
+            [
+                f"**{gpu.capability}** {gpu.family}",
+                _ordinal(has.tensor_cores),
+                *("yes" if name in has.formats else "" for name in shown),
+                ", ".join(others),
+                "not known" if has.mig is None else f"up to {has.mig}" if has.mig else "",
+                ", ".join(has.memory),
+                str(gpu.first_driver or ("L4T" if gpu.tegra else "")),
+                has.remark,
+            ]
+        )
+    return table(["GPU", "Tensor cores", *shown, "other formats", "MIG", "memory", "first driver", "remarks"], rows)
+
+
+def _ordinal(generation: int) -> str:
+    return {0: "none", 1: "1st", 2: "2nd", 3: "3rd"}.get(generation, f"{generation}th") + (" gen" if generation else "")
 
 
 def cpus(catalog: Catalog) -> str:
@@ -218,6 +245,7 @@ BLOCKS: dict[str, Callable[[Catalog], str]] = {
     "releases": releases,
     "variants": variants,
     "gpus": gpus,
+    "gpu-features": gpu_features,
     "cpus": cpus,
     "drivers": drivers,
     "decision": decision,

@@ -13,8 +13,11 @@ from torchtailor.catalog.schema import Arch, Sourced, Strict
 
 # What CPU vendors put around the name that matters.
 _NOISE = re.compile(
-    r"\baws\b|\b1[0-9]th gen\b|\((?:r|tm)\)|\bcpu\b|\bprocessor\b|@.*$|\b\d+-cores?\b|\bwith radeon.*$", re.IGNORECASE
+    r"\((?:r|tm)\)|®|™|\baws\b|\b1?\d(?:st|nd|rd|th) gen\b|\b(?:cpu|processor|apu)s?\b|@.*$|"
+    r"\b(?:\d+|dual|quad|six|eight|twelve|sixteen)-cores?\b|\b(?:with|w/) (?:radeon|amd).*$|\bradeon r\d.*$",
+    re.IGNORECASE,
 )
+_VENDOR = re.compile(r"^(?:genuine )?(?:intel|amd) ")
 
 
 class Isa(Sourced, frozen=True, kw_only=True):
@@ -66,18 +69,23 @@ class Microarchitecture(Strict, frozen=True, kw_only=True):
 class CpuName(Strict, frozen=True, kw_only=True):
     """A pattern for the names people and machines use for a CPU."""
 
-    pattern: Annotated[str, Meta(description="A regular expression for the whole name, in small letters.")]
+    pattern: Annotated[
+        str, Meta(description="A regular expression for the whole name, in small letters, with or without the vendor.")
+    ]
     microarchitecture: Annotated[str, Meta(description="The core that it means.")]
     label: Annotated[str, Meta(description="The name for readers.")]
+    with_gpu: Annotated[bool, Meta(description="Whether a GPU of this name always comes with this CPU.")] = False
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError where the pattern cannot be used."""
         try:
             re.compile(self.pattern)
         except re.error as error:
             raise ValueError(f"{self.pattern!r} is not a regular expression: {error}") from error
 
     def matches(self, name: str) -> bool:
-        return bool(re.fullmatch(self.pattern, clean_cpu_name(name), re.IGNORECASE))
+        text = clean_cpu_name(name)
+        return any(re.fullmatch(self.pattern, known, re.IGNORECASE) for known in (text, _VENDOR.sub("", text)))
 
 
 def clean_cpu_name(name: str) -> str:

@@ -127,6 +127,16 @@ class UnifiedTegra(Strict, frozen=True, kw_only=True):
     condition: Annotated[str, Meta(description="What the system must be, as the end of a sentence.")]
 
 
+class GpuFeatures(Strict, frozen=True, kw_only=True):
+    """What the hardware of an architecture has."""
+
+    tensor_cores: Annotated[int, Meta(description="The generation of its Tensor cores; 0: none.")] = 0
+    formats: Annotated[tuple[str, ...], Meta(description="The number formats that they take: BF16, FP8.")] = ()
+    mig: Annotated[int | None, Meta(description="The most MIG instances; 0: no MIG; absent: not known.")] = None
+    memory: Annotated[tuple[str, ...], Meta(description="Its kinds of memory: HBM3, GDDR7.")] = ()
+    remark: Annotated[str, Meta(description="Products that differ.")] = ""
+
+
 Products = tuple[str, ...]
 
 
@@ -153,6 +163,8 @@ class Gpu(Sourced, frozen=True, kw_only=True):
     same_silicon: Annotated[
         frozenset[Capability], Meta(description="Older numbers of the same silicon: 10.1 of 11.0.")
     ] = frozenset()
+    features: Annotated[GpuFeatures | None, Meta(description="Tensor cores, formats, MIG, memory.")] = None
+    cpu: Annotated[str | None, Meta(description="The CPU core that it always comes with, as in Jetsons.")] = None
     unified: Annotated[UnifiedTegra | None, Meta(description="When a Tegra part also runs desktop cubins.")] = None
 
     @property

@@ -23,7 +23,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import NoMatchError, UsageError
 
 USER_FILE = "torchtailor.toml"
-_FILES = ("gpus.toml", "cpus.toml", "cuda.toml", "pytorch.toml")
+_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml")
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,15 @@ class Catalog:
             "Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect --json` on the "
             "machine and pass the file with --from.",
         )
+
+    def cpu_with(self, text: str, gpu: Gpu) -> tuple[Microarchitecture, str] | None:
+        """The CPU that a GPU always comes with, and its name: Grace for a GH200, a Jetson's own cores."""
+        for known in self.cpu_names:
+            if known.with_gpu and known.matches(text):
+                return self.microarchitectures[known.microarchitecture], known.label
+        if gpu.cpu is None:
+            return None
+        return self.microarchitectures[gpu.cpu], gpu.cpu
 
 
 def load_catalog(directory: Path | None = None) -> Catalog:
@@ -213,6 +222,16 @@ def _check_references(catalog: Catalog) -> None:
                     raise ValueError(f"release {release.name!r} names the unknown ISA {unknown[0]!r}")
                 if bool(row.gpus) != (build.cuda is not None):
                     raise ValueError(f"release {release.name!r}: GPUs belong to builds with CUDA, and to no other")
+    _check_cores(catalog)
+
+
+def _check_cores(catalog: Catalog) -> None:
+    """The CPU cores that rows name must exist."""
+    for gpu in catalog.gpus.values():
+        if gpu.cpu is not None and gpu.cpu not in catalog.microarchitectures:
+            raise ValueError(f"GPU {gpu.capability} names an unknown core {gpu.cpu!r}")
     for name in catalog.cpu_names:
+        if catalog.user_file is not None:
+            name.check()  # compiling the package's own patterns takes a third of loading; tests do it
         if name.microarchitecture not in catalog.microarchitectures:
             raise ValueError(f"CPU name {name.label!r} means an unknown core {name.microarchitecture!r}")

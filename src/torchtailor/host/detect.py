@@ -18,7 +18,7 @@ from torchtailor.host.model import Cpu, Host, InstalledTorch, Note, Room, System
 from torchtailor.host.probe import LiveProbe, Probe, RecordingProbe
 from torchtailor.host.store import write
 from torchtailor.host.system import detect_room, detect_system, system_notes
-from torchtailor.host.tegra import detect_tegra
+from torchtailor.host.tegra import detect_tegra, tegra_notes
 from torchtailor.host.tools import tool_questions
 from torchtailor.host.torches import distinct, torch_questions, with_architectures
 from torchtailor.host.visibility import apply_visibility
@@ -78,7 +78,14 @@ def detect(probe: Probe | None = None, catalog: Catalog | None = None) -> Host:
         room=room,
         tools=_sorted_tools(present),
         torches=installed,
-        notes=(*found.notes, *visibility_notes, *_cpu_notes(cpu), *system_notes(system), *guard.notes),
+        notes=(
+            *found.notes,
+            *visibility_notes,
+            *_cpu_notes(cpu),
+            *system_notes(system),
+            *(tegra_notes(tegra) if tegra else ()),
+            *guard.notes,
+        ),
     )
 
 

@@ -104,6 +104,10 @@ class System(Described, frozen=True, kw_only=True):
     container: str | None = None
     wsl: bool = False
 
+    @property
+    def linux(self) -> bool:
+        return self.os_id not in ("macos", "windows", "freebsd", "openbsd", "netbsd", "sunos")
+
 
 class Room(Described, frozen=True, kw_only=True):
     """Memory and disk, in bytes; limits of control groups are taken into account."""

@@ -53,6 +53,7 @@ class Basics(msgspec.Struct, frozen=True, kw_only=True):
 
     arch: str
     kernel: str
+    system: str = "Linux"
     libc: str = ""
     affinity: int = 1
     disk_free: int = 0
@@ -92,6 +93,7 @@ class LiveProbe:
         return Basics(
             arch=platform.machine(),
             kernel=platform.release(),
+            system=platform.system() or "Linux",
             libc=_libc(),
             affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             disk_free=shutil.disk_usage(directory).free,

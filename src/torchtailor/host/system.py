@@ -8,10 +8,21 @@ from torchtailor.cgroups import memory_limit
 from torchtailor.host.model import Note, Room, System
 from torchtailor.host.probe import Probe
 
+_NAMES = {"Darwin": "macOS"}
+_OTHER_SYSTEMS = {
+    "macos": "On macOS PyTorch's own wheels use the GPU through MPS (there is no CUDA for macOS) and hold no GPU code "
+    "to cut: install them with pip. torchtailor makes builds for Linux; describe a Linux machine with --gpu and --cpu.",
+    "windows": "PyTorch's own CUDA wheels for Windows are installed with pip from PyTorch's index, and torchtailor "
+    "does not cut them: it makes builds for Linux. Under WSL 2 the same GPU runs them.",
+}
+
 
 def detect_system(probe: Probe) -> System:
     release = parse_os_release(probe.read("/etc/os-release") or probe.read("/usr/lib/os-release") or "")
     basics = probe.basics()
+    if basics.system != "Linux":
+        name = _NAMES.get(basics.system, basics.system)
+        return System(os=name, os_id=name.lower(), os_version="", kernel=basics.kernel, libc=None, libc_version=None)
     libc, version = _libc(probe)
     return System(
         os=release.get("PRETTY_NAME") or release.get("NAME") or "unknown",
@@ -40,6 +51,9 @@ def detect_room(probe: Probe) -> Room:
 
 
 def system_notes(system: System) -> tuple[Note, ...]:
+    if not system.linux:
+        text = _OTHER_SYSTEMS.get(system.os_id, f"torchtailor makes builds for Linux, and this is {system.os}.")
+        return (Note(topic="not-linux", text=text),)
     if system.libc == "musl":
         text = "The C library is musl: PyTorch's wheels and CUDA are built for glibc and do not run on it."
         return (Note(topic="musl", text=text),)

@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from torchtailor.catalog.versions import Dotted
-from torchtailor.host.model import CapabilityText, Tegra, VersionText
+from torchtailor.host.model import CapabilityText, Note, Tegra, VersionText
 from torchtailor.host.probe import Probe
 
 
@@ -34,6 +34,8 @@ class JetPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l4t: VersionText
     jetpack: str
     cuda: VersionText
+    glibc: VersionText
+    note: str = ""
 
 
 class TegraTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +79,12 @@ def describe_tegra(model: str, chip: str | None, l4t: str | None) -> Tegra:
         cuda=row.cuda if row else None,
         unified=known is not None and known.unified(l4t),
     )
+
+
+def tegra_notes(tegra: Tegra) -> tuple[Note, ...]:
+    """What a JetPack means for everything that is built here."""
+    row = tegra_table().by_jetpack(tegra.jetpack) if tegra.jetpack else None
+    return (Note(topic="jetpack", text=f"{tegra.model}: {row.note}"),) if row and row.note else ()
 
 
 def detect_tegra(probe: Probe) -> Tegra | None:

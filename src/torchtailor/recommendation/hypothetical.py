@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from torchtailor.catalog.cpus import Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.errors import ImpossibleError, NoMatchError, UsageError
+from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.host.cpu import detect_cpu
 from torchtailor.host.detect import detect
 from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, System
 from torchtailor.host.probe import LiveProbe
-from torchtailor.host.tegra import describe_tegra, tegra_table
+from torchtailor.host.tegra import describe_tegra, tegra_notes, tegra_table
 
 _NONE = ("none", "no", "cpu")
 _UNKNOWN = "unknown"
@@ -56,13 +56,15 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     no_gpu = [text.lower() for text in given.gpus] in ([name] for name in _NONE)
     gpus = [] if no_gpu else _gpus(catalog, given.gpus, notes)
     cpu = _cpu(catalog, given, gpus, base, this_cpu, notes)
-    _check_together(gpus, cpu)
+    _check_together(catalog, gpus, cpu)
     host = base or _empty(cpu)
     if given.gpus:
         devices = tuple(_device(index, text, gpu) for index, (text, gpu) in enumerate(gpus))
         host = replace(host, gpus=devices, driver=None, tegra=None, cuda_visible_devices=None)
     host = replace(host, cpu=cpu, tools=(), torches=())
     host = _with_tegra(host, gpus, given)
+    if host.tegra is not None and given.whole_machine:
+        notes.extend(note.text for note in tegra_notes(host.tegra))
     if given.driver is not None:
         host = replace(host, driver=Driver(version=_driver(catalog, given.driver, notes), source="the request"))
     elif host.tegra is not None and host.tegra.jetpack is None:
@@ -119,22 +121,22 @@ def _cpu(
         return _hypothetical_cpu(core, label)
     if base is not None:
         return base.cpu
-    for text, _ in gpus:  # a system such as DGX Spark names both
-        try:
-            core, label = catalog.microarchitecture(text)
-        except NoMatchError:
-            continue
-        notes.append(f"{text} comes with its own CPU, {core.name}.")
-        return _hypothetical_cpu(core, label)
+    for text, gpu in gpus:  # a system such as DGX Spark names both
+        if own := catalog.cpu_with(text, gpu):
+            core, label = own
+            notes.append(f"{text} comes with its own CPU, {core.name}.")
+            return _hypothetical_cpu(core, label)
     cpu = this_cpu()
     notes.append(f"No CPU was given (--cpu): using the one of this machine, {cpu.name}.")
     return cpu
 
 
-def _check_together(gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
+def _check_together(catalog: Catalog, gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
     for text, gpu in gpus:
-        if cpu.arch not in gpu.hosts:
-            hosts = " and ".join(sorted(gpu.hosts))
+        own = catalog.cpu_with(text, gpu)
+        archs = {own[0].arch} if own else gpu.hosts
+        if cpu.arch not in archs:
+            hosts = " and ".join(sorted(archs))
             raise ImpossibleError(
                 f"{text} exists only with {hosts} hosts, and the CPU {cpu.name} is {cpu.arch}.",
                 "Give the CPU of that machine with --cpu.",
@@ -159,7 +161,10 @@ def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts) 
     for text, gpu in gpus:
         if chip := tegra_table().chip_of(str(gpu.capability)):
             l4t = _l4t(given.jetpack) if given.jetpack else None
-            return replace(host, tegra=describe_tegra(text, chip.name, l4t))
+            tegra = describe_tegra(text, chip.name, l4t)
+            row = tegra_table().by_jetpack(tegra.jetpack) if tegra.jetpack else None
+            system = replace(host.system, libc="glibc", libc_version=row.glibc) if row else host.system
+            return replace(host, tegra=tegra, system=system)
     if given.jetpack is not None and host.tegra is None:
         raise UsageError("--jetpack is for Jetson and DRIVE systems.", "Omit it, or give such a GPU with --gpu.")
     if given.jetpack is not None and host.tegra is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, Suffix, TorchArch, load_catalog
@@ -100,6 +100,7 @@ def test_the_driver_takes_the_most_specific_code(catalog: Catalog, device: str, 
     assert (str(found) if found else None) == best
 
 
+@settings(deadline=None)  # the first call loads the catalog
 @given(st.sampled_from(sorted(DEVICE_RUNS)), st.sampled_from(ALL_CUBINS), st.sampled_from(sorted(DEVICE_RUNS)))
 def test_a_cubin_never_crosses_majors_except_for_renumbered_silicon(device: str, cubin: str, other: str) -> None:
     rules = load_catalog_once().rules
@@ -143,3 +144,24 @@ def test_torch_cuda_arch_list() -> None:
     for wrong in ("sm_90", "121", "9.0b", "", "9.0+SASS"):
         with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST"):
             TorchArch.parse_list(wrong)
+
+
+FIRST_WITH = {"FP16": "7.0", "BF16": "8.0", "TF32": "8.0", "FP8": "8.9", "FP4": "10.0"}
+
+
+@pytest.mark.parametrize("name", FIRST_WITH)
+def test_a_format_of_tensor_cores_is_on_every_gpu_since_the_first(catalog: Catalog, name: str) -> None:
+    described = {gpu.capability: gpu.features for gpu in catalog.gpus.values() if gpu.features}
+    having = {capability for capability, features in described.items() if name in features.formats}
+    assert having == {capability for capability in described if capability >= Capability.parse(FIRST_WITH[name])}
+
+
+def test_every_gpu_that_one_can_buy_is_described(catalog: Catalog) -> None:
+    """Rubin's numbers are not published yet."""
+    missing = [str(gpu.capability) for gpu in catalog.gpus.values() if gpu.offered and gpu.features is None]
+    assert missing == ["10.7"]
+
+
+def test_mig_is_on_the_data_centres_and_rtx_pro(catalog: Catalog) -> None:
+    most = {str(gpu.capability): gpu.features.mig for gpu in catalog.gpus.values() if gpu.features and gpu.features.mig}
+    assert most == {"8.0": 7, "9.0": 7, "10.0": 7, "10.3": 7, "12.0": 4}

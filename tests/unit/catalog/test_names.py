@@ -179,6 +179,35 @@ def test_cpu_names(catalog: Catalog, name: str, isas: str) -> None:
     assert sorted(isa.name for isa in catalog.isas.values() if isa.runs_on(core.flags)) == isas.split()
 
 
+@pytest.mark.parametrize("row", rows("cpu_names.csv"), ids=lambda row: row["name"])
+def test_cpu_names_as_cpuinfo_prints_them(catalog: Catalog, row: dict[str, str]) -> None:
+    """The best general ISA by the makers' specifications; none is below AVX or Armv8.2."""
+    core, _ = catalog.microarchitecture(row["name"])
+    runs = [isa for isa in ("avx", "avx2", "avx512", "armv8_2", "armv9") if catalog.isa(isa).runs_on(core.flags)]
+    assert (runs or [""])[-1] == row["isa"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Intel(R) Xeon(R) Processor @ 2.50GHz", "Intel(R) Xeon(R) CPU @ 2.20GHz", "QEMU Virtual CPU version 2.5+",
+     "AMD Ryzen 7 7799X", "Intel(R) Core(TM) i7", "ARMv8 Processor rev 1 (v8l)", "AMD EPYC 9996"],
+)  # fmt: skip
+def test_a_cpu_name_that_says_too_little_is_not_guessed(catalog: Catalog, name: str) -> None:
+    with pytest.raises(NoMatchError):
+        catalog.microarchitecture(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "readings"),
+    [("Xeon 5120", ("Core 2", "Gold")), ("AMD EPYC Processor", ("or later", "taken as Zen 1"))],
+)
+def test_a_cpu_name_with_two_readings_says_so_and_takes_the_lower(
+    catalog: Catalog, name: str, readings: tuple[str, ...]
+) -> None:
+    _, label = catalog.microarchitecture(name)
+    assert all(reading in label for reading in readings)
+
+
 def test_an_unknown_cpu_name_says_what_to_do(catalog: Catalog) -> None:
     with pytest.raises(NoMatchError) as error:
         catalog.microarchitecture("Z80")

@@ -220,6 +220,12 @@ def test_l4t_releases_are_read() -> None:
     assert tegra_table().jetpack_of("21.1") is None
 
 
+def test_jetpack_4_is_said_to_be_too_old_for_everything() -> None:
+    texts = [note.text for note in machines.host("tx2-jetpack-4").notes if note.topic == "jetpack"]
+    assert len(texts) == 1 and "glibc 2.27" in texts[0]
+    assert not any(note.topic == "jetpack" for note in machines.host("orin-jetpack-6").notes)
+
+
 def test_every_tegra_chip_is_a_gpu_of_the_catalog() -> None:
     catalog = machines.catalog()
     for chip in tegra_table().chip:

@@ -6,7 +6,7 @@ import pytest
 
 from tests import machines
 from torchtailor.host.detect import detect
-from torchtailor.host.probe import CommandOutcome, CommandResult, ReplayProbe
+from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
 from torchtailor.host.system import parse_os_release
 from torchtailor.host.torches import parse_version
 
@@ -40,6 +40,26 @@ def test_libc() -> None:
     alpine = machines.host("alpine")
     assert alpine.system.libc == "musl"
     assert any(note.topic == "musl" for note in alpine.notes)
+
+
+@pytest.mark.parametrize(
+    ("system", "arch", "name", "says"),
+    [
+        ("Darwin", "arm64", "macOS", "MPS"),
+        ("Windows", "AMD64", "Windows", "WSL 2"),
+        ("FreeBSD", "amd64", "FreeBSD", "Linux"),
+    ],
+)
+def test_systems_without_linux_get_a_true_sentence(system: str, arch: str, name: str, says: str) -> None:
+    host = detect(ReplayProbe(Recording(basics=Basics(arch=arch, kernel="25.0.0", system=system))), machines.catalog())
+    assert host.system.os == name and not host.system.linux
+    assert any(note.topic == "not-linux" and says in note.text for note in host.notes)
+    assert not any(note.topic == "failed" for note in host.notes)
+
+
+def test_a_system_with_linux_gets_no_such_sentence() -> None:
+    host = machines.host("zen4")
+    assert host.system.linux and not any(note.topic == "not-linux" for note in host.notes)
 
 
 def test_tools_with_their_versions() -> None:

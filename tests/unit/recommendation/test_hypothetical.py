@@ -127,7 +127,7 @@ def test_a_file_may_be_changed_in_part() -> None:
         (("13.7",), {}, NoMatchError, "No GPU of compute capability 13.7"),
         ((), {"cpu": "8086"}, NoMatchError, "No CPU is known as '8086'"),
         (("DGX Spark",), {"cpu": "zen4"}, ImpossibleError, "only with aarch64 hosts"),
-        (("Jetson T4000",), {}, ImpossibleError, "only with aarch64 hosts"),
+        (("Jetson T4000",), {"cpu": "zen4"}, ImpossibleError, "only with aarch64 hosts"),
         (("H100",), {"driver": "latest"}, UsageError, "'latest' is not a driver version"),
         (("H100",), {"driver": "12.8"}, UsageError, "'12.8' is not a driver version"),
         (("H100",), {"jetpack": "6.2"}, UsageError, "--jetpack is for Jetson"),
