@@ -10,6 +10,9 @@ from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget, Fit, 
 
 # Which cubins each device runs; the checked facts' own lists, written out so that the rule is tested against data.
 DEVICE_RUNS = {
+    "3.0": "30",
+    "3.5": "30 35",
+    "3.7": "30 35 37",
     "5.0": "50",
     "5.2": "50 52",
     "5.3": "53",
