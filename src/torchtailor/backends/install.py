@@ -13,6 +13,7 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import Target
+from torchtailor.host.pythons import python_of_environment
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.wheelhouse.install import (
     TorchInstallation,
@@ -96,11 +97,15 @@ def plan_install(
     ledger: Ledger | None = None,
     **changes: Any,
 ) -> PlannedInstall:
-    """The plan of `install` with the same arguments; nothing is built before its `run`."""
+    """The plan of `install` with the same arguments; nothing is built before its `run`.
+
+    Without a Python, it is that of the environment, where there is one already.
+    """
     environment = find_environment(Path(into) if into is not None else None)
     catalog = catalog or load_catalog()
     backend = make_backend(catalog, Method.WHEEL, options, changes, ledger=ledger)
-    choices = choose(catalog, [variant] if variant else [], release=release, python=python)
+    wanted = python or python_of_environment(environment)
+    choices = choose(catalog, [variant] if variant else [], release=release, python=wanted)
     if len(choices) > 1:
         names = ", ".join(choice.variant.short_name for choice in choices[:4])
         raise UsageError(

@@ -87,13 +87,32 @@ class Catalog:
         return self.toolkits[line]
 
     def release(self, name: str) -> Release:
-        """A release by its name (`cuda-13_0`, `2.15`) or PyTorch version (`2.10.0`, `2.10`)."""
-        if (release := _find_release(self.releases, name)) is not None:
+        """A release by its name (`cuda-13_0`, `2.15`) or PyTorch version (`2.10`, `2.10.0`, `2.14.0`).
+
+        The name of a release with recipes stands for the builds that these include, its version for all.
+        """
+        if (release := self._releases_by_name.get(name)) is not None:
             return release
         raise NoMatchError(
             f"No release is called {name!r}.",
-            f"Known are {', '.join(self.releases)}; PyTorch versions such as 2.10.0 work too.",
+            f"Known are {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
+
+    @cached_property
+    def tags(self) -> frozenset[str]:
+        """The tags of all releases, older patch releases included: `pytorch215`, `pytorch214_0`."""
+        return frozenset(release.tag for release in self._releases_by_name.values())
+
+    @cached_property
+    def _releases_by_name(self) -> Mapping[str, Release]:
+        """The releases by every name; kept, so that one name means one object."""
+        found = {name: known.of_recipes for name, known in self.releases.items()}
+        for release in self.releases.values():
+            for one in (release, *map(release.at, release.patches)):
+                found.setdefault(str(one.version), one)
+                found.setdefault(one.tag, one)
+            found.setdefault(str(release.version).rsplit(".", 1)[0], release)
+        return found
 
     def microarchitecture(self, name: str) -> tuple[Microarchitecture, str]:
         """The core behind a name (`zen4`, `Graviton3`, `i9-12900K`), and what the name was taken for."""

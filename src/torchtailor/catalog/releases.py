@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from torchtailor.catalog.gpus import Capability, CodeTarget, TorchArchList
 from torchtailor.catalog.schema import Arch, Sourced, Strict
@@ -91,6 +92,7 @@ class Build(Strict, frozen=True, kw_only=True):
     cuda: Annotated[Dotted | None, Meta(description="The CUDA line; none for the CPU-only build.")] = None
     toolkit: Annotated[Dotted | None, Meta(description="The toolkit's exact release, where it matters.")] = None
     wheels: Annotated[bool, Meta(description="Whether there are official wheels of it.")] = True
+    recipes: Annotated[bool, Meta(description="Whether the recipes of its release include it.")] = True
     architectures: Annotated[
         Mapping[Arch, TorchArchList],
         Meta(description="What the official wheel contains, by platform, in the spelling of TORCH_CUDA_ARCH_LIST."),
@@ -107,6 +109,17 @@ class Build(Strict, frozen=True, kw_only=True):
         if not self.wheels:
             return ()
         return tuple(code for item in self.architectures.get(arch, ()) for code in item.codes)
+
+
+class PatchRelease(Strict, frozen=True, kw_only=True):
+    """An older patch release of a release, and how it differs."""
+
+    version: Annotated[Dotted, Meta(description="The PyTorch version: 2.14.0.")]
+    date: Annotated[str, Meta(description="The day it was released.")] = ""
+    git_commit: Annotated[str, Meta(description="The commit of its tag.")] = ""
+    pythons: Annotated[tuple[str, ...], Meta(description="The Pythons it is available for, if others.")] = ()
+    triton: Annotated[str, Meta(description="The Triton version it requires, if another.")] = ""
+    without: Annotated[tuple[str, ...], Meta(description="The builds that it does not have: cu129.")] = ()
 
 
 class Release(Sourced, frozen=True, kw_only=True):
@@ -138,10 +151,38 @@ class Release(Sourced, frozen=True, kw_only=True):
     gcc_min: Annotated[int, Meta(description="The oldest GCC that compiles it.")] = 9
     nixpkgs: Annotated[str | None, Meta(description="The nixpkgs revision of its recipes.")] = None
 
+    patches: Annotated[tuple[PatchRelease, ...], Meta(description="Its older patch releases.")] = ()
+
     @property
     def tag(self) -> str:
-        """`pytorch210`, as the seeds' package names carry the version."""
-        return "pytorch" + "".join(str(part) for part in self.version.parts[:2])
+        """`pytorch210`, as the seeds' package names carry the version; `pytorch214_0` of one named 2.14.0."""
+        tag = "pytorch" + "".join(str(part) for part in self.version.parts[:2])
+        patch = self.version.parts[2:3] if self.name == str(self.version) else ()
+        return "_".join([tag, *map(str, patch)])
+
+    def at(self, patch: PatchRelease) -> Release:
+        """One of its older patch releases, named by its version; recipes are written for the newest alone."""
+        return replace(
+            self,
+            name=str(patch.version),
+            version=patch.version,
+            date=patch.date,
+            git_commit=patch.git_commit,
+            pythons=patch.pythons or self.pythons,
+            triton=patch.triton or self.triton,
+            builds=tuple(build for build in self.builds if build.label not in patch.without),
+            nixpkgs=None,
+            patches=(),
+        )
+
+    def name_for(self, build: Build) -> str:
+        """The name under which commands find one of its builds."""
+        return self.name if build.recipes or not self.nixpkgs else str(self.version)
+
+    @property
+    def of_recipes(self) -> Release:
+        """What its name stands for where recipes are named after it: the builds that these include."""
+        return replace(self, builds=tuple(build for build in self.builds if build.recipes)) if self.nixpkgs else self
 
     @property
     def default_python(self) -> str:

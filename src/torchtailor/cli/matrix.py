@@ -66,6 +66,6 @@ def command(
 def _counts(chosen: tuple[Variant, ...]) -> str:
     by_release: dict[str, int] = {}
     for variant in chosen:
-        by_release[variant.release.name] = by_release.get(variant.release.name, 0) + 1
+        by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
     parts = ", ".join(f"{name} {count}" for name, count in by_release.items())
     return f"{len(chosen)} variants ({parts})"

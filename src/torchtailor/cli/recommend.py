@@ -33,19 +33,30 @@ def command(
     driver: Annotated[str | None, typer.Option(help="The NVIDIA driver's version: 570.26.")] = None,
     jetpack: Annotated[str | None, typer.Option(help="The JetPack of a Jetson: 6.2, 7.2.")] = None,
     workload: Annotated[Workload, typer.Option(help="What the CPU mostly has to do.")] = Workload.GENERAL,
-    python: Annotated[str | None, typer.Option(help="The Python version, if not 3.13.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The Python version; by default the environment's, or 3.13 for another machine.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="The environment to install into: its Python counts. None: the active one.")
+    ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
     via: Annotated[Method | None, typer.Option(help="Only this build method; wheel is preferred.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show which PyTorch fits a machine, and why others do not."""
+    from torchtailor.artifact.sites import active_environment
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
+    from torchtailor.host.pythons import python_of_environment
     from torchtailor.host.store import load
     from torchtailor.recommendation import recommend
     from torchtailor.ui import out, print_json
 
     say_if_old(load_catalog())
+    here = source is None and not gpu and cpu is None
+    environment = into or (active_environment() if here else None)
+    if python is None and environment is not None:
+        python = python_of_environment(environment)
     answer = recommend(
         load(source) if source is not None else None,
         gpus=gpu or (),
@@ -56,6 +67,7 @@ def command(
         python=python,
         release=release,
         method=via,
+        into=str(into) if into else ".venv" if here and environment is None else None,
     )
     if json:
         print_json(answer)
@@ -111,6 +123,19 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
         yield from _heading("Rejected")
         for rejection in answer.rejected:
             yield Text.assemble(_POINT, (rejection.what, "bold"), f": {rejection.reason}")
+    yield from _commands(answer)
+
+
+def _commands(answer: Recommendation) -> Iterator[Text]:
+    """What to run next."""
+    from rich.text import Text
+
+    if answer.command:
+        yield from _heading("To install it" if answer.stock_command else "To build it")
+        yield Text(f"  {answer.command}", style="cyan")
+    if answer.stock_command:
+        yield from _heading("The official wheel instead, uncut")
+        yield Text(f"  {answer.stock_command}", style="cyan")
 
 
 def _heading(text: str) -> Iterator[Text]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 
 from torchtailor.catalog import Catalog
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
+from torchtailor.host.pythons import python_of_environment
 from torchtailor.recommendation import Recommendation, recommend
 from torchtailor.recommendation.drivers import DriverVerdict
 
@@ -29,6 +31,7 @@ class Fixes:
         self._catalog = catalog
         self._host = host
         self._torch = torch
+        self._environment = environment
         self._into = f" --into {environment}" if environment else ""
         self._env = f" --env {environment}" if environment else ""
 
@@ -122,7 +125,8 @@ class Fixes:
     @cached_property
     def _recommended(self) -> Recommendation | None:
         """What fits the machine for the environment's Python; None where that is not known."""
-        python = self._torch.python if self._torch else None
+        there = python_of_environment(Path(self._environment)) if self._environment else None
+        python = self._torch.python if self._torch else there
         for wanted in dict.fromkeys((python, None)):
             try:
                 answer = recommend(_without_torches(self._host), python=wanted, catalog=self._catalog)

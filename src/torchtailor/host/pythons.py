@@ -57,10 +57,20 @@ def _candidates(version: str) -> Iterator[Path]:
             yield Path(found)
 
 
+def python_of_environment(environment: Path) -> str | None:
+    """`3.11`: the Python of a virtual or conda environment; None where there is none, or it does not start."""
+    return _version(environment / "bin" / "python")
+
+
 def _says(path: Path, version: str) -> bool:
     """What is on the PATH may be pyenv's shim for a Python that is switched off."""
+    return _version(path) == version
+
+
+def _version(path: Path) -> str | None:
     try:
         done = subprocess.run([path, "-I", "-c", WHAT_IT_IS], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and done.stdout.split()[:1] == [version]
+        return None
+    words = done.stdout.split()
+    return words[0] if done.returncode == 0 and words else None

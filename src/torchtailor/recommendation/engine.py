@@ -11,10 +11,11 @@ from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.recommendation.alternatives import alternatives, other_variants
 from torchtailor.recommendation.candidates import Candidate, best_candidate, judge_all, ranked
+from torchtailor.recommendation.commands import command, stock_command
 from torchtailor.recommendation.explain import machine_line, pick, short_label, why
 from torchtailor.recommendation.hypothetical import GivenParts, resolve_host
 from torchtailor.recommendation.rejections import rejected
-from torchtailor.recommendation.request import Request, Situation, Workload
+from torchtailor.recommendation.request import Request, Situation, Workload, python_order
 from torchtailor.recommendation.result import Pick, Recommendation
 from torchtailor.recommendation.upgrades import upgrades
 from torchtailor.variants import Matrix
@@ -31,28 +32,34 @@ def recommend(
     python: str | None = None,
     release: str | None = None,
     method: Method | None = None,
+    into: str | None = None,
     catalog: Catalog | None = None,
 ) -> Recommendation:
     """The variant for a machine, with reasons, other variants, upgrades, and alternatives where nothing fits.
 
     The machine is a description (`host`) or this one, with the parts that are given changed: `gpus` by name or
     capability (`RTX 4090`, `9.0`, `none`), `cpu` by name (`zen4`), `driver` and `jetpack` by version. GPUs or a CPU
-    given without a host describe a machine of their own, and nothing is detected.
+    given without a host describe a machine of their own, and nothing is detected. `into` is the environment that the
+    command in the answer names.
     """
     known = catalog or load_catalog()
     machine = resolve_host(
         known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
     )
-    return recommend_for(Matrix(known), machine, Request(workload, python, release, method))
+    return recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
 
 
 def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:
     """The same for a machine that is known."""
     situation = Situation.of(matrix, host, request)
+    notes = [note.text for note in host.notes]
+    if (other := _other_python(situation)) is not None:
+        python = other.request.wanted_python
+        notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
+        situation = other
     judgements = tuple(judge_all(situation))
     candidates = ranked(judgements, situation.isas)
     per_kind = _best_per_kind(situation)
-    notes = [note.text for note in host.notes]
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
     if not candidates and per_kind:
@@ -65,7 +72,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     return Recommendation(
         machine=machine_line(host),
         workload=request.workload.value,
-        python=request.wanted_python,
+        python=situation.request.wanted_python,
         best=pick(best, *why(situation, best)) if best else None,
         per_gpu=tuple(map(_pick_of_kind, per_kind)),
         other_variants=other_variants(best, candidates, cpu) if best else (),
@@ -73,7 +80,31 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         upgrades=tuple(upgrades(situation, best)),
         alternatives=alternatives(situation, best, cpu),
         notes=tuple(notes),
+        command=command(best, request.into) if best else None,
+        stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )
+
+
+def _other_python(situation: Situation) -> Situation | None:
+    """The same for the Python of the newest release that runs, where none was asked for and the default has nothing.
+
+    Old GPUs have old releases, which are not available for the default Python.
+    """
+    if (
+        situation.request.python is not None
+        or not situation.devices
+        or best_candidate(situation)
+        or any(best_candidate(situation.on([device])) for device in situation.devices)
+    ):
+        return None
+    releases = situation.catalog.releases.values()
+    pythons = {python for release in releases for python in release.pythons if not python.endswith("t")}
+    found = []
+    for python in sorted(pythons - {situation.request.wanted_python}, key=python_order):
+        other = situation.for_python(python)
+        if (best := best_candidate(other)) is not None and best.method is Method.WHEEL:
+            found.append(((best.variant.release.version, python_order(python)), other))
+    return max(found, key=lambda item: item[0])[1] if found else None
 
 
 def _best_per_kind(situation: Situation) -> tuple[Candidate, ...]:

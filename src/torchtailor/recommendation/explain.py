@@ -24,7 +24,7 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
         variant=variant.unique_name,
         name=variant.name,
         short_name=variant.short_name,
-        release=variant.release.name,
+        release=variant.release_name,
         pytorch=str(variant.release.version),
         cuda=str(variant.build.cuda) if variant.build.cuda else None,
         build=variant.build.label,
@@ -42,7 +42,7 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
 
 def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     """The reasons for the best candidate: release, code, driver, instruction set."""
-    reasons = [_why_release(situation.catalog, candidate), candidate.coverage.text]
+    reasons = [_why_release(situation, candidate), candidate.coverage.text]
     if len({one.device.compute for one in candidate.devices}) > 1:
         runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
@@ -58,11 +58,13 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _why_release(catalog: Catalog, candidate: Candidate) -> str:
+def _why_release(situation: Situation, candidate: Candidate) -> str:
     version = candidate.variant.release.version
-    newest = max(release.version for release in catalog.releases.values())
+    newest = max(release.version for release in situation.catalog.releases.values())
     if version == newest:
         return f"PyTorch {version} is the newest release."
+    if situation.request.release:
+        return f"PyTorch {version} is the release that was asked for."
     how = f" when {candidate.method.phrase}" if candidate.method is not Method.WHEEL else ""
     return f"PyTorch {version} is the newest release that runs on this machine{how}."
 

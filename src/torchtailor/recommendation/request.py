@@ -31,6 +31,7 @@ class Request:
     python: str | None = None
     release: str | None = None
     method: Method | None = None
+    into: str | None = None  # the environment to install into, for the command that is shown
 
     @property
     def wanted_python(self) -> str:
@@ -41,13 +42,18 @@ class Request:
         releases = [catalog.release(self.release)] if self.release else list(catalog.releases.values())
         offered = sorted(
             {python for release in releases for python in release.pythons},
-            key=lambda python: (int(python.rstrip("t").split(".")[1]), python),
+            key=python_order,
         )
         if self.wanted_python not in offered:
             where = f"PyTorch {releases[0].version} (release {self.release})" if self.release else "any release"
             raise NoMatchError(
                 f"Python {self.wanted_python} is not supported by {where}.", f"Supported are {', '.join(offered)}."
             )
+
+
+def python_order(python: str) -> tuple[int, str]:
+    """3.9 before 3.10 before 3.13 before 3.13t."""
+    return (int(python.rstrip("t").split(".")[1]), python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,10 @@ class Situation:
         releases = [self.catalog.release(wanted)] if wanted else list(self.catalog.releases.values())
         offered = [release for release in releases if self.request.wanted_python in release.pythons]
         return tuple(sorted(offered, key=lambda release: release.version, reverse=True))
+
+    def for_python(self, python: str) -> Situation:
+        """The same with another Python."""
+        return replace(self, request=replace(self.request, python=python))
 
     def on(self, devices: Sequence[GpuDevice]) -> Situation:
         """The same with other GPUs to run on."""

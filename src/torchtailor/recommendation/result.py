@@ -68,3 +68,5 @@ class Recommendation:
     upgrades: tuple[Upgrade, ...]
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
+    command: str | None = None  # what makes and installs the best
+    stock_command: str | None = None  # what installs the official wheel uncut, where the best is cut from one

@@ -14,7 +14,7 @@ from torchtailor.variants.rules import Reason, available_methods, coverage, why_
 from torchtailor.variants.variant import Variant
 
 _NAME = re.compile(
-    r"(?:pytorch(?P<torch>\d{2,3})?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
+    r"(?:pytorch(?P<torch>\d{2,3}(?:_\d+)?)?-)?(?:python(?P<python>\d{2,3}t?)-)?(?:cuda(?P<cuda>\d+_\d+)-)?"
     r"(?P<gpu>sm\d{2,3}|cpu)-(?P<isa>[a-z0-9_]+)"
 )
 
@@ -101,9 +101,8 @@ class Matrix:
         newest.
         """
         parsed = ParsedName.parse(name)
-        if release is None and parsed.torch:
-            tagged = [name for name, known in self.catalog.releases.items() if known.tag == f"pytorch{parsed.torch}"]
-            release = tagged[0] if tagged else None
+        if release is None and parsed.torch and f"pytorch{parsed.torch}" in self.catalog.tags:
+            release = f"pytorch{parsed.torch}"
         default_python = self.catalog.release(release).default_python if release else DEFAULT_PYTHON
         wanted_python = parsed.python or python or default_python
         candidates = [variant for variant in self.variants(release, wanted_python) if _matches(parsed, variant)]
@@ -156,7 +155,7 @@ def _preference(variant: Variant) -> tuple[object, ...]:
 
 def _message(name: str, chosen: Variant, others: tuple[Variant, ...]) -> str:
     release = chosen.release
-    text = f"{name} resolves to {chosen.unique_name} (PyTorch {release.version}, release {release.name})"
+    text = f"{name} resolves to {chosen.unique_name} (PyTorch {release.version}, release {chosen.release_name})"
     if not others:
         return text + "."
     also = ", ".join(other.unique_name for other in others[:3]) + (", ..." if len(others) > 3 else "")

@@ -11,6 +11,8 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.variants.variant import Variant
 
+_RECIPE_PYTHONS = ("3.11", "3.12", "3.13")
+
 
 class MatrixRule(Enum):
     """The rules against impossible combinations."""
@@ -126,7 +128,9 @@ def _by_nix(catalog: Catalog, variant: Variant) -> MethodCoverage:
     release, gpu = variant.release, variant.gpu
     if release.nixpkgs is None:
         return _unavailable(Method.NIX, f"There is no Nix recipe for release {release.name}.")
-    if variant.python.endswith("t") or variant.python > "3.13":
+    if not variant.build.recipes:
+        return _unavailable(Method.NIX, f"The recipes of release {release.name} do not include {variant.build.label}.")
+    if variant.python not in _RECIPE_PYTHONS:
         return _unavailable(Method.NIX, "Nix recipes exist for Python 3.11, 3.12 and 3.13.")
     code = CodeTarget(CodeKind.CUBIN, gpu.capability) if gpu else None
     if code and variant.build.cuda and not catalog.toolkit(variant.build.cuda).compiles(code):

@@ -38,7 +38,7 @@ def row(catalog: Catalog, variant: Variant) -> MatrixRow:
         unique_name=variant.unique_name,
         name=variant.name,
         short_name=variant.short_name,
-        release=variant.release.name,
+        release=variant.release_name,
         pytorch=str(variant.release.version),
         cuda=str(variant.build.cuda) if variant.build.cuda else None,
         gpu=variant.gpu.sm if variant.gpu else None,

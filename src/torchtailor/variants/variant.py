@@ -25,6 +25,11 @@ class Variant:
         return f"{self.gpu.sm if self.gpu else 'cpu'}-{self.isa.name}"
 
     @property
+    def release_name(self) -> str:
+        """The release, as commands take it: `2.15`, `cuda-13_0`, `2.10.0`."""
+        return self.release.name_for(self.build)
+
+    @property
     def name(self) -> str:
         """The seeds' name: `pytorch-python313-cuda13_0-sm90-avx512`; several releases may share it."""
         return f"pytorch-{self._rest}"

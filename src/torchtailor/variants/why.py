@@ -48,16 +48,18 @@ def explain(matrix: Matrix, name: str, *, release: str | None = None, python: st
     check_python(catalog, python)
     gpu = catalog.gpu(str(parsed.gpu)) if parsed.gpu else None
     isa = catalog.isa(parsed.isa)
-    offered = {(v.release.name, v.build.label, v.short_name) for v in matrix.variants(python="all")}
+    tag = f"pytorch{parsed.torch}" if parsed.torch else None
+    one = release or (tag if tag in catalog.tags else None)
+    offered = {(v.release_name, v.build.label, v.short_name) for v in matrix.variants(one, python="all")}
     verdicts = []
-    releases = [catalog.release(release)] if release else catalog.releases.values()
+    releases = [catalog.release(one)] if one else catalog.releases.values()
     for item in sorted(releases, key=lambda item: item.version, reverse=True):
-        if parsed.torch and item.tag != f"pytorch{parsed.torch}":
+        if tag and item.tag != tag:
             continue
         for build in reversed(item.builds):
             if _concerns(parsed, build, gpu):
                 variant = Variant(item, build, gpu, isa, parsed.python or python or item.default_python)
-                is_offered = (item.name, build.label, variant.short_name) in offered
+                is_offered = (variant.release_name, build.label, variant.short_name) in offered
                 verdicts.append(_verdict(matrix, variant, is_offered))
     return Explanation(name, any(v.possible for v in verdicts), tuple(verdicts), _text(parsed, name, verdicts))
 
@@ -72,7 +74,7 @@ def _verdict(matrix: Matrix, variant: Variant, offered: bool) -> BuildVerdict:
     reasons = why_impossible(matrix.catalog, variant.release, variant.build, variant.gpu, variant.isa, variant.python)
     forbidden = tuple(reason.text for reason in reasons)
     methods = () if forbidden else tuple(coverage(matrix.catalog, variant, method) for method in Method)
-    return BuildVerdict(variant.release.name, variant.build.label, offered and not forbidden, forbidden, methods)
+    return BuildVerdict(variant.release_name, variant.build.label, offered and not forbidden, forbidden, methods)
 
 
 def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:

@@ -112,7 +112,7 @@ class WheelhouseDescription:
             python=variant.python,
             pytorch=pytorch or str(variant.release.version),
             build=build or variant.build.label,
-            release=variant.release.name,
+            release=variant.release_name,
             method=method,
             requested=requested,
             details=details,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -129,3 +130,26 @@ def test_without_a_name_it_is_this_machine_and_this_python(catalog: Catalog) -> 
     assert choice.variant.python == running_python()
     assert choice.notes[0].startswith("This machine is ")
     assert all(older.short_name == choice.variant.short_name for older in choice.fallbacks)
+
+
+def test_install_takes_the_python_of_the_environment(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchtailor.backends import install
+
+    asked: list[str | None] = []
+
+    def choose(*_: object, python: str | None, **__: object) -> tuple[()]:
+        asked.append(python)
+        return ()
+
+    monkeypatch.setattr(install, "choose", choose)
+    monkeypatch.setattr(install, "plan_choices", lambda *_: None)
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3.12 x86_64\n")
+    python.chmod(0o755)
+    for wanted in (None, "3.14"):
+        install.plan_install("cpu-avx2", into=tmp_path / "env", python=wanted, catalog=catalog)
+    install.plan_install("cpu-avx2", into=tmp_path / "none", catalog=catalog)
+    assert asked == ["3.12", "3.14", None]

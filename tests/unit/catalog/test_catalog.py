@@ -95,7 +95,9 @@ def test_isa_flags_are_whole_words(catalog: Catalog) -> None:
 
 
 def test_releases_are_found_by_name_version_and_tag(catalog: Catalog) -> None:
-    assert catalog.release("cuda-13_0") is catalog.release("2.10.0") is catalog.release("2.10")
+    assert catalog.release("2.10.0") is catalog.release("2.10") is catalog.release("pytorch210")
+    assert catalog.release("cuda-13_0") is catalog.release("cuda-13_0")
+    assert catalog.release("cuda-13_0").version == catalog.release("2.10").version
     assert catalog.release("pytorch28").name == "main"
     with pytest.raises(NoMatchError, match="No release"):
         catalog.release("3.0")

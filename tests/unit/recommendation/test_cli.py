@@ -67,8 +67,40 @@ def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str
     assert answer["upgrades"][0]["needs"] == "driver 580.65.06"
     assert set(answer) == {
         "machine", "workload", "python", "best", "per_gpu", "other_variants", "rejected", "upgrades",
-        "alternatives", "notes",
+        "alternatives", "notes", "command", "stock_command",
     }  # fmt: skip
+
+
+def test_the_answer_ends_with_the_command(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--from", str(described)]) == 0
+    last = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()][-4:]
+    assert last[:2] == ["To install it:", "torchtailor install pytorch214-python313-cuda12_6-sm90-avx512"]
+    assert last[3].startswith("python -m pip install torch==2.14.1+cu126 --extra-index-url ")
+    assert main(["recommend", "--gpu", "T4G", "--cpu", "Graviton2", "--driver", "535"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("--via source")
+
+
+def test_the_python_is_that_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not 3.13, for which `install --into` would refuse that environment."""
+    for place, version in (("active", "3.12"), ("given", "3.10")):
+        python = tmp_path / place / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\necho {version} x86_64\n")
+        python.chmod(0o755)
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
+    monkeypatch.setattr("torchtailor.recommendation.hypothetical.detect", lambda catalog: machines.host("zen3"))
+    assert main(["recommend", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["python"], answer["command"]) == ("3.12", "torchtailor install pytorch215-python312-cpu-avx2")
+    assert main(["recommend", "--json", "--into", str(tmp_path / "given")]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["command"] == f"torchtailor install pytorch214-python310-cpu-avx2 --into {tmp_path / 'given'}"
+    monkeypatch.delenv("VIRTUAL_ENV")
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    assert main(["recommend", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"].endswith("--into .venv")
 
 
 def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +115,7 @@ def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(caps
     ("arguments", "code", "says"),
     [
         (["recommend", "--gpu", "Foo"], ExitCode.NO_MATCH, "No GPU is known as 'Foo'"),
-        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Supported are 3.11"),
+        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Supported are 3.10"),
         (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
         (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),

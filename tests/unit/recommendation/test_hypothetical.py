@@ -73,6 +73,29 @@ def test_a_bare_branch_stands_for_its_released_drivers(gpu: str, driver: str, va
     assert any(f"{driver} is a driver branch: taken as its newest known driver" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "more", "variant"),
+    [
+        (("V100",), {"cpu": "haswell", "driver": "450"}, "pytorch27-python313-cuda11_8-sm70-avx2"),
+        (("A100",), {"cpu": "zen2", "driver": "515"}, "pytorch27-python313-cuda11_8-sm80-avx2"),
+        (("GTX 980",), {"cpu": "haswell", "driver": "470"}, "pytorch27-python313-cuda11_8-sm52-avx2"),
+        (("H100",), {"cpu": "zen4", "driver": "520"}, "pytorch27-python313-cuda11_8-sm90-avx512"),
+    ],
+)
+def test_drivers_before_cuda_12_get_the_last_cuda_11_wheel(
+    gpus: tuple[str, ...], more: dict[str, str], variant: str
+) -> None:
+    best = ask(*gpus, **more).best
+    assert best is not None and (best.variant, best.method) == (variant, "wheel")
+
+
+def test_a_patch_release_can_be_asked_for() -> None:
+    host = hypothetical("H100", cpu="zen4", driver="580.95.05")
+    best = recommend_for(machines.matrix(), host, Request(release="2.14.0")).best
+    assert best is not None and (best.pytorch, best.release) == ("2.14.0", "2.14.0")
+    assert "PyTorch 2.14.0 is the release that was asked for." in best.reasons
+
+
 def test_a_whole_driver_version_and_an_unknown_branch_are_taken_as_they_are() -> None:
     for driver in ("570.26", "605"):
         host = hypothetical("H100", cpu="zen4", driver=driver)

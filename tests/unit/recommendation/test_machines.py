@@ -80,7 +80,8 @@ TABLE = (
     Row("kubernetes-pod", "sm90-avx512", "2.15.0", "13.2", says=("Only 2 of 4 CPUs are usable",)),
     Row("l40s", "sm89-avx512", "2.15.0", "13.2", says=("sm_86, which runs on SM89", "sm90, sm100")),
     Row("v100", "sm70-avx512", "2.14.1", "12.6", says=("CUDA 13 no longer supports SM70 (Volta): 12.9 was the last",)),
-    Row("v100-driver-470", None, upgrade="driver 525.60.13", alternatives=("cpu", "container", "remote")),
+    Row("v100-driver-470", "sm70-avx512", "2.7.1", "11.8", upgrade="driver 525.60.13",
+        says=("CUDA 12 needs driver 525.60.13 or newer", "The official cu118 wheel of PyTorch 2.7.1")),
     Row("centos7-v100", "sm70-avx512", "2.15.0", "12.9", method="source", says=("need glibc 2.28 or newer",)),
     Row("t4", "sm75-avx512", "2.14.1", "12.6", upgrade="driver 580.65.06"),
     Row("t4g-graviton2", "sm75-armv8_2", "2.15.0", "13.2", method="source", says=("none of which runs on SM75",)),
@@ -126,7 +127,7 @@ TABLE = (
         says=("no stock variant for SM87", "whose driver stack is SBSA"), alternatives=("wheel",),
     ),
     Row("orin-nano-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4",), upgrade="JetPack 7.2",
-        alternatives=("cpu", "container", "remote")),
+        alternatives=("cpu", "source", "container", "remote")),
     Row("xavier-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4", "ARMv8.2: it lacks asimddp"),
         alternatives=("cpu", "source", "container", "remote")),
     Row("tx2-jetpack-4", None,
@@ -200,9 +201,11 @@ def test_nothing_recommended_can_fail_to_run(name: str) -> None:
             unified = bool(host.tegra and host.tegra.unified)
             assert catalog.rules.fit(device.compute, code, unified_tegra=unified).runs
             if code.kind is CodeKind.CUBIN and device.compute < Capability(7, 5):
-                assert pick.cuda.startswith("12.")
+                assert pick.cuda.startswith(("11.", "12."))
             if host.driver and host.driver.number.major < 580 and not device.integrated:
-                assert pick.cuda.startswith("12.")
+                assert pick.cuda.startswith(("11.", "12."))
+            if host.driver and host.driver.number.major < 525 and not device.integrated:
+                assert pick.cuda.startswith("11.")
 
 
 @pytest.mark.parametrize(

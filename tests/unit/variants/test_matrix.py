@@ -61,6 +61,43 @@ def test_the_seeds_releases_exactly(matrix: Matrix, release: str, count: int) ->
     assert sum(len(isas) for isas in found.values()) == count
 
 
+@pytest.mark.parametrize(
+    ("release", "labels"),
+    [
+        ("2.7", {"cpu", "cu118", "cu126", "cu128"}),
+        ("2.8", {"cpu", "cu126", "cu128", "cu129"}),
+        ("2.9", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
+        ("2.10", {"cpu", "cu126", "cu128", "cu130"}),
+        ("2.9.0", {"cpu", "cu126", "cu128", "cu130"}),
+    ],
+)
+def test_a_version_means_all_official_builds_and_a_recipes_name_its_own(
+    catalog: Catalog, matrix: Matrix, release: str, labels: set[str]
+) -> None:
+    assert {build.label for build in catalog.release(release).builds} == labels
+    wheels_only = [v for v in matrix.variants(release) if not v.build.recipes]
+    assert not any(Method.NIX in available_methods(catalog, v) for v in wheels_only)
+    for variant in wheels_only[::25]:
+        assert matrix.resolve(variant.unique_name).variant == variant
+        assert matrix.resolve(variant.short_name, release=variant.release_name).variant.release is variant.release
+
+
+def test_python_3_10_has_wheels_and_no_recipes(catalog: Catalog, matrix: Matrix) -> None:
+    with_it = {str(v.release.version) for v in matrix.variants(python="3.10")}
+    assert {"2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.14.1"} <= with_it and "2.15.0" not in with_it
+    assert not any(Method.NIX in available_methods(catalog, v) for v in matrix.variants("main", "3.10"))
+
+
+def test_a_patch_release_is_named_by_its_whole_version(catalog: Catalog, matrix: Matrix) -> None:
+    release = catalog.release("2.14.0")
+    assert (str(release.version), release.git_commit[:4], release.nixpkgs) == ("2.14.0", "0818", None)
+    variant = matrix.resolve("sm90-avx2", release="2.14.0").variant
+    assert variant.unique_name == "pytorch214_0-python313-cuda13_0-sm90-avx2"
+    assert matrix.resolve(variant.unique_name).variant == variant
+    assert "3.13t" in catalog.release("2.12.0").pythons and "3.13t" not in catalog.release("2.12").pythons
+    assert explain(matrix, variant.unique_name).verdicts[0].where == "2.14.0 (cu130)"
+
+
 def test_unique_names_are_unique(matrix: Matrix) -> None:
     names = Counter(variant.unique_name for variant in matrix.variants(python="all"))
     assert {name: count for name, count in names.items() if count > 1} == {}
@@ -79,8 +116,8 @@ def test_every_official_row_has_a_build_method(matrix: Matrix, catalog: Catalog)
 def test_every_name_of_a_variant_finds_it(matrix: Matrix) -> None:
     for variant in [*matrix.variants(), *matrix.variants("2.15", "all")]:
         assert matrix.resolve(variant.unique_name).variant == variant
-        same_name = matrix.resolve(variant.name, release=variant.release.name).variant
-        assert same_name == variant
+        same_name = matrix.resolve(variant.name, release=variant.release_name).variant
+        assert same_name.unique_name == variant.unique_name
 
 
 @pytest.mark.parametrize(
@@ -109,7 +146,7 @@ def test_what_a_name_is_taken_for(pinned: Matrix, name: str, via: Method, chosen
 
 def test_an_ambiguous_name_says_what_else_it_could_mean(pinned: Matrix) -> None:
     resolution = pinned.resolve("pytorch-python313-cpu-avx2")
-    assert len(resolution.others) == 7
+    assert len(resolution.others) == 8
     assert "also matches pytorch214-python313-cpu-avx2" in resolution.message
 
 
@@ -148,7 +185,7 @@ def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
         ("cuda-13_0", "cu130", "6.1", "avx2", "3.13", {MatrixRule.TOOLKIT}),
         ("main", "cu128", "10.3", "avx2", "3.13", {MatrixRule.TOOLKIT}),
         ("main", "cu128", "9.0", "avx2", "3.14", {MatrixRule.PYTHON}),
-        ("main", "cu128", "12.1", "avx2", "3.10", {MatrixRule.HOST, MatrixRule.TOOLKIT, MatrixRule.PYTHON}),
+        ("main", "cu128", "12.1", "avx2", "3.9", {MatrixRule.HOST, MatrixRule.TOOLKIT, MatrixRule.PYTHON}),
         ("cuda-13_0", "cu130", "8.8", "armv9", "3.13", {MatrixRule.NOT_OFFERED}),
         ("cuda-13_0", "cu130", "9.0", "avx2", "3.13", set()),
     ],

@@ -59,10 +59,9 @@ def expectation(
 def _resolve(catalog: Catalog, name: str, torch: str) -> Variant:
     """The variant of a name; a short name means that of the PyTorch which is there, where it has one."""
     matrix = Matrix(catalog)
-    releases = [release.name for release in catalog.releases.values() if torch and str(release.version) == torch]
-    for release in releases:
+    if torch:
         with suppress(NoMatchError):
-            return matrix.resolve(name, release=release).variant
+            return matrix.resolve(name, release=torch).variant
     return matrix.resolve(name).variant
 
 

@@ -1,0 +1,25 @@
+"""The commands that carry out a recommendation."""
+
+from __future__ import annotations
+
+from torchtailor.catalog.releases import Method
+from torchtailor.recommendation.candidates import Candidate
+
+
+def command(candidate: Candidate, into: str | None = None) -> str:
+    """What makes the variant, and installs it where it is cut from the official wheel."""
+    name = candidate.variant.unique_name
+    if candidate.method is Method.WHEEL:
+        return f"torchtailor install {name}" + (f" --into {into}" if into else "")
+    return f"torchtailor build {name} --via {candidate.method.value}"
+
+
+def stock_command(candidate: Candidate, wheel_index: str) -> str | None:
+    """What installs the official wheel uncut; None where the variant is not cut from one."""
+    variant = candidate.variant
+    if candidate.method is not Method.WHEEL:
+        return None
+    version, label = variant.release.version, variant.build.label
+    if candidate.default_index:
+        return f"python -m pip install torch=={version}"
+    return f"python -m pip install torch=={version}+{label} --extra-index-url {wheel_index.format(label=label)}"
