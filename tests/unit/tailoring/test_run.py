@@ -77,7 +77,7 @@ def test_arch_list_of_the_environment_is_used_and_said(
         (["--gpu", "9.0", "--env", ".", "-o", "x"], ExitCode.USAGE, "in place"),
         (["LIB", "--gpu", "9.0", "-o", "OUT", "--keep-removed"], ExitCode.USAGE, "--keep-removed is for environments"),
         (["none.so", "--gpu", "9.0", "-o", "OUT"], ExitCode.NO_MATCH, "none.so does not exist"),
-        (["LIB", "--gpu", "3.0", "-o", "OUT"], ExitCode.NO_MATCH, "3.0"),
+        (["LIB", "--gpu", "2.0", "-o", "OUT"], ExitCode.NO_MATCH, "2.0"),
         (["LIB", "--gpu", "5.0", "-o", "OUT"], ExitCode.IMPOSSIBLE, "no GPU code that runs on 5.0"),
         (["TEXT", "--gpu", "9.0", "-o", "OUT"], ExitCode.BAD_INPUT, "text.so"),
         (["LIB", "--gpu", "9.0", "-o", "OUT", "--recompress", "--driver", "535.10"], ExitCode.IMPOSSIBLE, "550.54"),
