@@ -15,6 +15,7 @@ from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import (
     Compression,
+    Container,
     ImageKind,
     decompress,
     decompress_payload,
@@ -128,6 +129,7 @@ def test_damage_is_named(data: bytes, why: str) -> None:
 def test_a_container_may_be_anywhere() -> None:
     blob = container(Entry(b"x"))
     found = read(bytes(4) + blob, 4)
+    assert isinstance(found, Container)
     assert (found.offset, found.end) == (4, 4 + len(blob))
 
 
