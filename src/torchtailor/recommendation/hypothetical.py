@@ -55,7 +55,7 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     notes: list[str] = []
     gpus = [] if [text.lower() for text in given.gpus] in ([name] for name in _NONE) else _gpus(catalog, given.gpus)
     cpu = _cpu(catalog, given, gpus, base, this_cpu, notes)
-    _check_together(gpus, cpu)
+    _check_together(catalog, gpus, cpu)
     host = base or _empty(cpu)
     if given.gpus:
         devices = tuple(_device(index, text, gpu) for index, (text, gpu) in enumerate(gpus))
@@ -128,8 +128,14 @@ def _cpu(
     return cpu
 
 
-def _check_together(gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
+def _check_together(catalog: Catalog, gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
+    platforms = sorted({isa.arch for isa in catalog.isas.values()})
     for text, gpu in gpus:
+        if cpu.arch not in platforms:
+            raise ImpossibleError(
+                f"PyTorch is available for {' and '.join(platforms)}, and the CPU {cpu.name} is {cpu.arch}.",
+                "Use another machine, or a build of the platform's own (for POWER: conda-forge, Open-CE).",
+            )
         if cpu.arch not in gpu.hosts:
             hosts = " and ".join(sorted(gpu.hosts))
             raise ImpossibleError(
