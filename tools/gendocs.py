@@ -6,15 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from torchtailor.catalog import Catalog, Fit, Method, load_catalog
+from torchtailor.catalog import DEFAULT_PYTHON, Catalog, Fit, Gpu, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
-from torchtailor.errors import EXIT_MEANINGS, TorchtailorError
+from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
+from torchtailor.recommendation import recommend
 from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,19 +32,25 @@ def releases(catalog: Catalog) -> str:
     matrix = Matrix(catalog)
     rows = []
     for release in catalog.releases.values():
-        variants = list(matrix.variants(release.name))
+        variants = list(matrix.variants(str(release.version)))
         methods = {method for variant in variants for method in available_methods(catalog, variant)}
         rows.append(
             [
                 f"`{release.name}`",
                 str(release.version),
-                ", ".join(str(b.toolkit or b.cuda) for b in release.cuda_builds),
+                ", ".join(str(b.toolkit or b.cuda) for b in sorted(release.cuda_builds, key=lambda b: b.label)),
                 ", ".join(release.pythons),
-                str(len(variants)),
+                str(len(variants)) + _with_recipe(catalog, variants),
                 ", ".join(method.value for method in Method if method in methods),
             ]
         )
     return table(["release", "PyTorch", "CUDA", "Python", "variants", "build methods"], rows)
+
+
+def _with_recipe(catalog: Catalog, variants: list[Variant]) -> str:
+    """How many of the variants recipes are written for."""
+    count = sum(coverage(catalog, variant, Method.NIX).available for variant in variants)
+    return f", {count} with recipes" if count else ""
 
 
 def variants(catalog: Catalog) -> str:
@@ -54,7 +60,7 @@ def variants(catalog: Catalog) -> str:
 
 def _release_section(catalog: Catalog, release: Release) -> str:
     matrix = Matrix(catalog)
-    count = len(list(matrix.variants(release.name)))
+    count = len(list(matrix.variants(str(release.version))))
     text = f"## {release.name}: PyTorch {release.version}, {count} variants\n\n"
     if release.note:
         text += f"{release.note[0].upper()}{release.note[1:]}.\n\n"
@@ -67,7 +73,7 @@ def _build_table(catalog: Catalog, matrix: Matrix, release: Release, build: Buil
     isas = list(catalog.isas)
     cells: dict[str, dict[str, str]] = {}
     titles: dict[str, str] = {}
-    for variant in matrix.variants(release.name):
+    for variant in matrix.variants(str(release.version)):
         if variant.build is build:
             key = variant.gpu.sm if variant.gpu else "cpu"
             titles[key] = f"**{key.upper()}** {variant.gpu.describe()}" if variant.gpu else "CPU only"
@@ -85,7 +91,7 @@ def _build_table(catalog: Catalog, matrix: Matrix, release: Release, build: Buil
 def _cell(catalog: Catalog, variant: Variant) -> str:
     wheel = coverage(catalog, variant, Method.WHEEL)
     if not wheel.available:
-        return "source" if not variant.release.nixpkgs else "nix"
+        return "nix" if coverage(catalog, variant, Method.NIX).available else "source"
     if wheel.fit is Fit.COMPATIBLE:
         return f"wheel ({wheel.through})"
     return {Fit.NATIVE: "wheel", Fit.JIT: "wheel (JIT)"}[wheel.fit]
@@ -196,33 +202,29 @@ def drivers(catalog: Catalog) -> str:
 
 
 def decision(catalog: Catalog) -> str:
-    """For each GPU: its name and the newest release, preferably as an official wheel."""
-    matrix = Matrix(catalog)
+    """For each GPU what `torchtailor recommend` answers, given a driver that is new enough."""
     rows = []
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
         if not gpu.offered:
             continue
-        newest, driver, how = "none", "none", _unlisted(str(gpu.capability))
-        if chosen := _newest(matrix, f"{gpu.sm}-{'avx2' if 'x86_64' in gpu.hosts else 'armv8_2'}"):
-            assert chosen.build.cuda
-            wheel, source = (coverage(catalog, chosen, method) for method in (Method.WHEEL, Method.SOURCE))
-            newest = f"{chosen.release.version}, CUDA {chosen.build.cuda}"
-            driver = str(catalog.toolkit(chosen.build.cuda).drivers_for(gpu)[0])
-            how = wheel.text if wheel.available else f"Built from source: {source.text}"
+        newest, driver, how = "none", "none", _unlisted(catalog, gpu)
+        cpu = "haswell" if "x86_64" in gpu.hosts else "neoverse_n1"
+        best = recommend(gpus=[str(gpu.capability)], cpu=cpu, catalog=catalog).best
+        if best is not None and best.cuda is not None and best.gpu is not None:
+            newest = f"{best.pytorch}, CUDA {best.cuda}" + (
+                "" if best.python == DEFAULT_PYTHON else f", Python {best.python}"
+            )
+            driver = str(catalog.toolkit(best.cuda).drivers_for(gpu)[0])
+            how = best.reasons[1] if best.gpu == gpu.sm else f"As `{best.gpu}`. {best.reasons[1]} {best.reasons[2]}"
         rows.append([gpu.describe(4), str(gpu.capability), f"`{gpu.sm}`", newest, driver, how])
     return table(["GPU", "capability", "name", "newest PyTorch", "minimum driver", "how"], rows)
 
 
-def _newest(matrix: Matrix, name: str) -> Variant | None:
-    for method in (Method.WHEEL, Method.SOURCE):
-        with suppress(TorchtailorError):
-            return matrix.resolve(name, via=method).variant
-    return None
-
-
-def _unlisted(capability: str) -> str:
+def _unlisted(catalog: Catalog, gpu: Gpu) -> str:
     """What to do for a GPU that no release lists."""
-    chip = tegra_table().chip_of(capability)
+    if gpu.last_cuda and gpu.last_cuda < min(catalog.toolkits):
+        return f"not available: CUDA {gpu.last_cuda} was the last for it, older than every release"
+    chip = tegra_table().chip_of(str(gpu.capability))
     last = tegra_table().jetpack_of(chip.last_l4t) if chip and chip.last_l4t else None
     if last is None:
         return "add a `[[row]]`, see [extending](extending.md)"

@@ -205,7 +205,11 @@ def _method(situation: Situation, release: Release, build: Build, gpu: Gpu, isa:
 
 
 def _containers(situation: Situation) -> Iterator[Alternative]:
-    """Containers, where they help: not for a GPU that the driver dropped, nor for one that a release lists."""
+    """Containers, where they help.
+
+    Not for a GPU that the driver dropped or does not know yet, for that is the kernel's; nor for one that a release
+    lists, or that newer software has dropped.
+    """
     host, devices = situation.host, situation.devices
     if host.tegra is not None:
         jetpack = f"JetPack {host.tegra.jetpack}" if host.tegra.jetpack else "your JetPack"
@@ -218,6 +222,9 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
     builds = [build for release in situation.catalog.releases.values() for build in release.cuda_builds]
     fits = {situation.driver(device, build).fit for device in devices for build in builds}
     names = " and ".join(dict.fromkeys(device.name for device in devices))
+    known = [situation.catalog.gpus.get(device.compute) for device in devices if device.compute]
+    if any(gpu is not None and _beyond_containers(gpu, host) for gpu in known):
+        return
     if any(fit.runs for fit in fits):
         listed = {capability for build in builds for row in build.rows for capability in row.gpus}
         if all(device.compute in listed for device in devices):
@@ -234,6 +241,12 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
             "release notes."
         )
         yield Alternative("container", text)
+
+
+def _beyond_containers(gpu: Gpu, host: Host) -> bool:
+    """Whether the kernel's driver predates the GPU, or CUDA has dropped it."""
+    driver = host.driver.number if host.driver is not None and not host.driver.windows else None
+    return gpu.last_cuda is not None or bool(driver and gpu.first_driver and driver < gpu.first_driver)
 
 
 @dataclass(frozen=True, slots=True)

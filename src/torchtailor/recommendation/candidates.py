@@ -1,9 +1,9 @@
 """Judges every variant of the matrix, with every build method, against a machine, and ranks those that run on it.
 
 A variant is a candidate, or refused with a reason. The order of preference among candidates is `preference`: the
-build method that costs least, the newest release, the instruction set the workload prefers, native code before
-compatible before JIT-compiled, a variant named for the GPU (or whose wheel contains what its name says), the default
-index's build, a driver that supports it fully, the newest CUDA.
+build method that costs least, for source and Nix a variant named for the GPU, the newest release, the instruction set
+the workload prefers, native code before compatible before JIT-compiled, a variant named for the GPU (or whose wheel
+contains what its name says), the default index's build, a driver that supports it fully, the newest CUDA.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ def preference(candidate: Candidate, isas: IsaRanking) -> tuple[object, ...]:
     variant, driver = candidate.variant, candidate.driver
     return (
         _METHODS.index(candidate.method),
+        -candidate.exact if candidate.method is not Method.WHEEL else 0,
         tuple(-part for part in variant.release.version.parts),
         isas.rank(variant.isa),
         _FITS.index(candidate.fit),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from torchtailor.catalog.gpus import Fit
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Method
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host
 from torchtailor.recommendation.candidates import Candidate
 from torchtailor.recommendation.request import IsaRanking, Situation, Workload
 from torchtailor.recommendation.result import Pick
 
+_BLACKWELL = 10  # from this major on Triton takes its second ptxas
 _RUNS = {
     Fit.NATIVE: "natively",
     Fit.COMPATIBLE: "through binary compatibility",
@@ -50,6 +52,8 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
         reasons.append(_why_another(situation.catalog, candidate))
     if candidate.driver is not None:
         reasons.append(candidate.driver.text)
+    if limit := _compiler_limit(situation, candidate):
+        reasons.append(limit)
     reasons.append(_why_isa(candidate, situation.isas, situation.request.workload))
     if candidate.method is Method.WHEEL:
         variant = candidate.variant
@@ -65,8 +69,9 @@ def _why_release(situation: Situation, candidate: Candidate) -> str:
         return f"PyTorch {version} is the newest release."
     if situation.request.release:
         return f"PyTorch {version} is the release that was asked for."
-    how = f" when {candidate.method.phrase}" if candidate.method is not Method.WHEEL else ""
-    return f"PyTorch {version} is the newest release that runs on this machine{how}."
+    if candidate.method is not Method.WHEEL:
+        return f"PyTorch {version} is the newest release with a variant for this machine {candidate.method.phrase}."
+    return f"PyTorch {version} is the newest release that runs on this machine."
 
 
 def _why_another(catalog: Catalog, candidate: Candidate) -> str:
@@ -77,9 +82,35 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
     code = candidate.coverage.through
     because = f", given {gpu.unified.condition}" if gpu and gpu.unified else ""
     return (
-        f"There is no stock variant for {device.compute.sm.upper()} ({device.name}) {candidate.method.phrase}; {code} "
-        f"code runs on it {_RUNS[candidate.fit]}{because}."
+        f"PyTorch {candidate.variant.release.version} has no stock variant for {device.compute.sm.upper()} "
+        f"({device.name}) {candidate.method.phrase}; {code} code runs on it {_RUNS[candidate.fit]}{because}."
     )
+
+
+def _compiler_limit(situation: Situation, candidate: Candidate) -> str | None:
+    """What `torch.compile` needs where the driver does not load the code that Triton's ptxas writes for the GPU."""
+    catalog, driver = situation.catalog, situation.host.driver
+    triton = next((row for row in catalog.tritons if _is_version(row.version, candidate.variant.release.triton)), None)
+    newest = max((one.device.compute for one in candidate.devices if one.device.compute), default=None)
+    if triton is None or newest is None or driver is None or driver.windows or situation.host.tegra:
+        return None
+    blackwell = newest.major >= _BLACKWELL and triton.ptxas_blackwell is not None
+    ptxas = triton.ptxas_blackwell if blackwell and triton.ptxas_blackwell else triton.ptxas
+    line = Dotted(".".join(ptxas.split(".")[:2]))
+    toolkit = catalog.toolkits.get(line)
+    if toolkit is None or toolkit.fit_driver(driver.number).runs:
+        return None
+    variable = "TRITON_PTXAS_BLACKWELL_PATH" if blackwell else "TRITON_PTXAS_PATH"
+    return (
+        f"torch.compile needs more: Triton {triton.version} compiles for this GPU with its ptxas of CUDA {line}, whose "
+        f"code driver {driver.version} does not load ({toolkit.driver_minor} does). Set {variable} to the ptxas of a "
+        f"CUDA {candidate.variant.build.cuda} toolkit."
+    )
+
+
+def _is_version(version: str, wanted: str) -> bool:
+    """Whether a version is the wanted one, which may leave out its last part: 3.8 is 3.8.0."""
+    return bool(wanted) and (version == wanted or version.rpartition(".")[0] == wanted)
 
 
 def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:

@@ -132,7 +132,13 @@ def _cpu(
 
 
 def _check_together(catalog: Catalog, gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
+    platforms = sorted({isa.arch for isa in catalog.isas.values()})
     for text, gpu in gpus:
+        if cpu.arch not in platforms:
+            raise ImpossibleError(
+                f"PyTorch is available for {' and '.join(platforms)}, and the CPU {cpu.name} is {cpu.arch}.",
+                "Use another machine, or a build of the platform's own (for POWER: conda-forge, Open-CE).",
+            )
         own = catalog.cpu_with(text, gpu)
         archs = {own[0].arch} if own else gpu.hosts
         if cpu.arch not in archs:

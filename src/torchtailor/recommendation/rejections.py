@@ -20,7 +20,7 @@ def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candid
         found += _builds(situation, judgements, best)
     if best is not None and best.devices:
         found += _gpus(best, judgements)
-    return (*found, *_pythons(situation))
+    return (*found, *_pythons(situation, best))
 
 
 def _isas(isas: IsaRanking) -> Iterator[Rejection]:
@@ -36,12 +36,16 @@ def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
         yield Rejection("wheels", refusals[0].text)
 
 
-def _pythons(situation: Situation) -> Iterator[Rejection]:
-    """The releases that are not available for the Python asked for."""
+def _pythons(situation: Situation, best: Candidate | None) -> Iterator[Rejection]:
+    """The releases, newer than the best, that are not available for the Python asked for."""
     python = situation.request.wanted_python
-    without = [release for release in situation.catalog.releases.values() if python not in release.pythons]
+    without = [
+        release.version
+        for release in situation.catalog.releases.values()
+        if python not in release.pythons and (best is None or release.version > best.variant.release.version)
+    ]
     if without and situation.request.release is None:
-        names = ", ".join(str(release.version) for release in reversed(without))
+        names = ", ".join(map(str, sorted(without, reverse=True)))
         yield Rejection(f"PyTorch {names}", f"Not available for Python {python}.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import machines
@@ -94,6 +96,50 @@ def test_a_patch_release_can_be_asked_for() -> None:
     best = recommend_for(machines.matrix(), host, Request(release="2.14.0")).best
     assert best is not None and (best.pytorch, best.release) == ("2.14.0", "2.14.0")
     assert "PyTorch 2.14.0 is the release that was asked for." in best.reasons
+
+
+def test_a_gpu_without_a_wheel_is_compiled_for_and_not_for_another() -> None:
+    """T4G is 7.5, and no aarch64 wheel has 7.5: 2.14 has sm75-armv8_2 with CUDA 12.6, 2.15 only sm70 with CUDA 12."""
+    best = ask("T4G", cpu="Graviton2", driver="535.54.03").best
+    assert best is not None and (best.variant, best.method, best.code) == (
+        "pytorch214-python313-cuda12_6-sm75-armv8_2", "source", "sm_75",
+    )  # fmt: skip
+    assert not any("no stock variant" in reason for reason in best.reasons)
+
+
+def test_no_container_for_a_kernel_driver_that_predates_the_gpu_nor_for_dropped_gpus() -> None:
+    for found in (ask("RTX PRO 6000 Blackwell", cpu="zen4", driver="565.57.01"), ask("K40", cpu="haswell")):
+        assert found.best is None and "container" not in {one.kind for one in found.alternatives}
+
+
+def test_a_k80_gets_the_last_release_with_its_code_and_a_python_that_has_it() -> None:
+    found = ask("K80", cpu="haswell", driver="470.256.02")
+    assert found.best is not None and found.best.variant == "pytorch20-python311-cuda11_7-sm37-avx2"
+    assert any("the recommendation is for Python 3.11" in note for note in found.notes)
+    assert found.command == "torchtailor install pytorch20-python311-cuda11_7-sm37-avx2"
+
+
+def test_torch_compile_on_blackwell_with_a_cuda_12_driver_needs_another_ptxas() -> None:
+    """Triton 3.7.1 compiles for Blackwell with ptxas 13.1, and R570 loads nothing that CUDA 13 made."""
+    reasons = " ".join((ask("B200", cpu="zen4", driver="570.124.06").best or pytest.fail("nothing")).reasons)
+    assert "Triton 3.7.1" in reasons and "ptxas of CUDA 13.1" in reasons and "TRITON_PTXAS_BLACKWELL_PATH" in reasons
+    for gpu, driver in (("B200", "580.95.05"), ("H100", "570.124.06")):
+        assert "torch.compile" not in str(ask(gpu, cpu="zen4", driver=driver).best)
+
+
+def test_rubin_runs_the_wheels_code_for_blackwell() -> None:
+    best = ask("Rubin", cpu="zen4").best
+    assert best is not None and (best.gpu, best.code, best.method) == ("sm100", "sm_100", "wheel")
+    text = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text()
+    (row,) = [line for line in text.splitlines() if "| `sm107` |" in line]
+    assert f"| {best.pytorch}, CUDA {best.cuda} |" in row and "As `sm100`" in row
+
+
+def test_power_is_refused_for_what_is_true_of_it() -> None:
+    with pytest.raises(ImpossibleError) as caught:
+        ask("V100", cpu="power9")
+    assert "PyTorch is available for aarch64 and x86_64" in caught.value.message
+    assert "exists only" not in caught.value.message
 
 
 def test_a_whole_driver_version_and_an_unknown_branch_are_taken_as_they_are() -> None:

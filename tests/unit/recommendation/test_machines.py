@@ -111,7 +111,7 @@ TABLE = (
     Row(
         "dgx-spark-driver-570", None,
         says=("Driver 570.133.20 is too old for SM121, which needs 575.51.03 or newer.",),
-        upgrade="driver 580.65.06", alternatives=("cpu", "container", "remote"),
+        upgrade="driver 580.65.06", alternatives=("cpu", "remote"),  # the kernel's driver is outside of containers
     ),
     Row("thor-jetpack-7", "sm110-armv9", "2.15.0", "13.2", says=("JetPack 7.0 supports CUDA 13.0",)),
     Row(

@@ -51,7 +51,9 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
         # NVIDIA's libraries inside of others' packages
         (package("torch", "BSD-3-Clause"), "torch/lib/libcudnn_ops.so.9", True),
         (package("torch", "BSD-3-Clause"), "torch/lib/libcublasLt.so.12", True),
+        (package("nvidia-libnvcomp-cu13", "LicenseRef-NVIDIA-Proprietary"), "nvidia/lib/libnvcomp.so.6", True),
         # no package at all
+        (None, "lib/libnvcomp.so.6", True),
         (None, "lib/libcufft.so.11", True),
         (None, "lib/libmine.so", False),
     ],
