@@ -1,0 +1,61 @@
+"""Machines by their parts, and what someone who knows the tables of drivers and wheels would install on them.
+
+The expectations in machines_table.csv were derived from NVIDIA's driver tables and the contents of the official wheels,
+not from what torchtailor answers; `why` says how. Empty columns: not given, or nothing runs.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests import machines
+from torchtailor.recommendation import Request
+from torchtailor.recommendation.engine import recommend_for
+from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+
+
+class Row(NamedTuple):
+    """A machine, the expected answer, and why."""
+
+    gpu: str
+    cpu: str
+    driver: str
+    jetpack: str
+    pytorch: str
+    cuda: str
+    variant: str
+    code: str
+    method: str
+    python: str
+    why: str
+
+    def __str__(self) -> str:
+        return " + ".join(part for part in (self.gpu, self.cpu, self.driver or self.jetpack) if part)
+
+
+with (Path(__file__).parent / "machines_table.csv").open(newline="") as _file:
+    TABLE = [Row(**row) for row in csv.DictReader(_file)]
+
+
+def test_the_table_covers_what_it_should() -> None:
+    assert len(TABLE) >= 150 and len(set(map(str, TABLE))) == len(TABLE)
+    assert len({row.gpu for row in TABLE}) >= 70
+    known = machines.catalog().drivers
+    assert set(known) <= {int(row.driver.split(".")[0]) for row in TABLE if row.driver}
+    assert all(row.why for row in TABLE)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_a_machine(row: Row) -> None:
+    given = GivenParts((row.gpu,), row.cpu or None, row.driver or None, row.jetpack or None)
+    host = hypothetical_host(machines.catalog(), given, None, lambda: machines.host("zen4").cpu)
+    best = recommend_for(machines.matrix(), host, Request()).best
+    found = (
+        (best.pytorch, best.cuda or "", best.short_name, best.code or "", best.method, best.python) if best else None
+    )
+    wanted = (row.pytorch, row.cuda, row.variant, row.code, row.method, row.python) if row.pytorch else None
+    assert found == wanted, row.why
