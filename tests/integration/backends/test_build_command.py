@@ -68,7 +68,7 @@ def test_quiet_and_plain(shell: Shell) -> None:
         (("build", "sm90-avx512", "--glibc", "new"), ExitCode.USAGE, "--glibc"),
         (("build", "sm90-avx512", "--release", "main", "--with", "nothing-like-it"), ExitCode.NO_MATCH, "nothing-like"),
         (("build", "sm90-avx512", "-i", "http://127.0.0.1:9/simple"), ExitCode.NETWORK, "cannot be reached"),
-        (("build", "--all", "sm90-avx512"), ExitCode.USAGE, "exclude"),
+        (("build", "--all", "sm90-avx512"), ExitCode.USAGE, "mutually exclusive"),
         (("install", "sm90-avx512"), ExitCode.USAGE, "which environment"),
         (("cache", "prune", "--older-than", "soon"), ExitCode.USAGE, "is not a time"),
     ],

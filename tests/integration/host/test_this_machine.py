@@ -75,6 +75,7 @@ def test_a_saved_description_gives_the_same_recommendation(tmp_path: Path) -> No
     (tmp_path / "host.json").write_text(run("detect", "--json", cwd=tmp_path).stdout)
     here = json.loads(run("recommend", "--json", cwd=tmp_path).stdout)
     there = json.loads(run("recommend", "--json", "--from", "host.json", cwd=tmp_path).stdout)
+    here.pop("command"), there.pop("command")  # only this machine has an environment to install into
     assert here == there
 
 

@@ -119,7 +119,7 @@ def test_choosing(catalog: Catalog) -> None:
     everything = choose(catalog, [], everything=True, release="main")
     assert len(everything) > 20
     assert all(choice.variant.release.name == "main" for choice in everything)
-    with pytest.raises(UsageError, match="exclude"):
+    with pytest.raises(UsageError, match="mutually exclusive"):
         choose(catalog, ["x"], everything=True)
     with pytest.raises(NoMatchError, match="matches"):
         choose(catalog, ["nothing*"], release="main")
