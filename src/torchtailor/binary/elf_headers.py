@@ -12,6 +12,7 @@ PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 DYNAMIC_ENTRY = struct.Struct("<qQ")
 RELA = struct.Struct("<QQq")
+SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class ElfMachine(IntEnum):

@@ -8,14 +8,16 @@ throws away a segment that has no section at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     SECTION_HEADER,
+    SYMBOL,
     Section,
     SectionFlag,
     SectionType,
@@ -32,6 +34,7 @@ TABLE_MARK = b"program headers\0"
 SPARE_HEADERS = 8  # for tools that add a segment to the output and do not ask whether there is room
 
 _INFO_LINK = 0x40
+_SYMBOL_SECTION = 6  # the byte of a symbol at which the number of its section is
 _FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of the letters
 
 
@@ -128,6 +131,14 @@ def _offset(addresses: AddressMap, address: int) -> int:
     return offset
 
 
+class SplitOff(NamedTuple):
+    """A part of a section that has a header of its own, because a hole is before it."""
+
+    section: int  # the number of the section's first part, old and new
+    span: Span
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
     """The new section headers, and what follows behind the loaded bytes."""
@@ -137,6 +148,7 @@ class SectionPlan:
     unloaded: tuple[tuple[int, int, int], ...]  # (old offset, new offset, size)
     names: tuple[int, bytes]  # where the section names go, and all of them
     file_size: int
+    split: tuple[SplitOff, ...]  # what was split off sections that stay under their old numbers
 
 
 def plan_sections(
@@ -158,6 +170,7 @@ def plan_sections(
     cursor = loaded_end
     rows: list[list[int]] = []
     extra: list[list[int]] = []
+    split: list[SplitOff] = []
     unloaded: list[tuple[int, int, int]] = []
     for section in stays:
         row = _row(section, number)
@@ -170,6 +183,7 @@ def plan_sections(
             parts = _parts(section, without, used)
             row[3:6] = [parts[0].start, _offset(addresses, parts[0].start), parts[0].size]
             for part in parts[1:]:
+                split.append(SplitOff(section.index, part, len(stays) + len(extra)))
                 more = [*row]
                 more[3:6] = [part.start, _offset(addresses, part.start), part.size]
                 extra.append(more)
@@ -192,7 +206,30 @@ def plan_sections(
     rows += extra
     data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
     table = HeaderTable(cursor, len(rows), data)
-    return SectionPlan(table, number[elf.header.name_section], tuple(unloaded), (names_at, names), cursor + len(data))
+    return SectionPlan(
+        table=table,
+        names_index=number[elf.header.name_section],
+        unloaded=tuple(unloaded),
+        names=(names_at, names),
+        file_size=cursor + len(data),
+        split=tuple(split),
+    )
+
+
+def symbol_numbers(elf: ElfFile, split: Sequence[SplitOff]) -> Iterator[tuple[int, int]]:
+    """(address, number) of the section numbers of dynamic symbols that are in a part split off their section."""
+    table = next((section for section in elf.sections if section.type == SectionType.DYNSYM), None)
+    if table is None or not split:
+        return
+    parts: dict[int, list[SplitOff]] = {}
+    for part in split:
+        parts.setdefault(part.section, []).append(part)
+    content = elf.content(table)
+    whole = content[: len(content) - len(content) % SYMBOL.size]
+    for row, (_, _, _, index, value, _) in enumerate(SYMBOL.iter_unpack(whole)):
+        for part in parts.get(index, ()):
+            if part.span.start <= value < part.span.end:
+                yield table.address + row * SYMBOL.size + _SYMBOL_SECTION, part.number
 
 
 def _row(section: Section, number: dict[int, int]) -> list[int]:

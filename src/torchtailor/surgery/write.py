@@ -25,6 +25,7 @@ from torchtailor.surgery.headers import (
     find_home,
     plan_sections,
     program_headers,
+    symbol_numbers,
 )
 from torchtailor.surgery.layout import (
     MIN_HOLE,
@@ -62,6 +63,15 @@ class Surgery:
     @property
     def size(self) -> int:
         return self.sections.file_size
+
+    @property
+    def zeroed(self) -> int:
+        """Bytes of removed code that stay in the file of a program as zeros: its program headers cannot move, so it has
+        no holes; but wheels compress zeros away, and the disk stores none."""
+        if all(segment.type != SegmentType.INTERP for segment in self.elf.segments):
+            return 0
+        left = subtract(self.plan.free, self.holes)
+        return sum(span.size for span in left if span.size >= MIN_HOLE)
 
     @cached_property
     def addresses(self) -> AddressMap:
@@ -239,6 +249,8 @@ def patches(surgery: Surgery) -> Iterator[tuple[int, bytes]]:
         yield table.offset + len(table.data), bytes(surgery.home.room - len(table.data))
         yield table.offset + surgery.home.room, TABLE_MARK
     yield 0, _file_header(surgery, table)
+    for address, number in symbol_numbers(surgery.elf, surgery.sections.split):
+        yield surgery.offset(address), number.to_bytes(2, "little")
     for plan in surgery.plan.containers:
         if plan.address is None or plan.pointers is None:
             continue

@@ -37,6 +37,7 @@ class Recipe:
     symtab: bool = True
     program: bool = False  # asks for a loader, as programs do
     zeroed_segment: bool = False  # a loaded segment without a byte in the file
+    named: bool = False  # dynamic symbols of the first and the last bytes of .rodata
     host_bytes: int = 700
     seed: int = 1
 
@@ -167,7 +168,7 @@ class Linker:
         if r.relr:
             relr.data = bytearray(8 * len(self.pointers))
         rela.data = bytearray(24 * ((0 if r.relr else len(self.pointers)) + 1))
-        dynsym.data += bytes(24)
+        dynsym.data += bytes(24 + 48 * r.named)
         text_align = r.text_alignment or r.alignment
         loads = [
             (R, r.alignment, [note, dynsym, dynstr, rela, *([relr] if r.relr else [])]),
@@ -192,6 +193,11 @@ class Linker:
                 offset += 0 if section.nobits else section.size
             table.append((LOAD, flags, start, at, at, offset - start, address - at, align))
         self._fill(dynsym, dynstr, rela, relr, dynamic, text, got, ldata)
+        if r.named:
+            rodata = readonly[0]
+            index = 1 + [section for _, _, group in loads for section in group].index(rodata)
+            for row, value in enumerate((rodata.address, rodata.address + rodata.size - 8), 2):
+                struct.pack_into("<IBBHQQ", dynsym.data, 24 * row, 1, 0x11, 0, index, value, 8)
         rows: list[tuple[int, ...]] = [*table]
         rows.append((DYNAMIC, 6, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 8))
         rows.append((NOTE, 4, note.offset, note.address, note.address, note.size, note.size, 4))

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.gpucode.builders import FIXTURES, Entry
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
+from torchtailor.binary.elf import ElfFile
 from torchtailor.errors import (
     BadInputError,
     CheckFailedError,
@@ -50,6 +52,35 @@ def test_what_is_reported(tmp_path: Path) -> None:
     assert result.dropped["sm_90"].images == 1
     containers = 4 + 1 + 1 + 3 + 22 + 1
     assert result.kept["sm_90"].stored + 16 * containers == result.gpu_after
+
+
+def test_code_of_a_program_becomes_zeros(tmp_path: Path) -> None:
+    """Its program headers cannot move, so the file stays as long; wheels and disks store no zeros."""
+    entries = tuple(Entry(BIG, sm=sm) for sm in (80, 90))
+    source = write(tmp_path, Recipe(wrapped=[entries] * 4, program=True), "tool")
+    result = tailor_library(source, tmp_path / "out", options("9.0", strip=False))
+    assert (result.status, result.saved) == (LibraryStatus.CUT, 0)
+    assert result.dropped["sm_80"].images == 4
+    assert (tmp_path / "out").read_bytes().count(BIG) == 4
+    assert source.read_bytes().count(BIG) == 8
+
+
+def test_dynamic_symbols_follow_the_sections_that_are_split(tmp_path: Path) -> None:
+    hidden = tuple(Entry(BIG, sm=sm) for sm in (80, 90, 100, 120))
+    source = write(tmp_path, Recipe(hidden=[hidden], named=True))
+    result = tailor_library(source, tmp_path / "out.so", options("9.0"))
+    assert result.status is LibraryStatus.CUT
+    for path in (source, tmp_path / "out.so"):
+        elf = ElfFile.from_buffer(path.read_bytes())
+        symbols = elf.section(".dynsym")
+        assert symbols is not None
+        rows = list(struct.iter_unpack("<IBBHQQ", elf.content(symbols)))
+        assert [row[1] for row in rows] == [0, 0x12, 0x11, 0x11]
+        for _, _, _, index, value, size in rows[2:]:
+            section = elf.sections[index]
+            assert section.name == ".rodata"
+            assert section.address <= value
+            assert value + size <= section.memory_end
 
 
 def test_dry_run_is_exact(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
+    SYMBOL,
     Section,
     SectionFlag,
     SectionType,
@@ -173,3 +175,26 @@ def _check_place(before: ElfFile, after: ElfFile, section: Section) -> None:
     place = (after.offset_of(section.address), after.offset_of(section.memory_end - 1))
     if place != (section.offset, section.file_end - 1):
         raise CheckFailedError(f"Section {section.name} of the output is not where its address says.")
+
+
+def check_symbols(before: ElfFile, after: ElfFile) -> Iterator[int]:
+    """Dynamic symbols are what they were; one may name another part of its section, in which it then is.
+
+    Yields the addresses of the words that differ so.
+    """
+    tables = [next((s for s in elf.sections if s.type == SectionType.DYNSYM), None) for elf in (before, after)]
+    old, new = tables
+    if old is None or new is None:
+        return
+    contents = [elf.content(table)[: old.size - old.size % SYMBOL.size] for elf, table in ((before, old), (after, new))]
+    if contents[0] == contents[1]:
+        return
+    for row, (was, now) in enumerate(zip(*map(SYMBOL.iter_unpack, contents), strict=True)):
+        if was == now:
+            continue
+        name, info, other, index, value, size = now
+        same = (name, info, other, was[3], value, size) == was and max(was[3], index) < len(after.sections)
+        part = after.sections[index] if same else None
+        if part is None or part.name != before.sections[was[3]].name or not part.address <= value < part.memory_end:
+            raise CheckFailedError(f"Dynamic symbol {row} of the output is not what it was.")
+        yield old.address + row * SYMBOL.size

@@ -16,7 +16,7 @@ from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.bytes import check_loaded_bytes
 from torchtailor.surgery.proof.code import check_images
-from torchtailor.surgery.proof.headers import check_sections, check_segments
+from torchtailor.surgery.proof.headers import check_sections, check_segments, check_symbols
 from torchtailor.surgery.proof.pairs import pair_containers
 from torchtailor.surgery.proof.pointers import check_pointers
 
@@ -46,4 +46,5 @@ def prove(
     pairs = pair_containers(before.code, after.code)
     check_images(before, after, pairs, policy, proven)
     changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
+    changed = sorted([*changed, *check_symbols(before.elf, after.elf)])
     check_loaded_bytes(before, after, pairs, changed)
