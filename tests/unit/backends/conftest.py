@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.catalogs import load_pinned
 from tests.unit.backends.stack import fill
 from tests.unit.fetch.serving import Site, serve
 from torchtailor.backends.choose import choose
@@ -16,7 +17,7 @@ from torchtailor.backends.wheel.backend import WheelBackend
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import WheelPlan
 from torchtailor.backends.wheel.run import WheelBuildResult
-from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.catalog import Catalog
 from torchtailor.fetch import client
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
@@ -38,7 +39,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def catalog() -> Catalog:
-    return load_catalog(Path("/"))
+    return load_pinned(Path("/"))
 
 
 class Workshop:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.catalogs import load_pinned
 from torchtailor.backends.source.tables import Tables, load_tables
-from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.catalog import Catalog
 from torchtailor.variants import Matrix, Variant
 
 
 @pytest.fixture(scope="session")
 def catalog() -> Catalog:
-    return load_catalog(Path("/"))
+    return load_pinned(Path("/"))
 
 
 @pytest.fixture(scope="session")
