@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, CudaToolkit, Dotted, Release
-from torchtailor.catalog.releases import VariantRow
+from torchtailor.catalog.releases import HostBaseline, VariantRow
+from torchtailor.hostcode.features import feature_table
 from torchtailor.upkeep.news import NewLine, ReadBuild
 
 Row = dict[str, Any]
+
+# The levels of a platform, from the oldest on.
+_LEVELS = {
+    "x86_64": [level for level in HostBaseline if level.value.startswith("x86")],
+    "aarch64": [level for level in HostBaseline if level.value.startswith("arm")],
+}
 
 
 class RowMaker:
@@ -36,6 +44,7 @@ class RowMaker:
             row["default_index"] = served
         if line.known is None:
             row |= {"cxx": before.cxx, "gcc_min": before.gcc_min}
+        row |= self._host_facts(line, before, read)
         source = f"index-{line.version}"
         row |= self._trust(line, read, row)
         row["sources"] = [source]
@@ -59,7 +68,31 @@ class RowMaker:
         guessed = guessed if line.is_patch else []  # of a new release nothing is written that was not measured
         verified = [*(["pythons"] if line.pythons else []), *(["git_commit"] if "git_commit" in row else []), *measured]
         believed = [*(["cxx", "gcc_min", "rows"] if line.known is None else []), *guessed]
+        if "baseline" in row:
+            (verified if any(b.measured for b in read) else believed).append("baseline")
         return {"verified": verified} | ({"believed": believed} if believed else {})
+
+    def _host_facts(self, line: NewLine, before: Release, read: tuple[ReadBuild, ...]) -> Row:
+        """What the host code needs: as measured, else (of a new release) as in the release before it."""
+        levels = {arch: level.value for arch, level in before.baseline.items()} if line.known is None else {}
+        more = {arch: _exceptions(found.needs, found.text) for arch, found in before.exceptions.items() if levels}
+        for build in read:
+            if build.measured is None:
+                continue
+            arch, table = build.listed.arch, feature_table(ElfMachine[build.listed.arch.upper()])
+            loading, always = set(build.measured.loading), set(build.measured.baseline)
+            fitting = [level for level in _LEVELS[arch] if loading <= table.closure(level.requires)]
+            more.pop(arch, None)
+            levels.pop(arch, None)
+            if not fitting:
+                words = ", ".join(table.sorted(loading))
+                self.problems.append(f"{build.source} needs {words} to be loaded, which is no level of {arch}.")
+                continue
+            levels[arch] = fitting[0].value
+            if beyond := table.sorted(always - table.closure(fitting[0].requires)):
+                text = f"Some functions may end with an illegal instruction on CPUs without {', '.join(beyond)}."
+                more[arch] = _exceptions(beyond, text)
+        return ({"baseline": levels} if levels else {}) | ({"exceptions": more} if more else {})
 
     def _builds(self, line: NewLine, before: Release, read: tuple[ReadBuild, ...]) -> Iterator[Row]:
         by_label: dict[str, list[ReadBuild]] = {}
@@ -80,8 +113,6 @@ class RowMaker:
             lists = {b.listed.arch: b.measured.arch_list for b in builds if b.measured and b.measured.arch_list}
             if lists:
                 row["architectures"] = lists
-            if note := _host_note(builds):
-                row["note"] = note
             if known is None:
                 row["rows"] = list(self._rows(before, cuda, builds))
             if known is None or len(row) > 1:
@@ -162,11 +193,5 @@ def _nearest(release: Release, cuda: Dotted) -> Build | None:
     return older[-1] if older else next(iter(builds), None)
 
 
-def _host_note(builds: Iterable[ReadBuild]) -> str:
-    """What was measured of the host code, for readers."""
-    parts = []
-    for build in builds:
-        if build.measured:
-            words = ", ".join(build.measured.baseline) or "no more than the platform's oldest CPU has"
-            parts.append(f"{build.listed.arch} host code behind no dispatch needs {words}")
-    return "; ".join(parts)
+def _exceptions(needs: Iterable[str], text: str) -> Row:
+    return {"needs": sorted(needs), "text": text}

@@ -221,6 +221,17 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was(site: Site, world: World)
     assert site.asked(torn) == 3
 
 
+def test_the_host_baseline_is_written(site: Site, world: World) -> None:
+    found = find(site, world, measured=True, scratch=Path("scratch"))
+    row = next(row for row in found.rows.releases if row["name"] == world.line)
+    assert row["baseline"] == {"x86_64": "x86-64", "aarch64": "armv8-a"}
+    assert "exceptions" not in row  # these small libraries have none
+    assert "baseline" in row["verified"]
+    unread = next(row for row in find(site, world).rows.releases if row["name"] == world.line)
+    assert unread["baseline"] == {arch: level.value for arch, level in world.newest.baseline.items()}
+    assert "baseline" in unread["believed"]
+
+
 def test_without_measure_no_architecture_is_made_up(site: Site, world: World) -> None:
     found = find(site, world)
     row = next(row for row in found.rows.releases if row["name"] == world.line)
