@@ -251,8 +251,8 @@ def _row(section: Section, number: dict[int, int]) -> list[int]:
 
 
 def _used(plan: LibraryPlan) -> list[Span]:
-    """The addresses of containers in the output."""
-    return sorted(Span(one.address, one.address + one.size) for one in plan.containers if one.address is not None)
+    """The addresses of containers in the output, as far as they may be read."""
+    return sorted(one.reach for one in plan.containers if one.address is not None)
 
 
 def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> list[Span]:
@@ -267,5 +267,5 @@ def _parts(section: Section, holes: Sequence[Span], used: Iterable[Span]) -> lis
     for part in parts:
         inside = [span for span in used if part.start <= span.start and span.end <= part.end]
         if inside:
-            trimmed.append(Span(inside[0].start if trimmed else part.start, inside[-1].end))
+            trimmed.append(Span(inside[0].start if trimmed else part.start, max(span.end for span in inside)))
     return trimmed or [Span(whole.start, whole.start)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
@@ -37,10 +37,19 @@ class ContainerPlan:
     pointers: ContainerPointers | None  # None where it is pinned to its place
     address: int | None  # in the output; None where it is not loaded
     size: int  # bytes of the container in the output
+    extent: int  # bytes that were readable from its first on: its own, and of one that was cut before the zeros behind
 
     def at(self, address: int) -> ContainerPlan:
         """The same at another place."""
-        return ContainerPlan(self.found, self.images, self.pointers, address, self.size)
+        return replace(self, address=address)
+
+    @property
+    def reach(self) -> Span:
+        """The addresses that host code may read: where a pointer does not say how long it is, all the old length."""
+        start = self.address or 0
+        measured = self.pointers is not None and not self.pointers.immediates
+        size = self.size + self.gap if measured else max(self.size, self.extent)
+        return Span(start, start + size)
 
     @property
     def gap(self) -> int:
@@ -60,6 +69,11 @@ class LibraryPlan:
     containers: tuple[ContainerPlan, ...]
     free: tuple[Span, ...]
 
+    @property
+    def unreachable(self) -> list[Span]:
+        """The free addresses that nothing may read any more, so that they need not stay mapped."""
+        return subtract(self.free, merge(one.reach for one in self.containers if one.address is not None))
+
 
 KeptImages = Mapping[int, tuple[Image, ...]]  # by the offset of the container
 
@@ -73,11 +87,12 @@ def make_plan(elf: ElfFile, code: LibraryCode, keep: KeptImages, new: Mapping[in
     for found in code.containers:
         if found.address is None:
             images = tuple(map(NewImage, found.images))
-            plans.append(ContainerPlan(found, images, None, None, found.container.stored_size))
+            plans.append(ContainerPlan(found, images, None, None, found.container.stored_size, 0))
             continue
         images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
         size = CONTAINER_HEADER.size + sum([image.size for image in images])
-        draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size)
+        extent = found.container.stored_size
+        draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size, extent)
         loaded.setdefault(found.section, []).append(draft)
     for name, drafts in loaded.items():
         placed, left = _place(elf, name, drafts)
@@ -92,12 +107,25 @@ def _place(elf: ElfFile, name: str, drafts: list[ContainerPlan]) -> tuple[list[C
     items = [_item(draft) for draft in drafts]
     if name in CONTAINER_SECTIONS:
         room = merge(Span(s.address, s.memory_end) for s in elf.sections if s.name == name and s.allocated)
+        drafts = list(_extended(drafts, room))
     else:
         room = _room_among_others(elf, drafts, items)
     addresses = pack(items, room)
     placed = [draft.at(address) for draft, address in zip(drafts, addresses, strict=True)]
     taken = [Span(at, at + item.new_size) for item, at in zip(items, addresses, strict=True)]
     return placed, subtract(room, taken)
+
+
+def _extended(drafts: list[ContainerPlan], room: list[Span]) -> Iterator[ContainerPlan]:
+    """In a section of nothing but containers, one that is pinned reaches to the next: it may have been cut before."""
+    starts = [draft.found.address or 0 for draft in drafts]
+    for index, draft in enumerate(drafts):
+        if draft.pointers is not None:
+            yield draft
+            continue
+        start = starts[index]
+        end = next(span.end for span in room if span.start <= start < span.end)
+        yield replace(draft, extent=max(draft.extent, min([end, *starts[index + 1 : index + 2]]) - start))
 
 
 def _item(draft: ContainerPlan) -> PackingItem:

@@ -66,11 +66,12 @@ class Surgery:
 
     @property
     def zeroed(self) -> int:
-        """Bytes of removed code that stay in the file of a program as zeros: its program headers cannot move, so it has
-        no holes; but wheels compress zeros away, and the disk stores none."""
-        if all(segment.type != SegmentType.INTERP for segment in self.elf.segments):
+        """Bytes of removed code that stay in the file as zeros, in containers that are pinned to their place and in
+        programs, whose headers cannot move; wheels compress zeros away, and the disk stores none."""
+        if all(one.whole for one in self.plan.containers):
             return 0
-        left = subtract(self.plan.free, self.holes)
+        program = any(segment.type == SegmentType.INTERP for segment in self.elf.segments)
+        left = subtract(self.plan.free, self.holes if program else self.plan.unreachable)
         return sum(span.size for span in left if span.size >= MIN_HOLE)
 
     @cached_property
@@ -145,7 +146,7 @@ def _check_section_places(elf: ElfFile) -> None:
 def _free_of_segments(elf: ElfFile, plan: LibraryPlan, page: int) -> Iterator[Span]:
     """The free ranges that no segment needs whole."""
     small = [s for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size]
-    for span in plan.free:
+    for span in plan.unreachable:
         if span.end - span.start < MIN_HOLE:
             continue
         load = elf.load_at(span.start)

@@ -37,7 +37,7 @@ class Recipe:
     symtab: bool = True
     program: bool = False  # asks for a loader, as programs do
     zeroed_segment: bool = False  # a loaded segment without a byte in the file
-    named: bool = False  # dynamic symbols of the first and the last bytes of .rodata
+    named: bool = False  # dynamic symbols of the first and the last bytes of .cask_resource
     host_bytes: int = 700
     seed: int = 1
 
@@ -194,9 +194,9 @@ class Linker:
             table.append((LOAD, flags, start, at, at, offset - start, address - at, align))
         self._fill(dynsym, dynstr, rela, relr, dynamic, text, got, ldata)
         if r.named:
-            rodata = readonly[0]
-            index = 1 + [section for _, _, group in loads for section in group].index(rodata)
-            for row, value in enumerate((rodata.address, rodata.address + rodata.size - 8), 2):
+            cask = next(section for section in readonly if section.name == ".cask_resource")
+            index = 1 + [section for _, _, group in loads for section in group].index(cask)
+            for row, value in enumerate((cask.address, cask.address + cask.size - 8), 2):
                 struct.pack_into("<IBBHQQ", dynsym.data, 24 * row, 1, 0x11, 0, index, value, 8)
         rows: list[tuple[int, ...]] = [*table]
         rows.append((DYNAMIC, 6, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 8))

@@ -66,8 +66,8 @@ def test_code_of_a_program_becomes_zeros(tmp_path: Path) -> None:
 
 
 def test_dynamic_symbols_follow_the_sections_that_are_split(tmp_path: Path) -> None:
-    hidden = tuple(Entry(BIG, sm=sm) for sm in (80, 90, 100, 120))
-    source = write(tmp_path, Recipe(hidden=[hidden], named=True))
+    code = tuple(Entry(BIG, sm=sm) for sm in (80, 90, 100, 120))
+    source = write(tmp_path, Recipe(recorded=[b"\1" * 504, code, b"\2" * 800], named=True))
     result = tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert result.status is LibraryStatus.CUT
     for path in (source, tmp_path / "out.so"):
@@ -76,9 +76,10 @@ def test_dynamic_symbols_follow_the_sections_that_are_split(tmp_path: Path) -> N
         assert symbols is not None
         rows = list(struct.iter_unpack("<IBBHQQ", elf.content(symbols)))
         assert [row[1] for row in rows] == [0, 0x12, 0x11, 0x11]
+        assert (rows[2][3] == rows[3][3]) is (path == source)
         for _, _, _, index, value, size in rows[2:]:
             section = elf.sections[index]
-            assert section.name == ".rodata"
+            assert section.name == ".cask_resource"
             assert section.address <= value
             assert value + size <= section.memory_end
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, Entry
 from tests.unit.surgery.checks import containers_reached, host_bytes, options, tailor
-from tests.unit.surgery.libraries import Recipe
+from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
 from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.scan import CodeContainer, Reference
+from torchtailor.surgery.layout import Span
 from torchtailor.surgery.library import tailor_library
+from torchtailor.surgery.plan import ContainerPlan
 from torchtailor.surgery.result import LibraryStatus
 
 DICE = random.Random(7)
@@ -62,7 +64,9 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip:
         else:
             assert new == kept(90, old)
     assert host_bytes(linker, stock) == host_bytes(linker, output)
-    assert len(output) == result.size_after < len(stock) == result.size_before
+    assert len(output) == result.size_after <= len(stock) == result.size_before  # what is pinned stays as zeros
+    assert len(output) < len(stock) or recipe.hidden
+    assert_mapped(linker, stock, output)
     assert result.floor <= result.size_after
 
 
@@ -87,6 +91,42 @@ def rich(machine: int = 62, **options: object) -> Recipe:
     for name, value in options.items():
         setattr(recipe, name, value)
     return recipe
+
+
+def assert_mapped(linker: Linker, stock: bytes, output: bytes) -> None:
+    """What code reaches by itself, with a length of its own, it can still read: here all but wrappers and records."""
+    old, new = memory(stock), memory(output)
+    rodata = next(section for section in linker.sections if section.name == ".rodata")
+    byte_at(new, rodata.address, rodata.size)
+    text = next(section for section in linker.sections if section.name == ".text")
+    got = next(section for section in linker.sections if section.name == ".got.plt").address
+    for at, _ in linker.immediates:
+        distances = [struct.unpack("<q", byte_at(ranges, text.address + at, 8))[0] for ranges in (old, new)]
+        (size,) = struct.unpack("<Q", byte_at(old, got + distances[0] + 8, 8))
+        byte_at(new, got + distances[1], 16 + size)
+
+
+def test_a_pinned_container_is_mapped_at_its_old_length(tmp_path: Path) -> None:
+    """The `sizeof` of an embedded fatbin is in the code that copies it; only the disk gets the space back."""
+    entries = tuple(entry(DICE, sm, size=100_000) for sm in (80, 90, 120))
+    linker, stock, output, result = tailor(tmp_path, Recipe(hidden=[entries, entries], symtab=False))
+    assert result.status is LibraryStatus.CUT
+    assert set(result.dropped) == {"sm_80", "sm_120"}
+    assert_mapped(linker, stock, output)
+    assert output.count(bytes(150_000)) == 2
+    again = tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", options("9.0"))
+    assert again.status is LibraryStatus.UNCHANGED
+
+
+def test_the_proof_finds_what_is_no_longer_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(plan: ContainerPlan) -> Span:
+        return Span(plan.address or 0, (plan.address or 0) + plan.size)
+
+    monkeypatch.setattr(ContainerPlan, "reach", property(short))
+    with pytest.raises(CheckFailedError, match="no longer maps"):
+        tailor(tmp_path, rich(immediate=[], hidden=[tuple(entry(DICE, sm, size=90_000) for sm in (90, 80))]))
+    with pytest.raises(CheckFailedError, match="no longer maps"):
+        tailor(tmp_path, rich(hidden=[]))
 
 
 @pytest.mark.parametrize("machine", [62, 183])

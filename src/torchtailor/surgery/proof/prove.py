@@ -3,7 +3,7 @@
 It knows nothing of how the output was made, except that a recompressed payload was compared with the stock one when
 it was cached (`image_cache.py`). What it shows: every kept image is the stock one; what a target could use it can
 still use; nothing for a foreign architecture is left; every loaded byte outside of the containers is the same at the
-same address, except pointers that follow a container to its new place.
+same address, except pointers that follow a container to its new place; and what host code may read is mapped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torchtailor.surgery.proof.code import check_images
 from torchtailor.surgery.proof.headers import check_sections, check_segments, check_symbols
 from torchtailor.surgery.proof.pairs import pair_containers
 from torchtailor.surgery.proof.pointers import check_pointers
+from torchtailor.surgery.proof.reach import check_mapped
 
 
 def _where_code_may_be(before: OpenLibrary, after: ElfFile) -> list[tuple[int, int]]:
@@ -48,3 +49,4 @@ def prove(
     changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
     changed = sorted([*changed, *check_symbols(before.elf, after.elf)])
     check_loaded_bytes(before, after, pairs, changed)
+    check_mapped(before.elf, after.elf, before.code, pairs)
