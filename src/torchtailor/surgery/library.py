@@ -206,7 +206,7 @@ class _Tailoring:
             size_after=surgery.size,
             gpu_before=self.code.stored_size,
             gpu_after=gpu_after,
-            floor=loaded - self.code.stored_size + gpu_after,
+            floor=loaded - self.code.stored_size + gpu_after + surgery.plan.mapped,
             kept=kept,
             dropped=dropped,
             stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),

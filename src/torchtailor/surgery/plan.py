@@ -74,6 +74,11 @@ class LibraryPlan:
         """The free addresses that nothing may read any more, so that they need not stay mapped."""
         return subtract(self.free, merge(one.reach for one in self.containers if one.address is not None))
 
+    @property
+    def mapped(self) -> int:
+        """Bytes of removed code that have to stay mapped."""
+        return sum(span.size for span in self.free) - sum(span.size for span in self.unreachable)
+
 
 KeptImages = Mapping[int, tuple[Image, ...]]  # by the offset of the container
 
