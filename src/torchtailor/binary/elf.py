@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -287,6 +288,7 @@ class ElfFile:
         names_index = self.header.name_section
         if names_index == _EXTENDED:
             names_index = first[6]
+            self.header = replace(self.header, name_section=names_index)
         names = self._names(raw, names_index)
         sections = []
         for index, (name, *fields) in enumerate(raw):

@@ -46,6 +46,7 @@ ADDEND_FIELD = 16  # in a RELA record
 
 _MIN_ALIGNMENT = 0x1000
 _MAX_ALIGNMENT = 1 << 30
+_MOST_HEADERS = 0xF000  # more do not fit the fields of the file header
 _MAX_PADDING = 64  # zeros between two containers
 
 
@@ -105,6 +106,10 @@ def check_layout(elf: ElfFile) -> None:
         raise BadInputError("It is not a linked library: nothing of it is loaded.", "Give a shared library (.so).")
     if not elf.sections:
         raise BadInputError("It has no section headers, so its layout is unknown.")
+    if max(len(elf.sections), len(elf.segments)) >= _MOST_HEADERS:
+        raise ImpossibleError(
+            f"It has {len(elf.sections)} sections and {len(elf.segments)} segments, which is too many."
+        )
     first = elf.loads[0]
     if first.offset != 0 or first.file_size < 64:
         raise ImpossibleError("Its first loaded segment does not begin with the file header.")

@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,22 @@ def test_a_failed_proof_means_no_output(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CheckFailedError):
         tailor_library(source, tmp_path / "out.so", options("9.0"))
     assert [path.name for path in tmp_path.iterdir()] == ["libtest.so"]
+
+
+@pytest.mark.parametrize(("kept", "status"), [(True, LibraryStatus.CUT), (False, None)])
+def test_the_number_of_the_names_may_stand_in_section_zero(
+    tmp_path: Path, kept: bool, status: LibraryStatus | None
+) -> None:
+    """As in files of more than 65,279 sections; `e_shstrndx` is 0xFFFF then."""
+    source = write(tmp_path, rich())
+    image = bytearray(source.read_bytes())
+    (table,), (names,) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<H", image, 62)
+    struct.pack_into("<H", image, 62, 0xFFFF)
+    struct.pack_into("<I", image, table + 40, names if kept else 0)
+    source.write_bytes(image)
+    if status:
+        assert tailor_library(source, tmp_path / "out.so", options("9.0")).status is status
+        assert ElfFile.from_buffer((tmp_path / "out.so").read_bytes()).section(".nv_fatbin")
+    else:
+        with suppress(TorchtailorError):
+            tailor_library(source, tmp_path / "out.so", options("9.0"))
