@@ -14,6 +14,7 @@ import os
 import platform
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from typing import BinaryIO
 
 import platformdirs
 
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.errors import EnvironmentProblem, UsageError
 
 CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -96,6 +97,24 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
         raise EnvironmentProblem(f"{name} cannot be written: {os.strerror(error.errno)}.", unchanged) from error
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse to put a file or folder in the place of a device, pipe or socket, or of a link to one."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:  # nothing there, or a link to nothing
+        return
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _is_special(path):
+        raise UsageError(
+            f"{path} is not a file: it would be replaced, not written to.",
+            "Give the name of a file; a dry run (--dry-run) writes nothing.",
+        )
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a name is one of the kernel's, such as /dev/stdout, whatever it leads to."""
+    return path.absolute().parts[1:2] in (("dev",), ("proc",)) and path.is_symlink()
+
+
 # Hashes
 
 
@@ -141,6 +160,7 @@ def new_file(
 
     `mode` of None is what any new file gets. `durable` means that it survives a power cut once this returns.
     """
+    check_replaceable(path)
     try:
         with _temporary_file(staging or path.parent) as file:
             try:
@@ -171,11 +191,16 @@ def write_atomically(
         file.write(data)
 
 
-def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user asked for, and the folder it is in."""
+def write_output(path: Path, data: bytes, *, parents: bool = True) -> None:
+    """Write a file that the user asked for, and the folder it is in; a device or pipe is written to."""
     with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_dir() and (not path.is_file() or _is_special(path)):
+            with path.open("wb", buffering=0) as file:
+                file.write(data)
+        else:
+            write_atomically(path, data)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -188,6 +213,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 def link_or_copy(source: Path, target: Path) -> None:
     """The same bytes at a second place: a hard link where the disk allows it, else a copy."""
+    check_replaceable(target)
     beside = target.with_name(f".{target.name[:80]}.{secrets.token_hex(8)}.link")
     try:
         beside.hardlink_to(source)
@@ -336,6 +362,7 @@ def replace_folder(new: Path, place: Path) -> None:
 
     The old one is left in the staging folder, and goes with it.
     """
+    check_replaceable(place)
     while True:
         try:
             new.rename(place)

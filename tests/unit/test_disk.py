@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from torchtailor.disk import (
     write_atomically,
     write_output,
 )
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.errors import EnvironmentProblem, UsageError
 
 FORK = multiprocessing.get_context("fork")
 
@@ -413,3 +415,78 @@ def _umask() -> int:
     value = os.umask(0)
     os.umask(value)
     return value
+
+
+# What is not a file
+
+
+def special(folder: Path, kind: str) -> Path:
+    """A pipe or socket, or a device where we may make one."""
+    path = folder / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "link":
+        path.symlink_to("/dev/null")
+    else:
+        try:
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link", "device"])
+def test_nothing_is_put_in_the_place_of_a_device(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path, kind)
+    before = path.lstat()
+    source = tmp_path / "source"
+    source.write_bytes(b"bytes")
+    (tmp_path / "folder").mkdir()
+
+    def make_folder() -> None:
+        with new_folder(path):
+            pass
+
+    for write in (
+        lambda: write_atomically(path, b"bytes"),
+        lambda: copy_file(source, path),
+        lambda: link_or_copy(source, path),
+        lambda: replace_folder(tmp_path / "folder", path),
+        make_folder,
+    ):
+        with pytest.raises(UsageError, match="is not a file"):
+            write()
+    assert os.path.samestat(path.lstat(), before)
+    assert names(tmp_path) == sorted([kind, "folder", "source"])
+
+
+@pytest.mark.parametrize("kind", ["link", "device"])
+def test_an_output_for_a_device_is_written_to_it(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path, kind)
+    before = path.lstat()
+    write_output(path, b"report")
+    assert os.path.samestat(path.lstat(), before)
+
+
+def test_an_output_for_a_pipe_goes_through_it(tmp_path: Path) -> None:
+    path = special(tmp_path, "pipe")
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_output(path, b"report")
+        assert os.read(reader, 100) == b"report"
+    finally:
+        os.close(reader)
+
+
+def test_the_names_of_the_kernel_are_never_replaced(tmp_path: Path) -> None:
+    """/dev/stdout is a link, and may lead to a plain file."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        number = file.fileno()
+        write_output(Path(f"/proc/self/fd/{number}"), b"report")
+        with pytest.raises(UsageError, match="is not a file"):
+            write_atomically(Path(f"/proc/self/fd/{number}"), b"report")
+    assert log.read_bytes() == b"report"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from torchtailor.disk import disk_errors, write_atomically
+from torchtailor.disk import write_output
 from torchtailor.errors import BadInputError
 from torchtailor.host.model import SCHEMA, Host
 
@@ -21,8 +21,7 @@ def dumps(host: Host) -> bytes:
 
 def write(data: bytes, path: Path) -> None:
     """Save a description in a folder that exists."""
-    with disk_errors(path.parent):
-        write_atomically(path, data)
+    write_output(path, data, parents=False)
 
 
 def load(path: Path) -> Host:

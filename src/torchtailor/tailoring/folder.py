@@ -9,7 +9,15 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
-from torchtailor.disk import copy_file, disk_errors, existing_parent, remove_abandoned, staging_folder, write_atomically
+from torchtailor.disk import (
+    check_replaceable,
+    copy_file,
+    disk_errors,
+    existing_parent,
+    remove_abandoned,
+    staging_folder,
+    write_atomically,
+)
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -82,6 +90,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
+    check_replaceable(target)
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
