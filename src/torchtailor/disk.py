@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 import platformdirs
 
-from torchtailor.errors import EnvironmentProblem, UsageError
+from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 
 CACHE_VARIABLE = "TORCHTAILOR_CACHE"
 STATE_VARIABLE = "TORCHTAILOR_STATE"
@@ -42,6 +42,14 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+class DamagedFileError(CheckFailedError):
+    """A file does not have the bytes that it had when it was checked."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged: it does not have the SHA-256 that is listed for it.", "Build it again.")
+        self.path = path
 
 
 # Where our folders are
@@ -227,6 +235,31 @@ def link_or_copy(source: Path, target: Path) -> None:
         beside.unlink(missing_ok=True)  # a rename between two links of one file does nothing
 
 
+def place_verified(source: Path, target: Path, sha256: str, *, link: bool = False) -> None:
+    """Put the bytes of a file at a second place, if they have this hash: a copy (shared where the file system can), or
+    a hard link of a file that nobody changes."""
+    if link:
+        with source.open("rb", buffering=0) as reader:
+            _check_hash(reader.fileno(), source, sha256)
+            link_or_copy(source, target)
+            if os.path.samestat(os.fstat(reader.fileno()), target.stat()):
+                return
+    with source.open("rb") as reader, new_file(target) as writer:
+        _copy_bytes(reader, writer)
+        _check_hash(writer.fileno(), source, sha256)
+
+
+def _check_hash(descriptor: int, source: Path, sha256: str) -> None:
+    if hash_file(descriptor) != sha256:
+        raise DamagedFileError(source)
+
+
+def give_to(path: Path | int, owner: os.stat_result) -> None:
+    """Give what root makes among the files of a user to that user."""
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -302,7 +335,7 @@ def _open_lock(path: Path) -> int:
         with suppress(FileExistsError):  # exist_ok fails where the folder is removed meanwhile
             path.parent.mkdir(parents=True)
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:  # the last holder has just removed the folder
             continue
 

@@ -450,13 +450,14 @@ def test_nothing_is_put_in_the_place_of_a_device(tmp_path: Path, kind: str) -> N
         with new_folder(path):
             pass
 
-    for write in (
+    writes: list[Callable[[], None]] = [
         lambda: write_atomically(path, b"bytes"),
         lambda: copy_file(source, path),
         lambda: link_or_copy(source, path),
         lambda: replace_folder(tmp_path / "folder", path),
         make_folder,
-    ):
+    ]
+    for write in writes:
         with pytest.raises(UsageError, match="is not a file"):
             write()
     assert os.path.samestat(path.lstat(), before)

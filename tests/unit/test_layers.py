@@ -14,7 +14,7 @@ ROOT = Path(torchtailor.__file__).parent
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
     {"errors", "progress", "format", "cgroups"},
-    {"disk"},
+    {"disk", "trust"},
     {"binary", "catalog"},
     {"wheels", "variants"},
     {"licences"},

@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 import torchtailor
 from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.disk import code_digest
+from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
@@ -20,6 +24,7 @@ from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
+from torchtailor.trust import FileName, Limit, Sha256, Size, decode_json, read_limited
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
@@ -123,19 +128,26 @@ def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) ->
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+class _Outcome(msgspec.Struct):
+    filename: FileName
+    changed: bool
+    sha256: Sha256
+    size: Size
+    libraries: list[dict[str, Any]]
+
+
 def _read(folder: Path, stock: Path) -> WheelCut | None:
     try:
-        document = json.loads((folder / _OUTCOME).read_bytes())
-    except (OSError, ValueError):
+        outcome = decode_json(read_limited(folder / _OUTCOME, Limit.MANIFEST), _Outcome, _OUTCOME)
+    except (OSError, BadInputError):
         return None
-    changed = bool(document["changed"])
-    path = folder / document["filename"] if changed else stock
-    if not path.is_file() or path.stat().st_size != document["size"]:
+    path = folder / outcome.filename if outcome.changed else stock
+    if not path.is_file() or path.stat().st_size != outcome.size:
         return None
-    libraries = tuple(document["libraries"])
     with suppress(OSError):
         os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that
-    return WheelCut(path, document["sha256"], document["size"], changed, libraries, from_cache=True)
+    libraries = tuple(outcome.libraries)
+    return WheelCut(path, outcome.sha256, outcome.size, outcome.changed, libraries, from_cache=True)
 
 
 def _write(scratch: Path, outcome: TailorResult) -> None:

@@ -18,8 +18,8 @@ import torchtailor
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
-from torchtailor.disk import disk_errors
-from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError
+from torchtailor.disk import DamagedFileError, disk_errors
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
@@ -119,6 +119,12 @@ class JobContext:
             raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
         return path
 
+    def without(self, damaged: DamagedFileError) -> CheckFailedError:
+        """Remove a damaged file from the cache, so that the next build makes or fetches it again."""
+        if not self.cache.discard(damaged.path):
+            return damaged
+        return CheckFailedError(damaged.message, "It was removed from the cache: run the same command again.")
+
 
 def run_job(job: Job, context: JobContext) -> Fetched | WheelCut | Wheelhouse:
     """Run one job; the jobs whose results it uses must have run before."""
@@ -172,7 +178,10 @@ def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
     """Write a wheelhouse into the context's `out`."""
     entries = packed_entries(job, context)
     with disk_errors(context.out, unchanged="An earlier wheelhouse is unchanged."):
-        return write_wheelhouse(job.description, entries, context.out)
+        try:
+            return write_wheelhouse(job.description, entries, context.out, cache=context.cache.root)
+        except DamagedFileError as error:
+            raise context.without(error) from error
 
 
 def packed_entries(job: PackWheelhouse, context: JobContext) -> tuple[WheelhouseEntry, ...]:

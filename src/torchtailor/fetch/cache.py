@@ -106,6 +106,14 @@ class Cache:
         (folder / _USED).touch()
         return folder / filename
 
+    def discard(self, path: Path) -> bool:
+        """Remove a damaged wheel, under all its names; False where it is not one of ours."""
+        if not any(path.is_relative_to(self.root / kind) for kind in ("blobs", "made")):
+            return False
+        with self._changing_made():
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return True
+
     def _blob_folder(self, sha256: str) -> Path:
         return self.root / "blobs" / sha256[:2] / sha256
 

@@ -6,9 +6,12 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from torchtailor.errors import UsageError
+
+# what is before the host: up to the last @ of the part before the path
+_LOGIN = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/{2,})[^/?#\s]*@")
 
 
 class LocationKind(Enum):
@@ -74,9 +77,12 @@ def local_path(url: str) -> Path | None:
     return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
+def without_login(url: str) -> str:
+    """`https://user:secret@host/x` -> `https://host/x`: as it may be shown to others and used by them."""
+    shown = redact(url)
+    return shown.replace("****@", "", 1) if shown != url else url
+
+
 def redact(url: str) -> str:
-    """`https://user:secret@host/x` -> `https://****@host/x`."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc="****@" + parts.netloc.rsplit("@", 1)[1]))
+    """`https://user:secret@host/x` -> `https://****@host/x`; also of what only looks like a URL."""
+    return _LOGIN.sub(r"\1****@", url, count=1)

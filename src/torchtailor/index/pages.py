@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
+
+from torchtailor.trust import FileName, Label, Sha256, Size, decode_json
 
 HTML_NAME = "index.html"
 JSON_NAME = "index.json"
@@ -52,12 +55,13 @@ class IndexedFile:
         return document
 
     def to_html(self) -> str:
-        attributes = [f'href="{html.escape(self.url)}#sha256={self.sha256}"']
+        attributes = [f'href="{html.escape(self.url)}#sha256={html.escape(self.sha256)}"']
         if self.requires_python:
             attributes.append(f'data-requires-python="{html.escape(self.requires_python)}"')
         if self.metadata_sha256:
-            attributes.append(f'data-core-metadata="sha256={self.metadata_sha256}"')
-            attributes.append(f'data-dist-info-metadata="sha256={self.metadata_sha256}"')
+            metadata = html.escape(self.metadata_sha256)
+            attributes.append(f'data-core-metadata="sha256={metadata}"')
+            attributes.append(f'data-dist-info-metadata="sha256={metadata}"')
         return f"    <a {' '.join(attributes)}>{html.escape(self.filename)}</a><br/>"
 
 
@@ -90,7 +94,7 @@ def project_pages(project: str, files: Iterable[IndexedFile]) -> dict[str, bytes
 def root_pages(projects: Iterable[str]) -> dict[str, bytes]:
     """The two pages that list the projects."""
     names = sorted(set(projects))
-    lines = "\n".join(f'    <a href="{name}/">{name}</a><br/>' for name in names)
+    lines = "\n".join(f'    <a href="{html.escape(quote(name))}/">{html.escape(name)}</a><br/>' for name in names)
     document = {"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}
     return {HTML_NAME: _page("Simple index", lines), JSON_NAME: _json(document)}
 
@@ -106,23 +110,57 @@ def index_pages(files: Sequence[IndexedFile]) -> dict[str, bytes]:
     return pages
 
 
-def read_project_json(content: bytes) -> tuple[IndexedFile, ...]:
-    """The files of a page written by `project_pages`, to be added to."""
-    document: Mapping[str, list[dict[str, object]]] = json.loads(content)
-    return tuple(_from_json(item) for item in document["files"])
+class _Hashes(msgspec.Struct):
+    sha256: Sha256
 
 
-def _from_json(item: Mapping[str, object]) -> IndexedFile:
-    hashes, metadata = item["hashes"], item.get("core-metadata") or {}
-    assert isinstance(hashes, dict) and isinstance(metadata, dict) and isinstance(item["size"], int)
-    return IndexedFile(
-        filename=str(item["filename"]),
-        url=str(item["url"]),
-        sha256=hashes["sha256"],
-        size=item["size"],
-        requires_python=str(item.get("requires-python", "")),
-        metadata_sha256=metadata.get("sha256", ""),
+class _ReadFile(msgspec.Struct):
+    filename: FileName
+    url: str
+    hashes: _Hashes
+    size: Size
+    requires_python: str = msgspec.field(name="requires-python", default="")
+    metadata: _Hashes | None = msgspec.field(name="core-metadata", default=None)
+
+
+class _ReadPage(msgspec.Struct):
+    files: list[_ReadFile]
+
+
+class _ReadName(msgspec.Struct):
+    name: Label
+
+
+class _ReadRoot(msgspec.Struct):
+    projects: list[_ReadName]
+
+
+_OURS = "Move it away, and publish again."
+
+
+def read_project_json(content: bytes, name: str = "A page of the index") -> tuple[IndexedFile, ...]:
+    """The files of a page written by `project_pages`, to be added to; `name` is what an error calls it."""
+    return tuple(
+        IndexedFile(
+            filename=file.filename,
+            url=file.url,
+            sha256=file.hashes.sha256,
+            size=file.size,
+            requires_python=file.requires_python,
+            metadata_sha256=file.metadata.sha256 if file.metadata else "",
+        )
+        for file in decode_json(content, _ReadPage, name, _OURS).files
     )
+
+
+def read_root_json(content: bytes, name: str = "A page of the index") -> set[str]:
+    """The projects of a page written by `root_pages`."""
+    return {project.name for project in decode_json(content, _ReadRoot, name, _OURS).projects}
+
+
+def read_targets(content: bytes, name: str) -> set[str]:
+    """The list of the folders of a shared index."""
+    return set(decode_json(content, list[Label], name, _OURS))
 
 
 def _page(title: str, lines: str) -> bytes:

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from torchtailor.catalog import Capability
 from torchtailor.catalog.versions import Dotted
-from torchtailor.errors import BadInputError
+from torchtailor.trust import Label, decode_json
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_version
@@ -55,6 +57,10 @@ class VariantLabel:
         }
 
 
+class _Document(msgspec.Struct):
+    variants: dict[Label, dict[Label, dict[Label, list[Label]]]]
+
+
 def variants_document(variants: Mapping[str, Properties]) -> bytes:
     """`variant.json` with one label, `NAME-VERSION-variants.json` with all."""
     document = {
@@ -72,11 +78,7 @@ def index_document_name(distribution: str, version: str) -> str:
 
 def read_document(content: bytes) -> dict[str, Properties]:
     """The variants of a document written before."""
-    try:
-        variants = json.loads(content)["variants"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError("A variants.json on the index was not written by torchtailor.", "Move it away.") from error
-    return dict(variants)
+    return dict(decode_json(content, _Document, "A variants.json on the index", "Move it away.").variants)
 
 
 def join_documents(contents: Iterable[bytes]) -> bytes:

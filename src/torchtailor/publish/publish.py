@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from torchtailor.disk import DamagedFileError
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
+from torchtailor.fetch.locations import without_login
 from torchtailor.index.pages import (
     HTML_NAME,
     HTML_TYPE,
@@ -28,15 +30,19 @@ from torchtailor.index.pages import (
     IndexedFile,
     project_pages,
     read_project_json,
+    read_root_json,
+    read_targets,
     root_pages,
 )
 from torchtailor.index.variants import join_documents
 from torchtailor.publish.store import Store
+from torchtailor.trust import Limit, read_limited
 from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
-from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
+from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
 
 _VARIANTS_JSON = "-variants.json"
+_TARGETS = "targets.json"
 _TRIES = 5
 
 Say = Callable[[str], None]
@@ -92,41 +98,42 @@ class _Publishing:
     def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, say: Say) -> None:
         self._store, self._changed_nvidia, self._cache, self._say = store, changed_nvidia, cache, say
         self.result = Published()
+        self._checked: set[str] = set()  # files whose bytes were compared or written by this run
 
     def add_wheelhouse(self, wheelhouse: Path) -> None:
-        try:
-            manifest = json.loads((wheelhouse / MANIFEST_NAME).read_bytes())
-            gpu, label = manifest["target"]["gpu"], manifest["pytorch"]["build"]
-            items = manifest["wheels"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInputError(f"{wheelhouse} is not a complete wheelhouse: {error}.", "Build it again.") from error
-        target = f"{label}-sm{gpu.replace('.', '')}" if gpu else label
-        self._say(f"{wheelhouse.name} -> {target}/")
+        manifest = read_manifest(wheelhouse)
+        self._say(f"{wheelhouse.name} -> {manifest.index_name}/")
         listed = {file.filename: file for file in _listed(wheelhouse)}
         offers: list[Offer] = []
-        for item in items:
-            filename = item["output"]["filename"]
+        for wheel in manifest.wheels:
+            filename = wheel.output.filename
             path = wheelhouse / WHEELS / filename
             if filename not in listed or not path.is_file():
                 raise BadInputError(f"{wheelhouse} lacks {filename}, which its manifest lists.", "Build it again.")
-            if item["step"] == WheelStep.CUT.value and not self._changed_nvidia and _holds_changed_nvidia(path):
-                offers += self._stock_instead(item)
+            if listed[filename].sha256 != wheel.output.sha256:
+                raise BadInputError(
+                    f"The manifest and the index of {wheelhouse} list two hashes of {filename}.", "Build it again."
+                )
+            if wheel.step is WheelStep.CUT and not self._changed_nvidia and _holds_changed_nvidia(path):
+                offers += self._stock_instead(wheel)
             else:
                 offers.append(_offer(listed[filename], path))
-        self._add(target, offers)
+        self._add(manifest.index_name, offers)
 
-    def _stock_instead(self, item: dict[str, dict[str, object]]) -> Iterable[Offer]:
+    def _stock_instead(self, wheel: ManifestWheel) -> Iterable[Offer]:
         """NVIDIA's unchanged wheel instead of a changed one: by its URL, or from the cache."""
-        stock = item["input"]
-        name, sha256, size = str(stock["filename"]), str(stock["sha256"]), int(str(stock["size"]))
-        self.result.left_out.append(str(item["output"]["filename"]))
-        shown = IndexedFile(name, str(stock.get("url", "")), sha256, size)
+        self.result.left_out.append(wheel.output.filename)
+        stock = wheel.input
+        if stock is None:
+            self.result.notes.append(f"{wheel.output.filename} was made of a wheel that is not listed.")
+            return
+        shown = IndexedFile(stock.filename, without_login(stock.url), stock.sha256, stock.size)
         if shown.url:
             yield Offer(shown, None)
-        elif (path := self._cache.find(sha256, name)) is not None:
+        elif (path := self._cache.find(stock.sha256, stock.filename)) is not None:
             yield Offer(shown, path)
         else:
-            self.result.notes.append(f"{name} is not in the cache: clients need another index for it.")
+            self.result.notes.append(f"{stock.filename} is not in the cache: clients need another index for it.")
 
     def add_variants(self, folder: Path) -> None:
         self._say(f"{folder.name} -> {VARIANTS}/")
@@ -142,10 +149,11 @@ class _Publishing:
 
     def finish(self) -> None:
         """The page at the top, for people."""
-        known = set(json.loads(self._store.read("targets.json") or b"[]")) | set(self.result.targets)
+        before = read_targets(self._store.read(_TARGETS) or b"[]", _TARGETS)
+        known = before | set(self.result.targets)
         pages = root_pages(known)
         self._store.put_bytes(pages[HTML_NAME], HTML_NAME, HTML_TYPE)
-        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), "targets.json", "application/json")
+        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), _TARGETS, "application/json")
 
     def _add(self, target: str, offers: Sequence[Offer]) -> None:
         projects: dict[str, list[Offer]] = {}
@@ -174,11 +182,12 @@ class _Publishing:
 
     def _known(self, folder: str) -> dict[str, IndexedFile]:
         content = self._store.read(f"{folder}/{JSON_NAME}")
-        return {file.filename: file for file in read_project_json(content)} if content else {}
+        found = read_project_json(content, f"The page {folder}/{JSON_NAME}") if content else ()
+        return {file.filename: file for file in found}
 
     def _add_names(self, target: str, projects: set[str]) -> None:
         content = self._store.read(f"{target}/{JSON_NAME}")
-        known = {row["name"] for row in json.loads(content)["projects"]} if content else set()
+        known = read_root_json(content, f"The page {target}/{JSON_NAME}") if content else set()
         if not projects <= known:
             pages = root_pages(known | projects)
             self._store.put_bytes(pages[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
@@ -191,22 +200,25 @@ class _Publishing:
             return file
         content: bytes | None = None
         if file.filename.endswith(_VARIANTS_JSON):
-            content = offer.path.read_bytes()
+            content = read_limited(offer.path, Limit.MANIFEST)
             if (older := known.get(file.filename)) is not None:
                 before = self._store.read(_stored_at(older))
                 content = join_documents([*([before] if before else []), content])
             file = replace(file, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
         place = f"files/{file.sha256[:2]}/{file.sha256}/{file.filename}"
         file = replace(file, url=f"../../{quote(place)}")
-        if self._store.has(place, file.size):
+        listed = known.get(file.filename) == file
+        if place in self._checked or self._store.has(place, file.size, file.sha256, listed=listed):
+            self._checked.add(place)
             self.result.already_there += 1
             return file
         if offer.metadata is not None:
             self._store.put_bytes(offer.metadata, place + METADATA_SUFFIX)
         if content is None:
-            self._store.put_file(offer.path, place)
+            self._store.put_file(offer.path, place, file.sha256)
         else:
             self._store.put_bytes(content, place, "application/json")
+        self._checked.add(place)
         self._say(f"  {file.filename}")
         self.result.uploaded += 1
         self.result.uploaded_bytes += file.size
@@ -217,13 +229,21 @@ def _listed(wheelhouse: Path) -> list[IndexedFile]:
     return [
         file
         for page in sorted((wheelhouse / SIMPLE).glob(f"*/{JSON_NAME}"))
-        for file in read_project_json(page.read_bytes())
+        for file in read_project_json(read_limited(page, Limit.PAGE), str(page))
     ]
 
 
 def _offer(file: IndexedFile, path: Path) -> Offer:
-    beside = path.with_name(path.name + METADATA_SUFFIX)
-    return Offer(file, path, beside.read_bytes() if beside.is_file() else None)
+    """A file with its metadata, which must be what the index lists."""
+    if not file.metadata_sha256:
+        return Offer(file, path)
+    try:
+        metadata = read_limited(path.with_name(path.name + METADATA_SUFFIX), Limit.METADATA)
+    except FileNotFoundError:
+        return Offer(replace(file, metadata_sha256=""), path)
+    if hashlib.sha256(metadata).hexdigest() != file.metadata_sha256:
+        raise DamagedFileError(path.with_name(path.name + METADATA_SUFFIX))
+    return Offer(file, path, metadata)
 
 
 def _stored_at(file: IndexedFile) -> str:

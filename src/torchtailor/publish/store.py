@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from torchtailor.disk import link_or_copy, locked, write_atomically
+from torchtailor.disk import DamagedFileError, hash_file, locked, place_verified, write_atomically
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
@@ -23,9 +23,11 @@ class Store(Protocol):
 
     def read(self, path: str) -> bytes | None: ...
 
-    def has(self, path: str, size: int) -> bool: ...
+    def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
+        """Whether a file is there with these bytes; `listed` is whether a page lists it already."""
 
-    def put_file(self, source: Path, path: str) -> None: ...
+    def put_file(self, source: Path, path: str, sha256: str) -> None:
+        """Store a copy of a file, which must have this hash."""
 
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None: ...
 
@@ -60,14 +62,14 @@ class FolderStore:
         except FileNotFoundError:
             return None
 
-    def has(self, path: str, size: int) -> bool:
+    def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
         place = self._root / path
-        return place.is_file() and place.stat().st_size == size
+        return place.is_file() and place.stat().st_size == size and hash_file(place) == sha256
 
-    def put_file(self, source: Path, path: str) -> None:
+    def put_file(self, source: Path, path: str, sha256: str) -> None:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(source, place)
+        place_verified(source, place, sha256)
 
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
         place = self._root / path
@@ -111,14 +113,17 @@ class RemoteStore:
                 return None
             return content
 
-    def has(self, path: str, size: int) -> bool:
+    def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
+        """By its size where a page lists it: its bytes were checked before the upload, and are many to read back."""
         with self._explained("read"):
             try:
-                return bool(self._system.info(self._at(path)).get("size") == size)
+                return listed and bool(self._system.info(self._at(path)).get("size") == size)
             except FileNotFoundError:
                 return False
 
-    def put_file(self, source: Path, path: str) -> None:
+    def put_file(self, source: Path, path: str, sha256: str) -> None:
+        if hash_file(source) != sha256:
+            raise DamagedFileError(source)
         with self._explained("written to"):
             self._make_parent(path)
             self._system.put_file(str(source), self._at(path))

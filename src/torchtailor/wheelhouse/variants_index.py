@@ -20,7 +20,7 @@ FOLDER = "variants"
 
 
 def write_variants_index(
-    wheelhouses: Sequence[tuple[VariantLabel | None, Sequence[WheelhouseEntry]]], out: Path
+    wheelhouses: Sequence[tuple[VariantLabel | None, Sequence[WheelhouseEntry]]], out: Path, *, cache: Path
 ) -> Path:
     """Put an index of all cut wheels, and of the stock wheels they were made of, at `out/variants`."""
     with new_folder(out / FOLDER) as stage:
@@ -34,7 +34,7 @@ def write_variants_index(
                     continue
                 stock = entry.stock
                 if stock.filename not in files:
-                    files[stock.filename] = add_wheel(stock.path, stock.filename, stock.sha256, wheels)
+                    files[stock.filename] = add_wheel(stock.path, stock.filename, stock.sha256, wheels, cache)
                 if entry.step is WheelStep.CUT and label:
                     _add_variant(entry.path, stock, label, wheels, files, documents)
         for name, variants in documents.items():

@@ -1,6 +1,6 @@
 """The wheelhouse of a variant: wheels, a static index, a manifest; written beside its place and swapped into it.
 
-    dist/VARIANT/wheels/*.whl, *.whl.metadata     hard links to the cache where the disk allows it
+    dist/VARIANT/wheels/*.whl, *.whl.metadata     hard links to the cache where the disk allows it, else copies
     dist/VARIANT/simple/...                       the index for pip and uv
     dist/VARIANT/manifest.json                    every input with its hash, every step, every size
 
@@ -13,15 +13,28 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from packaging.version import Version
 
 import torchtailor
-from torchtailor.disk import link_or_copy, new_folder
+from torchtailor.disk import new_folder, place_verified
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.metadata import read_local
 from torchtailor.fetch.target import Target
 from torchtailor.index.pages import METADATA_SUFFIX, IndexedFile, index_pages, indexed
+from torchtailor.trust import (
+    FileName,
+    Label,
+    Limit,
+    PinnedRequirement,
+    Sha256,
+    Size,
+    WebAddress,
+    decode_json,
+    read_limited,
+)
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 
 MANIFEST_NAME = "manifest.json"
@@ -79,26 +92,28 @@ def write_wheelhouse(
     entries: Sequence[WheelhouseEntry],
     out: Path,
     *,
+    cache: Path,
     check: CheckWheels | None = None,
 ) -> Wheelhouse:
     """Put a variant's wheels, index and manifest at `out/VARIANT`; readers see the old one or the new one, whole.
 
-    `check` gets the folder of the wheels before anything is put in place; it raises where they are wrong, and what it
-    returns is added to the manifest.
+    Each wheel is read and must have its hash; what lies in `cache` is linked, all else copied. `check` gets the folder
+    of the wheels before anything is put in place; it raises where they are wrong, and what it returns is added to the
+    manifest.
     """
     place = out / description.variant
     with new_folder(place) as stage:
-        files = [add_wheel(entry.path, entry.filename, entry.sha256, stage / WHEELS) for entry in entries]
+        files = [add_wheel(entry.path, entry.filename, entry.sha256, stage / WHEELS, cache) for entry in entries]
         write_pages(index_pages(files), stage / SIMPLE)
         more = check(stage / WHEELS) if check else {}
         (stage / MANIFEST_NAME).write_bytes(manifest(description, entries, more))
     return read_wheelhouse(place)
 
 
-def add_wheel(path: Path, filename: str, sha256: str, folder: Path) -> IndexedFile:
+def add_wheel(path: Path, filename: str, sha256: str, folder: Path, cache: Path) -> IndexedFile:
     """Put a wheel and its metadata file into a folder of wheels; returns what the index beside it lists."""
     folder.mkdir(exist_ok=True)
-    link_or_copy(path, folder / filename)
+    place_verified(path, folder / filename, sha256, link=path.is_relative_to(cache))
     return add_metadata(folder / filename, sha256)
 
 
@@ -137,24 +152,74 @@ def manifest(
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
+class _ListedFile(msgspec.Struct):
+    filename: FileName
+    sha256: Sha256
+    size: Size
+    url: WebAddress = ""
+
+
+class ManifestWheel(msgspec.Struct):
+    """A wheel of a manifest: what it is, what was done to it, and of what it was made."""
+
+    output: _ListedFile
+    step: WheelStep
+    input: _ListedFile | None = None
+
+
+class _ListedTarget(msgspec.Struct):
+    python: Label
+    arch: Label
+    gpu: Label | None = None
+
+
+class _ListedBuild(msgspec.Struct):
+    build: Label
+
+
+class _ListedTotals(msgspec.Struct):
+    input_bytes: Size
+    output_bytes: Size
+
+
+class Manifest(msgspec.Struct):
+    """What is read of the manifest of a wheelhouse, which others may have written."""
+
+    variant: Label
+    target: _ListedTarget
+    pytorch: _ListedBuild
+    requirements: Annotated[list[PinnedRequirement], msgspec.Meta(min_length=1)]
+    wheels: list[ManifestWheel]
+    totals: _ListedTotals
+
+    @property
+    def index_name(self) -> str:
+        """The folder of a shared index that it goes to: `cu128-sm90`."""
+        gpu = self.target.gpu
+        return f"{self.pytorch.build}-sm{gpu.replace('.', '')}" if gpu else self.pytorch.build
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a wheelhouse."""
+    hint = "Give a folder that `torchtailor build` wrote."
+    try:
+        content = read_limited(path / MANIFEST_NAME, Limit.MANIFEST)
+    except OSError as error:
+        raise BadInputError(f"{path} is not a wheelhouse of torchtailor.", hint) from error
+    return decode_json(content, Manifest, f"{path} is not a wheelhouse of torchtailor: its manifest", hint)
+
+
 def read_wheelhouse(path: Path) -> Wheelhouse:
     """A wheelhouse that was written before, from its manifest."""
-    try:
-        document = json.loads((path / MANIFEST_NAME).read_bytes())
-        wheels = document["wheels"]
-        requirements = tuple(document["requirements"])
-        return Wheelhouse(
-            variant=document["variant"],
-            path=path,
-            torch_version=requirements[0].partition("==")[2],
-            requirements=requirements,
-            target=Target(document["target"]["python"], document["target"]["arch"]),
-            input_bytes=document["totals"]["input_bytes"],
-            output_bytes=document["totals"]["output_bytes"],
-            changed=sum(item["step"] == WheelStep.CUT.value for item in wheels),
-            wheels=len(wheels),
-        )
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInputError(
-            f"{path} is not a wheelhouse of torchtailor.", "Give a folder that `torchtailor build` wrote."
-        ) from error
+    found = read_manifest(path)
+    return Wheelhouse(
+        variant=found.variant,
+        path=path,
+        torch_version=found.requirements[0].partition("==")[2],
+        requirements=tuple(found.requirements),
+        target=Target(found.target.python, found.target.arch),
+        input_bytes=found.totals.input_bytes,
+        output_bytes=found.totals.output_bytes,
+        changed=sum(wheel.step is WheelStep.CUT for wheel in found.wheels),
+        wheels=len(found.wheels),
+    )

@@ -68,7 +68,9 @@ class SourceOutput:
             proves = self.request.options.verify
             return {"proof": self._prove(wheels, torch.path, variant, whole=bool(dependencies)) if proves else None}
 
-        return write_wheelhouse(self._description(variant), [torch, *dependencies], self.request.out, check=check)
+        entries = [torch, *dependencies]
+        description, cache = self._description(variant), Cache().root
+        return write_wheelhouse(description, entries, self.request.out, cache=cache, check=check)
 
     def _check_name(self, wheel: Path) -> None:
         """The wheel must be for the variant's Python and machine."""

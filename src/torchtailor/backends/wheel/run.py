@@ -25,8 +25,9 @@ from torchtailor.backends.jobs import (
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.catalog import Method
-from torchtailor.disk import disk_errors
+from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.fetch.download import Fetched
+from torchtailor.fetch.locations import without_login
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
@@ -76,7 +77,7 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
             filename=wheel.file.filename,
             sha256=fetched[wheel.file.url].sha256,
             size=wheel.size,
-            url=wheel.file.shown if wheel.file.local_path is None else "",
+            url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
             cut=_cut_job(variant, wheel, fetched, options),
             why=_WHY.get(wheel.treatment, ""),
@@ -182,7 +183,10 @@ def _write_variants_index(packed: list[tuple[VariantPlan, PackWheelhouse, Wheelh
     context.progress.stage("Writing the index of wheel variants")
     labelled = [(_label(variant), packed_entries(job, context)) for variant, job, _ in packed]
     with disk_errors(context.out, unchanged="An earlier index is unchanged."):
-        return write_variants_index(labelled, context.out)
+        try:
+            return write_variants_index(labelled, context.out, cache=context.cache.root)
+        except DamagedFileError as error:
+            raise context.without(error) from error
 
 
 def _label(plan: VariantPlan) -> VariantLabel | None:
