@@ -127,60 +127,65 @@ def put(*keys: str | int, value: object) -> Callable[[Any], None]:
     return apply
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        put("pytorch", "build", value="../../../x"),
-        put("pytorch", "build", value=EVIL),
-        put("pytorch", "build", value=5),
-        put("target", "gpu", value="../9.0"),
-        put("wheels", 0, "output", "filename", value="../../../secret"),
-        put("wheels", 0, "output", "filename", value="/etc/passwd"),
-        put("wheels", 0, "output", "filename", value="-rf.whl"),
-        put("wheels", 0, "output", "sha256", value="../x"),
-        put("wheels", 0, "output", "size", value=-1),
-        put("wheels", 0, "input", "filename", value="../../../secret"),
-        put("wheels", 0, "input", "sha256", value="/some/dir"),
-        put("wheels", 0, "input", "url", value="javascript:alert(1)"),
-        put("wheels", 0, "step", value="other"),
-        put("wheels", value={}),
-        put("requirements", value=["--index-url=http://evil"]),
-        put("requirements", value=[]),
-        put("variant", value=EVIL),
-    ],
-)
-def test_a_hostile_manifest(workshop: Workshop, tmp_path: Path, how: Callable[[Any], None]) -> None:  # noqa: F811
+MANIFESTS = [
+    put("pytorch", "build", value="../../../x"),
+    put("pytorch", "build", value=EVIL),
+    put("pytorch", "build", value=5),
+    put("target", "gpu", value="../9.0"),
+    put("wheels", 0, "output", "filename", value="../../../secret"),
+    put("wheels", 0, "output", "filename", value="/etc/passwd"),
+    put("wheels", 0, "output", "filename", value="-rf.whl"),
+    put("wheels", 0, "output", "sha256", value="../x"),
+    put("wheels", 0, "output", "size", value=-1),
+    put("wheels", 0, "input", "filename", value="../../../secret"),
+    put("wheels", 0, "input", "sha256", value="/some/dir"),
+    put("wheels", 0, "input", "url", value="javascript:alert(1)"),
+    put("wheels", 0, "step", value="other"),
+    put("wheels", value={}),
+    put("requirements", value=["--index-url=http://evil"]),
+    put("requirements", value=[]),
+    put("variant", value=EVIL),
+]
+
+
+def test_hostile_manifests(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     (tmp_path / "secret").write_text("secret")
-    change(next(workshop.out.glob("*/manifest.json")), how)
+    manifest = next(workshop.out.glob("*/manifest.json"))
+    good = manifest.read_bytes()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(BadInputError, match="manifest"):
-        publish(workshop.out, FolderStore(tmp_path / "deep" / "in" / "public"))
+    for how in MANIFESTS:
+        manifest.write_bytes(good)
+        change(manifest, how)
+        with pytest.raises(BadInputError, match="manifest"):
+            publish(workshop.out, FolderStore(tmp_path / "deep" / "in" / "public"))
+        with pytest.raises(BadInputError, match="manifest"):
+            read_wheelhouse(manifest.parent)
     written = set(tmp_path.rglob("*")) - set(before)
     assert all(path.is_relative_to(tmp_path / "deep") for path in written)
     assert not list((tmp_path / "deep").rglob("*.whl"))
-    with pytest.raises(BadInputError, match="manifest"):
-        read_wheelhouse(next(workshop.out.iterdir()))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        put("files", 0, "filename", value="../../../secret"),
-        put("files", 0, "filename", value=EVIL),
-        put("files", 0, "hashes", "sha256", value=EVIL),
-        put("files", 0, "hashes", "sha256", value="/some/dir"),
-        put("files", 0, "core-metadata", value={"sha256": EVIL}),
-        put("files", 0, "size", value="many"),
-        put("files", value=None),
-    ],
-)
-def test_hostile_pages(workshop: Workshop, tmp_path: Path, how: Callable[[Any], None]) -> None:  # noqa: F811
+PAGES = [
+    put("files", 0, "filename", value="../../../secret"),
+    put("files", 0, "filename", value=EVIL),
+    put("files", 0, "hashes", "sha256", value=EVIL),
+    put("files", 0, "hashes", "sha256", value="/some/dir"),
+    put("files", 0, "core-metadata", value={"sha256": EVIL}),
+    put("files", 0, "size", value="many"),
+    put("files", value=None),
+]
+
+
+def test_hostile_pages(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512", options=WheelOptions(variants=True))
-    for page in workshop.out.glob("*/simple/torch/index.json"):
+    (page,) = workshop.out.glob("pytorch*/simple/torch/index.json")
+    good = page.read_bytes()
+    for how in PAGES:
+        page.write_bytes(good)
         change(page, how)
-    with pytest.raises(BadInputError, match="damaged"):
-        publish(workshop.out, FolderStore(tmp_path / "public"))
+        with pytest.raises(BadInputError, match="damaged"):
+            publish(workshop.out, FolderStore(tmp_path / "public"))
 
 
 def test_hostile_pages_of_a_store(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
