@@ -162,11 +162,17 @@ def code_digest(*parts: str) -> str:
 
 @contextmanager
 def new_file(
-    path: Path, *, mode: int | None = None, durable: bool = False, staging: Path | None = None
+    path: Path,
+    *,
+    mode: int | None = None,
+    owner: os.stat_result | None = None,
+    durable: bool = False,
+    staging: Path | None = None,
 ) -> Iterator[BinaryIO]:
     """Write a file beside its place (or in `staging`, on the same disk); it is moved there when the block ends well.
 
-    `mode` of None is what any new file gets. `durable` means that it survives a power cut once this returns.
+    `mode` of None is what any new file gets; what root writes is given to the `owner` of this. `durable` means that
+    it survives a power cut once this returns.
     """
     check_replaceable(path)
     try:
@@ -176,6 +182,8 @@ def new_file(
                 file.flush()
                 if mode is not None:
                     os.fchmod(file.fileno(), mode)
+                if owner is not None:
+                    give_to(file.fileno(), owner)
                 if durable:
                     os.fsync(file.fileno())
                 Path(file.name).replace(path)
@@ -192,10 +200,16 @@ def new_file(
 
 
 def write_atomically(
-    path: Path, data: bytes, *, mode: int | None = None, durable: bool = False, staging: Path | None = None
+    path: Path,
+    data: bytes,
+    *,
+    mode: int | None = None,
+    owner: os.stat_result | None = None,
+    durable: bool = False,
+    staging: Path | None = None,
 ) -> None:
     """Put a file in its place, whole or not at all; the options are those of `new_file`."""
-    with new_file(path, mode=mode, durable=durable, staging=staging) as file:
+    with new_file(path, mode=mode, owner=owner, durable=durable, staging=staging) as file:
         file.write(data)
 
 

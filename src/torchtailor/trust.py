@@ -85,6 +85,11 @@ def inside(root: Path, relative: str) -> Path:
     return place
 
 
+def leads_inside(root: Path, place: Path) -> bool:
+    """Whether a file is below a folder, wherever links lead."""
+    return root.resolve() in place.resolve().parents
+
+
 def _outside(root: Path, relative: str) -> BadInputError:
     return BadInputError(
         f"{relative[:_SHOWN]!r} is not a path inside of {root}.", "What names it was not written by torchtailor."

@@ -30,7 +30,7 @@ _STORED = (1 << 64) - 1
 _BLOCK = 4096
 _STEP = 1 << 20
 _LEVEL = 3
-_MAX_RANGES = 1 << 26
+_MAX_RANGES = 1 << 22  # a block of 4 kB each makes 16 GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _stored_bytes(reader: zstandard.ZstdDecompressionReader, size: int, delta: P
         yield chunk
 
 
-def _read_ranges(file: BinaryIO, delta: Path) -> list[DeltaRange]:
+def _read_ranges(file: BinaryIO, delta: Path) -> Iterator[DeltaRange]:
     try:
         magic, count, size, checksum = _HEADER.unpack(file.read(_HEADER.size))
         if magic != _MAGIC or count > _MAX_RANGES or size > delta.stat().st_size:
@@ -99,7 +99,7 @@ def _read_ranges(file: BinaryIO, delta: Path) -> list[DeltaRange]:
         raise _damaged(delta) from error
     if zlib.crc32(table) != checksum or len(table) != count * _RANGE.size:
         raise _damaged(delta)
-    return [DeltaRange(None if offset == _STORED else offset, size) for offset, size in _RANGE.iter_unpack(table)]
+    return (DeltaRange(None if offset == _STORED else offset, size) for offset, size in _RANGE.iter_unpack(table))
 
 
 def _damaged(delta: Path) -> BadInputError:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
 from torchtailor.artifact.sites import active_environment
-from torchtailor.disk import disk_errors, sync_folder
-from torchtailor.errors import ImpossibleError, NoMatchError
+from torchtailor.disk import disk_errors, give_to, sync_folder
+from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
@@ -25,6 +24,7 @@ from torchtailor.tailoring.libraries import cut_library, is_library
 from torchtailor.tailoring.manifest import library_json
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
+from torchtailor.trust import leads_inside
 
 _ALREADY_CUT = "it was already cut for this target"
 
@@ -41,10 +41,25 @@ class _PlaceJob:
     proprietary: bool
     staged: Path
     removed: Path | None
+    seen: tuple[int, ...]  # what tells whether somebody replaced it
+    second_names: tuple[tuple[str, tuple[InstalledDistribution, ...]], ...] = ()  # links to it, and whose they are
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers do not need the owners' tables of files."""
-        return {**self.__dict__, "owners": ()}
+        return {**self.__dict__, "owners": (), "second_names": ()}
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file still is the one that was found: an installer may replace it meanwhile."""
+        try:
+            return _seen(self.path) == self.seen
+        except OSError:
+            return False
+
+
+def _seen(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def environment_sites(environment: Path | None) -> tuple[Path, ...]:
@@ -87,11 +102,17 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
         known = {path: chain[-1].after for path, chain in chains.items()}
         try:
             done = list(_cut_all(journal, chains, jobs, options, progress, known))
-        finally:
-            with suppress(OSError):  # a full disk was reported already; the next run completes it
-                if not reconcile(journal, known):
-                    journal.delete()
+        except BaseException:
+            with suppress(OSError, TorchtailorError):  # the first error is the one to report
+                _settle(journal, known)
+            raise
+        _settle(journal, known)
     return _result(site, [*done, *skipped], options)
+
+
+def _settle(journal: Journal, known: Mapping[str, FileState]) -> None:
+    if not reconcile(journal, known):
+        journal.delete()
 
 
 def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptions) -> TailorResult:
@@ -118,9 +139,14 @@ def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJ
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[_PlaceJob] = []
     skipped: list[LibraryResult] = []
-    for name, owners in sorted(owners_by_file(installed_in(site)).items()):
+    found = {
+        name: owners for name, owners in sorted(owners_by_file(installed_in(site)).items()) if (site / name).is_file()
+    }
+    links = _second_names(site, found)
+    second_names = {name for names in links.values() for name in names}
+    for name, owners in found.items():
         path = site / name
-        if not path.is_file() or not is_library(path):
+        if name in second_names or not is_library(path):
             continue
         size = path.stat().st_size
         folder = path.parent.resolve()
@@ -134,8 +160,22 @@ def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJ
             proprietary = any(needs_nvidia_option(name, one.metadata) for one in owners)
             staged = state / "staging" / str(len(jobs)) / path.name
             removed = state / "removed" if options.keep_removed else None
-            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed))
+            others = tuple((other, found[other]) for other in links.get(name, ()))
+            seen = _seen(path)
+            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed, seen, others))
     return jobs, skipped
+
+
+def _second_names(site: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """By its first name, the other names of a file: hard links, and symbolic ones that stay inside."""
+    by_file: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        place = site / name
+        if not place.is_symlink() or leads_inside(site, place):  # else it is in the cache of an installer
+            status = place.stat()
+            by_file.setdefault((status.st_dev, status.st_ino), []).append(name)
+    several = (sorted(group, key=lambda name: (site / name).is_symlink()) for group in by_file.values() if group[1:])
+    return {group[0]: group[1:] for group in several if not (site / group[0]).is_symlink()}
 
 
 def _cut_all(
@@ -161,7 +201,8 @@ def _cut_all(
         known.pop(done.name, None)
         result = _put_in_place(journal, by_name[done.name], staged, recorded)
         if result.status.changed:
-            known[done.name] = FileState(result.sha256_out, result.size_after)
+            for name in (done.name, *(name for name, _ in by_name[done.name].second_names)):
+                known[name] = FileState(result.sha256_out, result.size_after)
         yield result
 
 
@@ -171,6 +212,7 @@ def _stage(job: _PlaceJob) -> LibraryResult:
     if result.status.changed and job.removed and not job.options.dry_run:
         delta = job.staged.with_name("removed")
         write_delta(job.path, job.staged, delta, result.sha256_in)
+        give_to(delta, job.path.lstat())
         delta.replace(job.removed / _removed_name(result))  # two packages may hold the same library
         sync_folder(job.removed)
     return result
@@ -183,24 +225,56 @@ def _removed_name(result: LibraryResult) -> str:
 def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, options: Mapping[str, Any]) -> LibraryResult:
     if not result.status.changed:
         return result
-    for owner in job.owners:
-        expected = owner.files[job.name].hash
+    names = ((job.name, job.owners), *job.second_names)
+    for name, owner in ((name, owner) for name, owners in names for owner in owners):
+        expected = owner.files[name].hash
         if expected and expected.algorithm == "sha256" and expected.digest.hex() != result.sha256_in:
             reason = f"its hash is not the one in the RECORD of {owner.metadata.name}; reinstall that package"
             return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
-    change = Change(
-        path=job.name,
-        distributions=tuple(owner.dist_info.name for owner in job.owners),
+    if not job.is_unchanged:
+        return _replaced_meanwhile(job)
+    give_to(job.staged, job.path.lstat())
+    for name, owners in names:
+        journal.add(_change(job, name, owners, result, options))
+    if not job.is_unchanged:  # the journal took a while; what it says of this file is dropped at the end
+        return _replaced_meanwhile(job)
+    job.staged.replace(job.path)  # never written into: other names of the old file (uv's cache) keep their bytes
+    for name, _ in job.second_names:
+        link_again(job.path, journal.site / name, journal.staging)
+    for folder in {(journal.site / name).parent for name, _ in names}:
+        sync_folder(folder)
+    return result
+
+
+def _replaced_meanwhile(job: _PlaceJob) -> LibraryResult:
+    reason = "it was replaced while it was being cut; run the same command again"
+    return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
+
+
+def _change(
+    job: _PlaceJob,
+    name: str,
+    owners: Sequence[InstalledDistribution],
+    result: LibraryResult,
+    options: Mapping[str, Any],
+) -> Change:
+    return Change(
+        path=name,
+        distributions=tuple(owner.dist_info.name for owner in owners),
         before=FileState(result.sha256_in, result.size_before),
         after=FileState(result.sha256_out, result.size_after),
         removed=_removed_name(result) if job.removed else "",
         options=dict(options),
-        library=library_json(result),
+        library=library_json(replace(result, path=name)),
+        same_as=job.name if name != job.name else None,
     )
-    with suppress(PermissionError):  # only root may change owners: a file of root's tailored by root keeps its owner
-        status = job.path.lstat()
-        os.chown(job.staged, status.st_uid, status.st_gid)
-    journal.add(change)
-    job.staged.replace(job.path)  # never written into: other names of the old file (uv's cache) keep their bytes
-    sync_folder(job.path.parent)
-    return result
+
+
+def link_again(file: Path, name: Path, staging: Path) -> None:
+    """Make a second name of a file one of its new content; a symbolic link leads there already."""
+    if name.is_symlink():
+        return
+    beside = staging / f"{name.name}.link"
+    beside.unlink(missing_ok=True)
+    beside.hardlink_to(file)
+    beside.replace(name)

@@ -15,18 +15,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import hash_file, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.disk import give_to, hash_file, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.errors import BadInputError
 from torchtailor.tailoring.manifest import environment_manifest
+from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, RecordRow
 
 STATE_FOLDER = ".torchtailor"
+RemovedName = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{24}-[0-9a-f]{24})?\Z")]
 _LOCK_TIMEOUT = 1.0  # seconds
 
 
@@ -34,8 +36,8 @@ _LOCK_TIMEOUT = 1.0  # seconds
 class FileState:
     """The content of a file, by hash and size."""
 
-    sha256: str
-    size: int
+    sha256: Sha256
+    size: Size
 
     @classmethod
     def of(cls, path: Path, *, sizes: Iterable[int]) -> FileState | None:
@@ -47,17 +49,29 @@ class FileState:
             return None
 
 
+class _Target(msgspec.Struct):
+    gpus: list[str]
+
+
+class _Options(msgspec.Struct):
+    target: _Target
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One replaced file of an environment; paths are relative to site-packages."""
 
-    path: str
-    distributions: tuple[str, ...]  # names of the .dist-info folders whose RECORD lists it
+    path: RelativePath
+    distributions: tuple[PathPart, ...]  # names of the .dist-info folders whose RECORD lists it
     before: FileState
     after: FileState
-    removed: str  # the file in `removed` that turns after into before; empty without --keep-removed
+    removed: RemovedName  # the file in `removed` that turns after into before; empty without --keep-removed
     options: dict[str, Any]  # target and policy, as in the manifest
     library: dict[str, Any]  # the library's row of the manifest
+    same_as: RelativePath | None = None  # the first name of the file, where this is a second one: a link
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.options, _Options)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -84,10 +98,13 @@ class Journal:
     def locked(cls, site: Path) -> Iterator[Journal]:
         """Take the lock; a second run on the same environment is refused. The kernel frees it when a run dies."""
         journal = cls(site)
+        journal.check_links()
         # Workers of a run that was killed hold the lock until they have ended too.
         with locked(journal.folder / "lock", str(site), timeout=_LOCK_TIMEOUT):
+            journal.check_links()
             journal.clear_staging()
             journal.removed.mkdir(exist_ok=True)
+            journal.give_to_owner()
             try:
                 yield journal
             finally:
@@ -95,6 +112,20 @@ class Journal:
                     remove_locked(journal.folder)
                 else:
                     shutil.rmtree(journal.staging, ignore_errors=True)
+
+    def check_links(self) -> None:
+        """Refuse a state folder of links: what they lead to is not ours to empty or overwrite."""
+        for path in (self.folder, self.staging, self.removed, self._path, self.folder / "lock"):
+            if path.is_symlink():
+                raise BadInputError(
+                    f"{path} is a link, which torchtailor never makes.", "Remove it, and reinstall what was cut."
+                )
+
+    def give_to_owner(self) -> None:
+        """What root makes in a user's environment is the user's, who else could not restore it."""
+        owner = self.site.stat()
+        for path in (self.folder, self.staging, self.removed, self.folder / "lock"):
+            give_to(path, owner)
 
     def clear_staging(self) -> None:
         """Delete temporary files that an interrupted run left."""
@@ -106,19 +137,20 @@ class Journal:
         with self._path.open("ab") as file:
             file.write(_encode(change))
             file.flush()
+            give_to(file.fileno(), self.site.stat())
             os.fsync(file.fileno())
         sync_folder(self.folder)
 
     def changes(self) -> list[Change]:
         """All changes in order. A last line that was truncated by a kill was never acted upon."""
         try:
-            data = self._path.read_bytes()
+            data = read_limited(self._path, Limit.JOURNAL)
         except FileNotFoundError:
             return []
         lines = data.split(b"\n")[:-1]
         try:
-            return [msgspec.convert(json.loads(line), Change) for line in lines]
-        except (ValueError, msgspec.ValidationError) as error:
+            return [msgspec.json.decode(line, type=Change) for line in lines]
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise BadInputError(
                 f"{self._path} is damaged.", "Reinstall the packages that were cut, then remove that folder."
             ) from error
@@ -126,10 +158,11 @@ class Journal:
     def rewrite(self, changes: Iterable[Change]) -> None:
         """Keep only these changes, and of the removed bytes only what they need."""
         kept = list(changes)
-        write_atomically(self._path, b"".join(map(_encode, kept)), durable=True, staging=self.staging)
+        content = b"".join(map(_encode, kept))
+        write_atomically(self._path, content, owner=self.site.stat(), durable=True, staging=self.staging)
         needed = {change.removed for change in kept}
         for path in self.removed.iterdir():
-            if path.name not in needed:
+            if path.name not in needed and not path.is_dir():
                 path.unlink()
 
     def delete(self) -> None:
@@ -146,11 +179,12 @@ def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) ->
     recorded: Chains = {}
     for change in journal.changes():
         recorded.setdefault(change.path, []).append(change)
-    actual = {path: (known or {}).get(path) or _actual(journal.site / path, chain) for path, chain in recorded.items()}
+    actual = {path: (known or {}).get(path) or _actual(journal.site, path, chain) for path, chain in recorded.items()}
     in_force = {path: _in_force(chain, actual[path]) for path, chain in recorded.items()}
     chains = {path: chain for path, chain in in_force.items() if chain}
     names = {name for chain in recorded.values() for change in chain for name in change.distributions}
-    folders = [journal.site / name for name in sorted(names) if (journal.site / name).is_dir()]
+    places = [journal.site / name for name in sorted(names) if name.endswith(".dist-info")]
+    folders = [place for place in places if place.is_dir() and not place.is_symlink()]
     for one in read_installed(journal.site, folders):
         states = {path: state for path in one.files if (state := actual.get(path))}
         _update_distribution(journal, one, states, chains)
@@ -170,7 +204,8 @@ def _update_distribution(
         newest = chains[next(path for path in sorted(one.files) if path in chains)][-1]
         document = environment_manifest(newest.options, one.metadata.name, one.metadata.version, rows)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
-            write_atomically(manifest_path, document, durable=True, staging=journal.staging)
+            owner = one.dist_info.stat()
+            write_atomically(manifest_path, document, owner=owner, durable=True, staging=journal.staging)
         changes[manifest_name] = RecordRow(manifest_name, FileHash.of(document), len(document))
     else:
         manifest_path.unlink(missing_ok=True)
@@ -180,8 +215,9 @@ def _update_distribution(
         changes[row.path] = RecordRow(row.path, FileHash.from_hex(state.sha256), state.size)
     data = one.record.updated(changes).encode()
     if data != one.record_path.read_bytes():
-        mode = one.record_path.stat().st_mode & 0o777
-        write_atomically(one.record_path, data, mode=mode, durable=True, staging=journal.staging)
+        old = one.record_path.stat()
+        mode = old.st_mode & 0o777
+        write_atomically(one.record_path, data, mode=mode, owner=old, durable=True, staging=journal.staging)
 
 
 def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
@@ -190,9 +226,12 @@ def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
     return {**last, **{key: first[key] for key in ("size_before", "gpu_before", "sha256_before") if key in first}}
 
 
-def _actual(path: Path, chain: Sequence[Change]) -> FileState | None:
+def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | None:
+    place = inside(site, path)
+    if not leads_inside(site, place):
+        return None
     known = [state for change in chain for state in (change.before, change.after)]
-    state = FileState.of(path, sizes={state.size for state in known})
+    state = FileState.of(place, sizes={state.size for state in known})
     return state if state in known else None
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import disk_errors, sync_folder
-from torchtailor.errors import CheckFailedError
+from torchtailor.disk import disk_errors, give_to, sync_folder
+from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailoring.delta import rebuild
-from torchtailor.tailoring.environment import environment_sites
-from torchtailor.tailoring.journal import STATE_FOLDER, Change, Journal, reconcile
+from torchtailor.tailoring.environment import environment_sites, link_again
+from torchtailor.tailoring.journal import STATE_FOLDER, Change, FileState, Journal, reconcile
+from torchtailor.trust import Limit, inside, leads_inside, read_limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def restore(
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
     """Restore every library whose removed bytes were kept."""
     progress = progress or NoProgress()
-    if not (site / STATE_FOLDER).is_dir():
+    if not (site / STATE_FOLDER).is_dir() and not (site / STATE_FOLDER).is_symlink():
         return RestoreResult(site, (), 0, (), ())
     with (
         disk_errors(site, unchanged="What was restored before is whole and recorded."),
@@ -54,7 +55,7 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
         if not dry_run:
             progress.begin(str(site), size)
             try:
-                for path, chain in ready.items():
+                for path, chain in sorted(ready.items(), key=lambda item: item[1][0].same_as is not None):
                     _restore(journal, path, chain)
                     progress.advance(chain[0].before.size)
             finally:
@@ -66,17 +67,28 @@ def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress
 
 def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
     """Undo the changes of one file, newest first, and replace it when the stock file is complete."""
-    place = journal.site / path
+    place = inside(journal.site, path)
+    first = chain[-1].same_as
+    if first is not None and _is(journal, first, chain[0].before):  # another name of a file that is restored already
+        link_again(inside(journal.site, first), place, journal.staging)
+        sync_folder(place.parent)
+        return
+    owner, stock = place.stat(), chain[0].before
     current = place
     for step, change in enumerate(reversed(chain)):
         staged = journal.staging / f"{step}-{place.name}"
         hasher = hashlib.sha256()
         with staged.open("wb") as file:
+            written = 0
             for chunk in rebuild(current, journal.removed / change.removed):
+                written += len(chunk)
+                if written > change.before.size:
+                    break  # it would fill the disk
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
-            os.fchmod(file.fileno(), place.stat().st_mode & 0o7777)
+            os.fchmod(file.fileno(), owner.st_mode & 0o7777)
+            give_to(file.fileno(), owner)
             os.fsync(file.fileno())
         if hasher.hexdigest() != change.before.sha256:
             raise CheckFailedError(
@@ -85,13 +97,20 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
         if current != place:
             current.unlink()
         current = staged
+    if FileState.of(current, sizes={stock.size}) != stock or not leads_inside(journal.site, place):
+        raise CheckFailedError(f"{path} was replaced while it was being restored.", "Run the same command again.")
     current.replace(place)
     sync_folder(place.parent)
 
 
+def _is(journal: Journal, path: str, state: FileState) -> bool:
+    return FileState.of(inside(journal.site, path), sizes={state.size}) == state
+
+
 def _owners(site: Path, changes: Iterable[Change]) -> tuple[InstalledDistribution, ...]:
     names = {name for change in changes for name in change.distributions}
-    return read_installed(site, [site / name for name in sorted(names)])
+    folders = [site / name for name in sorted(names) if name.endswith(".dist-info")]
+    return read_installed(site, [folder for folder in folders if not folder.is_symlink()])
 
 
 def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...]:
@@ -107,8 +126,10 @@ def _requirement(one: InstalledDistribution) -> str:
     direct = one.dist_info / "direct_url.json"
     if direct.is_file():
         try:
-            return str(json.loads(direct.read_bytes())["url"])
-        except (ValueError, KeyError, TypeError):
+            url = str(json.loads(read_limited(direct, Limit.SMALL))["url"])
+            if not url.startswith("-"):
+                return url
+        except (ValueError, KeyError, TypeError, RecursionError, OSError, BadInputError):
             pass
     return f"{one.metadata.name}=={one.metadata.version}"
 

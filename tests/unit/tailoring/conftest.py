@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.gpucode.builders import Entry, Place, container, elf
+from tests.unit.gpucode.builders import Entry
+from tests.unit.surgery.libraries import Recipe, library
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
@@ -28,4 +29,5 @@ def zstd() -> bytes:
 def wide() -> bytes:
     """A library in which every architecture has many pages, so that it can be cut twice."""
     code = random.Random(1)
-    return elf(Place(".nv_fatbin", container(*(Entry(code.randbytes(50_000), sm=sm) for sm in (75, 80, 90, 100)))))
+    entries = tuple(Entry(code.randbytes(50_000), sm=sm) for sm in (75, 80, 90, 100))
+    return library(Recipe(wrapped=[entries], symtab=False, phdr_slack=bytes(600)))

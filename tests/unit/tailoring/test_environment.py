@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zstandard
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
+from torchtailor import disk
+from torchtailor.disk import locked
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring import environment
+from torchtailor.tailoring import environment, journal
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
-from torchtailor.tailoring.journal import Journal
+from torchtailor.tailoring.journal import Change, Journal
 from torchtailor.tailoring.restore import restore_environment
 
 NVIDIA = "NVIDIA Proprietary Software"
@@ -233,8 +240,7 @@ def test_an_error_halfway_leaves_right_records(site: Path, monkeypatch: pytest.M
 def test_torn_last_line_of_the_journal(site: Path) -> None:
     before = tree(site)
     tailor_environment(site, options(keep_removed=True))
-    journal = site / ".torchtailor" / "journal.jsonl"
-    with journal.open("ab") as file:
+    with (site / ".torchtailor" / "journal.jsonl").open("ab") as file:
         file.write(b'{"path": "torch/li')
     restore_environment(site)
     assert tree(site) == before
@@ -304,3 +310,180 @@ def test_damaged_record_of_a_package(site: Path) -> None:
         tailor_environment(site, options())
     after = tree(site)
     assert all(after[name] == digest for name, digest in before.items())
+
+
+# Environments of others: think of root restoring a user's
+
+
+def journal_lines(site: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (site / ".torchtailor/journal.jsonl").read_text().splitlines()]
+
+
+def write_journal(site: Path, lines: list[dict[str, Any]]) -> None:
+    (site / ".torchtailor/journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("path", "../../../../victim"),
+        ("path", "torch/../../../../../victim"),
+        ("path", "/etc/passwd"),
+        ("path", ""),
+        ("removed", "../../../../../victim"),
+        ("removed", "/etc/passwd"),
+        ("distributions", ["../../../other"]),
+        ("distributions", ["/"]),
+        ("before", {"sha256": "../x", "size": 5}),
+        ("before", {"sha256": "0" * 64, "size": -5}),
+        ("same_as", "../../../../victim"),
+        ("options", {}),
+        ("options", {"target": {"gpus": 5}}),
+    ],
+)
+def test_a_hostile_journal(site: Path, tmp_path: Path, key: str, value: object) -> None:
+    tailor_environment(site, options(keep_removed=True))
+    victim = tmp_path / "victim"
+    victim.write_bytes((site / "torch/lib/libtwo.so").read_bytes())
+    lines = journal_lines(site)
+    lines[0][key] = value
+    write_journal(site, lines)
+    before = tree(tmp_path)
+    for run in (lambda: restore_environment(site), lambda: tailor_environment(site, options(keep_removed=True))):
+        with pytest.raises(BadInputError, match="damaged"):
+            run()
+    assert tree(tmp_path) == before
+
+
+def test_a_journal_behind_a_link(site: Path, tmp_path: Path) -> None:
+    """A folder inside that leads outside is no way out either."""
+    tailor_environment(site, options(keep_removed=True))
+    outside = (site / "torch/lib").rename(tmp_path / "outside")
+    (site / "torch/lib").symlink_to(outside)
+    before = tree(outside)
+    with pytest.raises(BadInputError, match="not a path inside"):
+        restore_environment(site)
+    assert tree(outside) == before
+
+
+def test_a_file_that_became_a_link_outwards(site: Path, tmp_path: Path) -> None:
+    tailor_environment(site, options(keep_removed=True))
+    outside = (site / "torch/lib/libtwo.so").rename(tmp_path / "outside.so")
+    (site / "torch/lib/libtwo.so").symlink_to(outside)
+    before = outside.read_bytes()
+    assert "torch/lib/libtwo.so" not in restore_environment(site).libraries
+    assert outside.read_bytes() == before
+    assert (site / "torch/lib/libtwo.so").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["", "removed", "staging", "lock", "journal.jsonl"])
+def test_a_state_folder_of_links(site: Path, tmp_path: Path, name: str) -> None:
+    """They could lead to a folder that is emptied, or to a file that is overwritten."""
+    tailor_environment(site, options(keep_removed=True))
+    state = site / ".torchtailor"
+    (state / "staging").mkdir(exist_ok=True)
+    place = state / name if name else state
+    victim = place.rename(tmp_path / "victim")
+    (victim / "precious").touch() if victim.is_dir() else victim.write_text("precious")
+    place.symlink_to(victim)
+    before = tree(tmp_path)
+    for run in (lambda: restore_environment(site), lambda: tailor_environment(site, options())):
+        with pytest.raises(BadInputError, match="is a link"):
+            run()
+    assert tree(tmp_path) == before
+
+
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock", "it"):
+        pass
+    assert victim.read_text() == "precious"
+
+
+def test_kept_bytes_that_would_fill_the_disk(site: Path) -> None:
+    tailor_environment(site, options(keep_removed=True))
+    (kept,) = (site / ".torchtailor/removed").iterdir()
+    table = struct.pack("<QQ", 2**64 - 1, 1 << 40)
+    packed = zstandard.ZstdCompressor().compress(table)
+    header = struct.pack("<8sQQI", b"TTREMOV1", 1, len(packed), zlib.crc32(table))
+    kept.write_bytes(header + packed + zstandard.ZstdCompressor().compress(bytes(50 << 20)))
+    with pytest.raises(CheckFailedError, match="cannot be restored"):
+        restore_environment(site)
+    assert not list(site.rglob("0-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_restores_stays_its_owners(site: Path) -> None:
+    for path in [site, *site.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    tailor_environment(site, options(nvidia=True, keep_removed=True))
+    assert {path.stat().st_uid for path in site.rglob("*")} == {12345}
+    tailor_environment(site, options(nvidia=True, keep_removed=True))
+    restore_environment(site)
+    assert {path.stat().st_uid for path in site.rglob("*")} == {12345}
+
+
+# What happens to the files meanwhile, and to those with two names
+
+
+def test_an_error_of_the_last_step_is_reported(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a RECORD that nobody can write."""
+    write = disk.write_atomically
+
+    def immutable(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name == "RECORD":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        write(path, *arguments, **options)
+
+    monkeypatch.setattr(journal, "write_atomically", immutable)
+    with pytest.raises(EnvironmentProblem, match="RECORD cannot be written"):
+        tailor_environment(site, options())
+    monkeypatch.undo()
+    tailor_environment(site, options())
+    check_records(site)
+
+
+@pytest.mark.parametrize("kind", ["hard", "symbolic"])
+def test_two_names_of_a_library_stay_one_file(site: Path, tmp_path: Path, fat: bytes, kind: str) -> None:
+    files = {"links/libone.so.1": fat, "links/libone.so": fat, "links/__init__.py": b""}
+    install(build_wheel(tmp_path / "wheels", files, name="links"), site)
+    first, second = site / "links/libone.so.1", site / "links/libone.so"
+    second.unlink()
+    if kind == "hard":
+        second.hardlink_to(first)
+    else:
+        second.symlink_to("libone.so.1")
+    before = tree(site)
+    outcome = tailor_environment(site, options(keep_removed=True))
+    assert len([one for one in outcome.changed if "libone" in one.path]) == 1
+    assert first.samefile(second)
+    assert second.is_symlink() is (kind == "symbolic")
+    assert first.stat().st_size < len(fat)
+    check_records(site)
+    assert tailor_environment(site, options(keep_removed=True)).changed == ()
+    restore_environment(site)
+    assert first.samefile(second)
+    assert tree(site) == before
+
+
+def test_a_library_that_was_upgraded_meanwhile(site: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip puts a new one in place while the old one is being cut."""
+    add = Journal.add
+    newer = fat + b"newer"
+    path = site / "torch/lib/libtwo.so"
+
+    def upgraded(self: Journal, change: Change) -> None:
+        add(self, change)
+        if change.path == "torch/lib/libtwo.so":
+            beside = path.with_name("new")
+            beside.write_bytes(newer)
+            beside.replace(path)
+
+    monkeypatch.setattr(Journal, "add", upgraded)
+    outcome = tailor_environment(site, options())
+    (skipped,) = [one for one in outcome.libraries if one.status is LibraryStatus.SKIPPED]
+    assert (skipped.path, "replaced while" in skipped.reason) == ("torch/lib/libtwo.so", True)
+    assert path.read_bytes() == newer
+    assert "torch/lib/libtwo.so" not in {line["path"] for line in journal_lines(site)}
