@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -79,6 +79,11 @@ class RelaTable:
         """Indices of RELATIVE relocations whose target lies in the address range."""
         kind, infos = self._relative_info, self.infos
         return [i for i, addend in enumerate(self.addends) if start <= addend < end and infos[i] == kind]
+
+    def pointing_to(self, targets: Collection[int]) -> list[int]:
+        """Indices of RELATIVE relocations that lead to one of the addresses."""
+        kind, infos = self._relative_info, self.infos
+        return [i for i, addend in enumerate(self.addends) if addend in targets and infos[i] == kind]
 
     def relocation(self, index: int) -> Relocation:
         return Relocation(self.record_offset(index), self.places[index], self.addends[index])
@@ -231,6 +236,16 @@ class ElfFile:
         for place in self.relr:
             relocation = self._relr_relocation(place)
             if start <= relocation.addend < end:
+                yield relocation
+
+    def relocations_to(self, targets: Collection[int]) -> Iterator[Relocation]:
+        """The relative relocations that lead to one of the addresses."""
+        table = self.rela
+        for index in table.pointing_to(targets):
+            yield table.relocation(index)
+        for place in self.relr:
+            relocation = self._relr_relocation(place)
+            if relocation.addend in targets:
                 yield relocation
 
     def _relr_relocation(self, place: int) -> Relocation:

@@ -12,6 +12,7 @@ from typing import cast
 
 from isal import igzip_lib, isal_zlib
 
+from torchtailor.binary.search import first_of
 from torchtailor.binary.source import check_range
 from torchtailor.errors import BadInputError
 
@@ -105,15 +106,20 @@ class InflateSource:
             return self._window[offset - self._start : end - self._start]
         return self._gather(offset, end)
 
-    def find(self, needle: bytes, start: int, end: int) -> int:
-        while start + len(needle) <= end:
-            reach = start + len(needle)
+    def find(self, needle: bytes | tuple[bytes, ...], start: int, end: int) -> int:
+        needles = needle if isinstance(needle, tuple) else (needle,)
+        longest = max(map(len, needles))
+        while start < end:
+            reach = min(end, start + longest)
             if start >= self._start:  # else the read starts again, and this window is of no use
                 reach = max(reach, min(end, self._start + len(self._window)))
-            position = self.read(start, reach - start).find(needle)
+            data = self.read(start, reach - start)
+            position = first_of(data, needles, 0, len(data), last=reach == end)
             if position >= 0:
                 return start + position
-            start = reach - len(needle) + 1
+            if reach == end:
+                break
+            start = reach - longest + 1
         return -1
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:

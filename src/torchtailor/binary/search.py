@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 _WORTH_MEMMEM = 1 << 16
+_STEP = 1 << 20  # several needles are looked for while the bytes are in a core's cache
 
 
 class _PyBuffer(ctypes.Structure):
@@ -34,14 +35,35 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-def find(buffer: Buffer, needle: bytes, start: int, end: int) -> int:
-    """Where `needle` first lies wholly inside [start, end) of `buffer`, or -1."""
+def find(buffer: Buffer, needle: bytes | tuple[bytes, ...], start: int, end: int) -> int:
+    """Where `needle`, or the first of several, first lies wholly inside [start, end) of `buffer`, or -1."""
+    if isinstance(needle, tuple):
+        longest = max(map(len, needle))
+        while start < end:
+            reach = min(end, start + _STEP)
+            found = first_of(buffer, needle, start, reach, last=reach == end)
+            if found >= 0 or reach == end:
+                return found
+            start = reach - longest + 1
+        return -1
     if buffer[start : min(start + len(needle), end)] == needle:  # so it is with containers one after another
         return start
     if end - start > _WORTH_MEMMEM and _memmem() is not None:
         return _find_with_memmem(buffer, needle, start, end)
     match = _pattern(needle).search(buffer, start, end)
     return match.start() if match else -1
+
+
+def first_of(buffer: Buffer, needles: tuple[bytes, ...], start: int, end: int, *, last: bool) -> int:
+    """Where the first of the needles lies, or -1; unless these are the last bytes, a place so near the end that not all
+    needles could be seen there is left to the next search."""
+    limit = end if last else end - max(map(len, needles)) + 1
+    found = -1
+    for needle in needles:
+        place = find(buffer, needle, start, min(end, limit + len(needle) - 1))
+        if place >= 0:
+            found = limit = place
+    return found
 
 
 def _find_with_memmem(buffer: Buffer, needle: bytes, start: int, end: int) -> int:

@@ -24,8 +24,8 @@ class ByteSource(Protocol):
         """Exactly these bytes, or BadInputError where they are not all inside the file."""
         ...
 
-    def find(self, needle: bytes, start: int, end: int) -> int:
-        """Where `needle` first lies wholly inside [start, end), or -1."""
+    def find(self, needle: bytes | tuple[bytes, ...], start: int, end: int) -> int:
+        """Where `needle`, or the first of several, first lies wholly inside [start, end), or -1."""
         ...
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -68,7 +68,7 @@ class BufferSource:
         check_range(offset, size, self.size)
         return self._view[offset : offset + size]
 
-    def find(self, needle: bytes, start: int, end: int) -> int:
+    def find(self, needle: bytes | tuple[bytes, ...], start: int, end: int) -> int:
         return find(self._view, needle, start, end)
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> None:

@@ -155,6 +155,11 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
         return self.offset + self.header_size + self.padded_size
 
     @property
+    def bare(self) -> bool:
+        """Whether it lies there without a container: the library itself loads it, and knows its size."""
+        return self.header_size == 0
+
+    @property
     def scrambled(self) -> bool:
         """Whether the payload can only be unpacked by NVIDIA's libraries, and must be compared as stored."""
         return bool(self.flags & _SCRAMBLED)
@@ -171,10 +176,10 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
 
 
 class Container(NamedTuple):
-    """One container: the images of what was one translation unit, or one linked device image."""
+    """One container: the images of what was one translation unit, or one linked device image; or a bare cubin."""
 
     offset: int
-    header_size: int
+    header_size: int  # 0 for a cubin that lies there without a container
     size: int  # of what follows the header
     entries: tuple[Image, ...]
 
@@ -185,6 +190,14 @@ class Container(NamedTuple):
     @property
     def stored_size(self) -> int:
         return self.header_size + self.size
+
+    @property
+    def bare(self) -> bool:
+        return self.header_size == 0
+
+    def size_with(self, images: int) -> int:
+        """Bytes it takes with images of this size: what is left of a bare cubin is an empty container."""
+        return images if self.bare and images else CONTAINER_HEADER.size + images
 
 
 class WrapperVersion(IntEnum):
@@ -205,6 +218,11 @@ class Wrapper:
 
     CONTAINER_FIELD = 8
     LAST_FIELD = 16
+
+
+def code_target(kind_number: int, sm: int, flags: int) -> tuple[ImageKind, CodeTarget | None]:
+    """The kind of an image, and what it is for as far as that is known."""
+    return _target(kind_number, sm, flags & _SUFFIXED)
 
 
 @lru_cache(maxsize=4096)

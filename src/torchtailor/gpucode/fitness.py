@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules, TorchArch
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
+from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.scan import Reference
@@ -84,12 +84,7 @@ def kept_bytes(library: LibraryReport, policy: Policy) -> int:
     """
     groups = library.container_groups
     kept = policy.for_library(library.name, library.soname).keep(groups, _same_kernels)
-    size = 0
-    for group, images in zip(groups, kept.images, strict=True):
-        stay = set(map(id, images))
-        sizes = zip(group.images, group.stored_by_image, strict=True)
-        size += group.containers * CONTAINER_HEADER.size + sum(stored for image, stored in sizes if id(image) in stay)
-    return size
+    return sum(group.size_with(images) for group, images in zip(groups, kept.images, strict=True))
 
 
 def _same_kernels(image: Image) -> frozenset[str] | None:

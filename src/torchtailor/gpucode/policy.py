@@ -73,7 +73,7 @@ class Policy:
             return KeptCode(tuple(container.images for container in containers), served)
         kept: list[tuple[Image, ...]] = []
         for container, policy in pairs:
-            if not container.loaded:  # nothing reads it and a cut would gain nothing
+            if not container.can_be_cut:
                 kept.append(container.images)
             else:
                 kept.append(policy.keep_images(container.images, kernels) if policy else ())

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
-from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, Part
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, ArchKey, Compression, Image, Part
+from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference, can_be_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,23 @@ class ContainerGroup:
     section: str
     reference: Reference
     loaded: bool
+    bare: bool  # cubins without a container around them
     containers: int
     stored: int
     bytes_by_target: Mapping[CodeTarget | None, int]
     images: tuple[Image, ...]  # of the first container: the others have the same architectures in the same order
     stored_by_image: tuple[int, ...]  # bytes of the images at each position, of all containers together
+
+    @property
+    def can_be_cut(self) -> bool:
+        return can_be_cut(self.bare, self.reference, self.loaded)
+
+    def size_with(self, kept: Iterable[Image]) -> int:
+        """Bytes of all containers together with these images."""
+        stay = set(map(id, kept))
+        sizes = zip(self.images, self.stored_by_image, strict=True)
+        size = sum(stored for image, stored in sizes if id(image) in stay)
+        return size if self.bare and size else size + self.containers * CONTAINER_HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
     for found in code.containers:
         keys = tuple([image.arch_key for image in found.images])
         parts = tuple([part.arch_key for image in found.images for part in image.parts])
-        key = (found.section, found.reference._value_, found.loaded, keys, parts)
+        key = (found.section, found.reference._value_, found.loaded, found.container.bare, keys, parts)
         counted = alike.get(key)
         if counted is None:
             counted = alike[key] = _Containers(found)
@@ -165,6 +177,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
                 counted.first.section,
                 counted.first.reference,
                 counted.first.loaded,
+                counted.first.container.bare,
                 counted.containers,
                 counted.stored,
                 {images[key].first.target: size for key, size in counted.sizes.items()},

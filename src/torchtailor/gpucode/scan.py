@@ -1,8 +1,9 @@
-"""Finds every fatbin container of a library, wherever it lives, and says how it is reached.
+"""Finds every fatbin container and bare cubin of a library, wherever it lives, and says how it is reached.
 
 Containers lie in `.nv_fatbin`, but also in `__nv_relfatbin` (objects from before the device link),
 `.cask_resource`, `.ldata` and `.rodata`. So every section of data is searched for the first eight bytes of
-a container; what follows must then be a whole and consistent one. What lies inside one is never searched.
+a container, and for those of a cubin or of a zstd frame that holds one (`bare.py`); what follows must then be a whole
+and consistent one. What lies inside one is never searched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.bare import CUBIN_START, FRAME_START, read_bare
 from torchtailor.gpucode.fatbin import (
     ALIGNMENT,
     CONTAINER_START,
@@ -34,10 +36,12 @@ WRAPPER_SECTION = ".nvFatBinSegment"
 RELOCATABLE_SECTION = "__nv_relfatbin"
 # sections that hold only containers: there, anything that is neither a container nor zero is damage
 CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
+CODE_STARTS = (CONTAINER_START, CUBIN_START, FRAME_START)
 
 _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 # host code and debug information are half of the bytes to search, and never hold containers, which are data
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
+_UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _ZEROS_STEP = 1 << 20
 _MAX_SONAME = 256
 _MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
@@ -51,6 +55,7 @@ class Reference(Enum):
     LINKED = "linked"  # the wrapper of a device link
     PRELINKED = "prelinked"  # an input of the device link; the linked container is what runs
     POINTER = "pointer"  # some other pointer in the library's data
+    CODE = "code"  # instructions compute its address (looked for where a bare cubin has no pointer)
     NONE = "none"  # nothing visible: reached by distance or by a table of offsets
 
 
@@ -65,6 +70,15 @@ class CodeContainer(Protocol):
 
     @property
     def loaded(self) -> bool: ...
+
+    @property
+    def can_be_cut(self) -> bool: ...
+
+
+def can_be_cut(bare: bool, reference: Reference, loaded: bool) -> bool:
+    """Whether images may be taken out: of what is not loaded nothing is gained by it, and a bare cubin to which no
+    pointer is known may be a part of anything."""
+    return loaded and (not bare or reference is not Reference.NONE)
 
 
 class FoundContainer(NamedTuple):
@@ -83,6 +97,10 @@ class FoundContainer(NamedTuple):
     @property
     def loaded(self) -> bool:
         return self.address is not None
+
+    @property
+    def can_be_cut(self) -> bool:
+        return can_be_cut(self.container.bare, self.reference, self.loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +248,14 @@ def _skip_zeros(source: ByteSource, position: int, end: int) -> int:
 
 def _containers_among_others(source: ByteSource, section: Section, lookalikes: list[int]) -> Iterator[Container]:
     position, end, walked = section.offset, section.file_end, 0
-    while (start := source.find(CONTAINER_START, position, end)) >= 0:
+    # tables for unwinding are large and hold nothing else; a container there is found all the same
+    starts = (CONTAINER_START,) if section.name in _UNWIND_TABLES else CODE_STARTS
+    while (start := source.find(starts, position, end)) >= 0:
         try:
-            container = read_container(source, start, end)
+            if bytes(source.read(start, min(len(CONTAINER_START), end - start))) == CONTAINER_START:
+                container: Container | None = read_container(source, start, end)
+            else:
+                container = read_bare(source, start, end)
         except DamagedContainerError as error:
             lookalikes.append(start)
             walked += max(0, error.reached - start)
@@ -241,6 +264,8 @@ def _containers_among_others(source: ByteSource, section: Section, lookalikes: l
                     f"{len(lookalikes)} places of section {section.name} begin like a GPU code container and are none.",
                     "Compare the library's hash with the publisher's; without GPU code it need not be cut.",
                 ) from None
+            container = None
+        if container is None:
             position = start + 1
             continue
         yield container
@@ -276,9 +301,9 @@ def _referenced(
     loaded = [address for address in addresses if address is not None]
     pointers: dict[int, list[Relocation]] = {address: [] for address in loaded}
     if loaded:
-        for relocation in elf.relocations_into(min(loaded), max(loaded) + ALIGNMENT):
-            if relocation.addend in pointers:
-                pointers[relocation.addend].append(relocation)
+        for relocation in elf.relocations_to(pointers.keys()):
+            pointers[relocation.addend].append(relocation)
+    named = _named_by_code(elf, found, addresses, pointers)
     wrapped: dict[int, Reference] = {}
     for wrapper in wrappers:
         target = wrapper.container_address
@@ -294,5 +319,21 @@ def _referenced(
         if reference is Reference.WRAPPER and section.name == RELOCATABLE_SECTION:
             reference = Reference.PRELINKED
         if reference is None:
-            reference = Reference.POINTER if at else Reference.NONE
+            reference = Reference.POINTER if at else Reference.CODE if address in named else Reference.NONE
         yield FoundContainer(container, section.name, address, reference, at)
+
+
+def _named_by_code(
+    elf: ElfFile,
+    found: list[tuple[Section, Container]],
+    addresses: list[int | None],
+    pointers: dict[int, list[Relocation]],
+) -> set[int]:
+    """The bare cubins without a pointer whose address instructions compute."""
+    pairs = zip(found, addresses, strict=True)
+    unknown = {at for (_, container), at in pairs if container.bare and at is not None and not pointers[at]}
+    if not unknown:
+        return set()
+    from torchtailor.binary.instructions import named_by_code  # it needs numpy, which takes a while to load
+
+    return named_by_code(elf, unknown)

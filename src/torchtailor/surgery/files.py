@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
 from pathlib import Path
 
+from torchtailor.binary.search import first_of
 from torchtailor.binary.source import ByteSource, check_range
 from torchtailor.errors import BadInputError, EnvironmentProblem
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _SMALL = 1 << 10
 _WINDOW = 2 << 10
-_HEAD = 4
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
 
@@ -47,22 +47,22 @@ class FileSource:
             data += more
         return data
 
-    def find(self, needle: bytes, start: int, end: int) -> int:
-        # bytes.find looks for the last byte first, and that of a container's magic is rarer than the zeros behind it
-        head = needle[:_HEAD]
+    def find(self, needle: bytes | tuple[bytes, ...], start: int, end: int) -> int:
+        needles = needle if isinstance(needle, tuple) else (needle,)
+        longest = max(map(len, needles))
         if self.searched is not None and not any(low < end and start < high for low, high in self.searched):
             return -1
+        end = min(end, self.size)
         position, step = start, _SMALL  # the next container is nearly always near
-        while position < min(end, self.size):
-            data = self.read(position, min(step, end - position, self.size - position))
-            found = data.find(head)
-            while found >= 0 and not data.startswith(needle, found):
-                found = data.find(head, found + 1)
+        while position < end:
+            data = self.read(position, min(step, end - position))
+            last = position + len(data) >= end
+            found = first_of(data, needles, 0, len(data), last=last)
             if found >= 0:
                 return position + found
-            if position + len(data) >= end:
+            if last:
                 break
-            position += max(1, len(data) - len(needle) + 1)
+            position += max(1, len(data) - longest + 1)
             step = CHUNK
         return -1
 

@@ -143,11 +143,11 @@ class _Tailoring:
         return self._make(keep, recompression, warnings, dst, durable=durable)
 
     def _check_driver(self, kept: tuple[tuple[Image, ...], ...]) -> None:
-        """Refuse code that stays and that the oldest driver cannot read; LTO-IR is not for the driver."""
+        """Refuse code that stays and that the oldest driver cannot read; LTO-IR and bare frames are not for it."""
         if self.options.reads_zstd:
             return
         for image in (image for images in kept for image in images):
-            if image.compression is Compression.ZSTD and image.kind is not ImageKind.LTOIR:
+            if image.compression is Compression.ZSTD and image.kind is not ImageKind.LTOIR and not image.bare:
                 raise ImpossibleError(
                     f"Its code for {image.label} is stored as zstd, which needs driver 550.54 or newer, "
                     f"and the target has {self.options.driver}.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Image
+from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 from torchtailor.surgery.image_cache import Replacement
 from torchtailor.surgery.layout import PackingItem, Span, common_alignment, merge, pack, subtract
@@ -95,7 +95,7 @@ def make_plan(elf: ElfFile, code: LibraryCode, keep: KeptImages, new: Mapping[in
             plans.append(ContainerPlan(found, images, None, None, found.container.stored_size, 0))
             continue
         images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
-        size = CONTAINER_HEADER.size + sum([image.size for image in images])
+        size = found.container.size_with(sum([image.size for image in images]))
         extent = found.container.stored_size
         draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size, extent)
         loaded.setdefault(found.section, []).append(draft)

@@ -90,7 +90,8 @@ def recompress_images(stock: StockPayloads, keep: KeptImages, options: TailorOpt
 
 def _worth_a_try(image: Image) -> bool:
     stored = image.compression in (Compression.NONE, Compression.LZ4)
-    return stored and image.kind in _KINDS and not image.scrambled and image.payload_size >= _SMALLEST
+    in_entry = not (image.bare or image.scrambled)
+    return stored and image.kind in _KINDS and in_entry and image.payload_size >= _SMALLEST
 
 
 def _compress_all(

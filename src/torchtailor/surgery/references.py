@@ -2,9 +2,10 @@
 
 Three kinds are known. A *wrapper*, or the array of a device link, holds a relocated pointer to the first byte.
 A *record* of a resource table holds two relocated pointers: to the first byte, and to where the next object
-begins. An *immediate* is the 64-bit distance from the GOT that x86_64's medium code model loads with `movabs`
-(cuFFT names 23,000 containers so). A container all of whose pointers are of these kinds can be moved; one that
-may be reached in another way (by distance, by a table of offsets, by name) is pinned to its address.
+begins; that of a bare cubin holds one and the size (`bare.py`). An *immediate* is the 64-bit distance from the GOT
+that x86_64's medium code model loads with `movabs` (cuFFT names 23,000 containers so). A container all of whose
+pointers are of these kinds can be moved; one that may be reached in another way (by distance, by a table of offsets, by
+name) is pinned to its address.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointer
     pinned |= _pointed_inside(elf, spans)
     pinned |= {wrapper.container_address for wrapper in code.wrappers if wrapper.container is None}
     found: dict[int, ContainerPointers] = {}
+    bare = [container for container in code.containers if container.container.bare and container.loaded]
+    if bare:
+        from torchtailor.surgery.bare import recorded  # it needs numpy, which takes a while to load
+
+        found.update((one.address or 0, ContainerPointers(one.pointers)) for one in recorded(elf, bare))
     for section, containers in _by_section(code).items():
         if section in CONTAINER_SECTIONS:
             found.update(_wrapped(elf, code, containers))
@@ -110,7 +116,7 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointer
 def _by_section(code: LibraryCode) -> dict[str, list[FoundContainer]]:
     sections: dict[str, list[FoundContainer]] = {}
     for found in code.containers:
-        if found.address is not None:
+        if found.address is not None and not found.container.bare:
             sections.setdefault(found.section, []).append(found)
     return sections
 
@@ -134,7 +140,10 @@ def _named(elf: ElfFile, spans: Spans) -> set[int] | None:
 
 def _pointed_inside(elf: ElfFile, spans: Spans) -> set[int]:
     """Containers into whose middle a relocated pointer leads."""
-    inside = (spans.inside(r.addend) for r in elf.relocations_into(spans.starts[0], spans.ends[-1]))
+    table = elf.rela
+    targets = {table.addends[index] for index in table.pointing_into(spans.starts[0], spans.ends[-1])}
+    targets.update(elf.pointer_at(place) or 0 for place in elf.relr)
+    inside = map(spans.inside, targets - spans.known)
     return {start for start in inside if start is not None}
 
 

@@ -21,12 +21,6 @@ from tests.oracle import Container, Entry, Library, fits, foreign, read_library,
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "8.0,9.0")
 CUOBJDUMP = "nvidia-cuda-cuobjdump==13.4.92"
 
-# Libraries and targets in which a cut leaves foreign code: code that torchtailor does not see. None loses any.
-NOT_SEEN_YET = {
-    # no container around them: not seen, so foreign ones stay
-    "bare-cubins-x86_64": "8.0 8.6 8.9 9.0",
-}
-
 Cuts = Callable[[str], Path]
 
 
@@ -52,16 +46,8 @@ def devices_of(target: str) -> list[tuple[int, int]]:
     return [(int(major), int(minor)) for major, minor in (word.split(".") for word in target.split(","))]
 
 
-def cases() -> list[object]:
-    broken = pytest.mark.xfail(strict=True, reason="the engine loses or leaves code here")
-    return [
-        pytest.param(name, target, marks=[broken] if target in NOT_SEEN_YET.get(name, "").split() else [])
-        for name in NAMES
-        for target in TARGETS
-    ]
-
-
-@pytest.mark.parametrize(("name", "target"), cases())
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_cut_runs_what_stock_runs(name: str, target: str, stock: Path, cuts: Cuts) -> None:
     devices = devices_of(target)
     before, after = read_library(stock / f"{name}.so"), read_library(cuts(target) / f"{name}.so")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,33 @@ class Entry:
             len(self.payload) if compressed else 0,
         )
         return header + pad(self.name) + bytes(self.extra_header) + body
+
+
+def cubin(arch: str, size: int = 3000, *, kernel: str = "kernel") -> bytes:
+    """A cubin that says what it is for as nvcc's do: before sm_100 in the old way, from sm_100 on in the new one."""
+    sm, specific = int(arch.rstrip("af")), arch.endswith("a")
+    names = b"\0.shstrtab\0.text." + kernel.encode() + b"\0"
+    code = random.Random(f"{arch} {size} {kernel}").randbytes(size // 8) * 8
+    at = 64 + len(pad(code))
+    table = at + len(pad(names))
+    sections = struct.pack("<IIQQQQIIQQ", *[0] * 10)
+    sections += struct.pack("<IIQQQQIIQQ", 1, 3, 0, 0, at, len(names), 0, 0, 1, 0)
+    sections += struct.pack("<IIQQQQIIQQ", 11, 1, 6, 0, 64, len(code), 0, 0, 128, 0)
+    if sm < 100:
+        ident, flags = (51, 7), sm << 16 | 0x500 | sm | (0x800 if specific else 0)
+    else:
+        ident, flags = (65, 8), 0x6000002 | sm << 8 | (0x8 if specific else 0)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01" + bytes(ident) + bytes(7),
+        *(2, 190, 129, 0, table + len(sections), table, flags, 64, 56, 1, 64, 3, 1),
+    )
+    return header + pad(code) + pad(names) + sections + bytes(56)
+
+
+def frame(arch: str, size: int = 3000, *, kernel: str = "kernel") -> bytes:
+    """The same as a zstd frame, as cuBLASLt has them."""
+    return zstandard.ZstdCompressor(level=1).compress(cubin(arch, size, kernel=kernel))
 
 
 def container(*entries: Entry) -> bytes:

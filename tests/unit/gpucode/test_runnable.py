@@ -32,6 +32,7 @@ class Held:
     images: tuple[Image, ...]
     reference: Reference = Reference.WRAPPER
     loaded: bool = True
+    can_be_cut: bool = True
 
 
 def held(names: str, reference: Reference = Reference.WRAPPER) -> Held:

@@ -70,6 +70,9 @@ def test_holes_do_not_cost_passes(tmp_path: Path) -> None:
         assert source.passes == 2
 
 
+SEVERAL = (b"\x01\x02\x03\x04", b"\x00\x00", b"\xff")
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 6000))))
 def test_any_order_of_reads(data: bytes, reads: list[tuple[int, int]]) -> None:
@@ -82,6 +85,9 @@ def test_any_order_of_reads(data: bytes, reads: list[tuple[int, int]]) -> None:
         end = min(start + size, len(data))
         assert source.read(start, end - start) == data[start:end]
         assert source.find(b"\x01\x02", start, end) == data.find(b"\x01\x02", start, end)
+        several = [data.find(needle, start, end) for needle in SEVERAL]
+        first = min((place for place in several if place >= 0), default=-1)
+        assert source.find(SEVERAL, start, end) == BufferSource(data).find(SEVERAL, start, end) == first
     with pytest.raises(BadInputError):
         source.read(len(data), 1)
 

@@ -28,6 +28,7 @@ def library(name: str, *codes: str) -> LibraryReport:
         section=".nv_fatbin",
         reference=Reference.WRAPPER,
         loaded=True,
+        bare=False,
         containers=1,
         stored=100,
         bytes_by_target=dict.fromkeys(targets, 100),

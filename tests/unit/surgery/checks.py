@@ -14,6 +14,7 @@ from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
 
+EMPTY = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)  # what is left of a bare cubin
 RULES = load_catalog().rules
 
 
@@ -46,6 +47,7 @@ def containers_reached(linker: Linker, image: bytes) -> list[list[tuple[int, int
     ranges = memory(image)
     found = []
     ends = {(section.name, at) for section, at in linker.records}
+    ends |= {(section.name, at) for section, at, _ in linker.bare_pointers}
     for section, at, _, _ in linker.pointers:
         target = _pointer(image, ranges, section.address + at)
         if (section.name, at) not in ends and byte_at(ranges, target, 4) == struct.pack("<I", 0xBA55ED50):
@@ -60,6 +62,19 @@ def containers_reached(linker: Linker, image: bytes) -> list[list[tuple[int, int
     for at, _ in linker.immediates:
         (distance,) = struct.unpack("<q", byte_at(ranges, text.address + at, 8))
         found.append(_entries(ranges, got + distance))
+    return found
+
+
+def bare_reached(linker: Linker, image: bytes) -> list[tuple[int, bytes]]:
+    """What each pointer to a bare cubin leads to, or what lies where code names it: which one, and the cubin as it is
+    stored or an empty container."""
+    ranges = memory(image)
+    places = [(number, _pointer(image, ranges, home.address + at)) for home, at, number in linker.bare_pointers]
+    places = places or [(number, home.address + at) for number, (home, at) in enumerate(linker.bare)]
+    found = []
+    for number, target in places:
+        start = byte_at(ranges, target, len(EMPTY))
+        found.append((number, start if start == EMPTY else byte_at(ranges, target, len(linker.r.bare[number]))))
     return found
 
 

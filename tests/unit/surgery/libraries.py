@@ -26,6 +26,9 @@ class Recipe:
     recorded: list[tuple[Entry, ...] | bytes] = field(default_factory=list)  # .cask_resource, bytes are opaque
     immediate: list[tuple[Entry, ...]] = field(default_factory=list)  # .ldata, by movabs (x86_64 only)
     hidden: list[tuple[Entry, ...]] = field(default_factory=list)  # .rodata, by nothing that is visible
+    bare: list[bytes] = field(default_factory=list)  # cubins or zstd frames without a container
+    bare_in: str = ".data"
+    bare_by: str = "records"  # or "pointers" without a size, "code", "nothing"
     machine: int = 62
     alignment: int = 0x1000
     text_alignment: int | None = None
@@ -72,6 +75,9 @@ class Linker:
         self.pointers: list[tuple[_Section, int, _Section, int]] = []  # (section, offset, target, offset)
         self.records: list[tuple[_Section, int]] = []  # places of {end, begin}
         self.immediates: list[tuple[int, int]] = []  # (offset in .text, offset in .ldata)
+        self.bare: list[tuple[_Section, int]] = []  # (section, offset)
+        self.bare_pointers: list[tuple[_Section, int, int]] = []  # (section, offset, which of them)
+        self.in_code: list[tuple[int, _Section, int]] = []  # (offset in .text, section, offset)
         self.sections: list[_Section] = []
         self.relative = 8 if recipe.machine == 62 else 1027
 
@@ -113,6 +119,11 @@ class Linker:
                 self.immediates.append((len(text.data), at))
                 text.data += bytes(8) + r.host(f"code{at}", 9).replace(b"\x48", b"\x90").replace(b"\x49", b"\x90")
             ldata.data += r.host("ldata end", 96)
+        if r.bare and r.bare_in == ".ldata":
+            ldata = ldata or _Section(".ldata", bytearray(r.host("ldata", 96)), flags=3, align=32)
+        if r.bare:
+            homes = {".data": data, ".rodata": rodata, ".ldata": ldata}
+            self._bare(homes[r.bare_in] or data, data, text)
         eh = _Section(".eh_frame", bytearray(r.host("eh")))
         return self._link(
             text, [rodata, *([rel] if rel else []), fat, *([cask] if cask else []), eh], data, segment, ldata
@@ -131,6 +142,26 @@ class Linker:
         start = len(segment.data)
         segment.data += struct.pack("<iiQQ", 0x466243B1, version, 0, 0)
         self.pointers.append((segment, start + 8, target, at))
+
+    def _bare(self, home: _Section, data: _Section, text: _Section) -> None:
+        """Cubins one after another, and twice as many records: {name, sm, pointer, cache, both sizes}."""
+        for stored in self.r.bare:
+            self._pad(home, 32)
+            self.bare.append((home, len(home.data)))
+            home.data += stored
+        home.data += self.r.host("behind", 40)
+        for number, (section, at) in [*enumerate(self.bare)] * 2:
+            if self.r.bare_by in ("records", "pointers"):
+                self._pad(data, 8)
+                place = len(data.data) + 16
+                self.pointers.append((data, place, section, at))
+                self.bare_pointers.append((data, place, number))
+                sizes = (len(self.r.bare[number]), 1 << 20) if self.r.bare_by == "records" else (0, 0)
+                data.data += struct.pack("<QIIQQII", 0, 90, 1, 0, 0, *sizes) + bytes(88)
+            elif self.r.bare_by == "code":
+                self._pad(text, 4)
+                self.in_code.append((len(text.data), section, at))
+                text.data += bytes(16)
 
     def _records(self, cask: _Section, data: _Section) -> None:
         spans = []
@@ -238,6 +269,14 @@ class Linker:
         for at, to in self.immediates:
             assert ldata is not None
             struct.pack_into("<q", text.data, at, ldata.address + to - got.address)
+        for at, target_section, to in self.in_code:
+            here, goal = text.address + at, target_section.address + to
+            if self.r.machine == 62:  # lea goal(%rip), %rdi
+                text.data[at : at + 7] = b"\x48\x8d\x3d" + struct.pack("<i", goal - here - 7)
+            else:  # adrp x3, goal; nop; add x0, x3, :lo12:goal
+                pages = (goal >> 12) - (here >> 12)
+                adrp = 0x90000003 | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
+                text.data[at : at + 12] = struct.pack("<III", adrp, 0xD503201F, 0x91000060 | (goal & 0xFFF) << 10)
         tags = [(5, dynstr.address), (6, dynsym.address), (10, dynstr.size), (14, 10), (3, got.address)]
         tags += [(7, rela.address), (8, rela.size), (9, 24)]
         if self.r.relr:

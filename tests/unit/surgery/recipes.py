@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry
+from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry, cubin, frame
 from tests.unit.surgery.libraries import Recipe
 
 CUBIN, PTX, LTOIR = 2, 1, 8
@@ -24,6 +25,19 @@ def entries(dice: random.Random, size: int) -> tuple[Entry, ...]:
     if dice.random() < 0.2:
         found.append(entry(dice, dice.choice((50, 120)), LTOIR, size=dice.randrange(8, size)))
     return tuple(found)
+
+
+def bare(dice: random.Random, machine: int, size: int) -> dict[str, Any]:
+    """Cubins without a container, in some libraries."""
+    if dice.random() < 0.6:
+        return {}
+    make = dice.choice((cubin, frame))
+    archs = [dice.choice(("75", "80", "86", "90", "90a", "100", "120")) for _ in range(dice.randrange(1, 9))]
+    return {
+        "bare": [make(arch, dice.randrange(200, 2 * size), kernel=f"k{at}") for at, arch in enumerate(archs)],
+        "bare_in": dice.choice((".data", ".rodata", *((".ldata",) if machine == 62 else ()))),
+        "bare_by": dice.choice(("records", "records", "pointers", "code", "nothing")),
+    }
 
 
 def random_recipe(seed: int) -> Recipe:
@@ -58,4 +72,5 @@ def random_recipe(seed: int) -> Recipe:
         symtab=dice.random() < 0.7,
         zeroed_segment=dice.random() < 0.3,
         seed=seed,
+        **bare(random.Random(f"bare {seed}"), machine, size),
     )

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gpucode.builders import ARCH, Entry
-from tests.unit.surgery.checks import containers_reached, host_bytes, options, tailor
+from tests.unit.surgery.checks import EMPTY, bare_reached, containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
 from torchtailor.errors import CheckFailedError
@@ -46,6 +47,12 @@ def kept_of_object(target: int, entries: list[tuple[int, int, bytes]]) -> list[t
     return [e for e in entries if e in chosen]
 
 
+def for_90(stored: bytes) -> bool:
+    """Whether a bare cubin, raw or a frame, is for 9.0."""
+    raw = zstandard.ZstdDecompressor().decompress(stored) if stored[0] == 0x28 else stored
+    return raw[8] == 7 and raw[48] == 90
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), strip=st.booleans())
 def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip: bool) -> None:
@@ -63,6 +70,9 @@ def test_any_library(tmp_path_factory: pytest.TempPathFactory, seed: int, strip:
             assert new == (kept_of_object(90, old) if jit_link else [])
         else:
             assert new == kept(90, old)
+    for number, stored in bare_reached(linker, output):
+        own = recipe.bare[number]
+        assert stored == (own if recipe.bare_by == "nothing" or for_90(own) else EMPTY)
     assert host_bytes(linker, stock) == host_bytes(linker, output)
     assert len(output) == result.size_after <= len(stock) == result.size_before  # what is pinned stays as zeros
     assert len(output) < len(stock) or recipe.hidden

@@ -33,7 +33,7 @@ def check_images(
     for pair, is_same, own in zip(pairs, same, policies, strict=True):
         images = pair.before.images
         kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
-        if policy is None or not pair.before.loaded:
+        if policy is None or not pair.before.can_be_cut:
             if len(kept) != len(images):
                 raise pair.problem("lost images although nothing was to be cut")
         elif own is None:

@@ -17,7 +17,7 @@ from torchtailor.binary.elf_headers import (
     SegmentType,
 )
 from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.fatbin import CONTAINER_START
+from torchtailor.gpucode.scan import CODE_STARTS
 from torchtailor.surgery.files import same_bytes
 from torchtailor.surgery.headers import TABLE_MARK, TABLE_SECTION
 from torchtailor.surgery.layout import page_size
@@ -151,7 +151,7 @@ def _nature(elf: ElfFile, section: Section) -> tuple[object, ...]:
 
 def _holds_code(elf: ElfFile, section: Section) -> bool:
     """Whether there is a container in it, so that it may have become shorter."""
-    found = elf.source.find(CONTAINER_START, section.offset, section.file_end) if section.in_file else -1
+    found = elf.source.find(CODE_STARTS, section.offset, section.file_end) if section.in_file else -1
     return found >= 0
 
 

@@ -131,6 +131,7 @@ def foreign_checks(
             yield Check.not_applicable(Level.STATIC, name, reason)
         return
     foreign: Counter[str] = Counter()
+    left: Counter[str] = Counter()
     looked_at = kept = 0
     for facts in libraries:
         record = cut_record(artifact, facts)
@@ -142,8 +143,10 @@ def foreign_checks(
         looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
             for image, size in zip(group.images, group.stored_by_image, strict=True):
-                if not group.loaded or policy.allows(image):
+                if policy.allows(image):
                     kept += size
+                elif not group.can_be_cut:
+                    left[f"{facts.file.short_name} ({image.label})"] += size
                 elif size:
                     foreign[f"{facts.file.short_name} ({image.label})"] += size
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
@@ -154,14 +157,15 @@ def foreign_checks(
         yield Check.of(Level.STATIC, name, False, reason, foreign=foreign)
         return
     what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
-    yield Check.of(
-        Level.STATIC,
-        name,
-        True,
-        f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are for it",
-        libraries=looked_at,
-        bytes=kept,
-    )
+    reason = f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are for it"
+    if left:
+        most = ", ".join(f"{where} {human_bytes(size)}" for where, size in left.most_common(_SHOWN))
+        reason = (
+            f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are for it, and"
+            f" {human_bytes(left.total())} for others stay, because how they are reached is not known or they are"
+            f" never loaded: {most}"
+        )
+    yield Check.of(Level.STATIC, name, True, reason, libraries=looked_at, bytes=kept, left=left)
 
 
 def coverage_checks(
