@@ -198,7 +198,7 @@ class _Tailoring:
         recompressed: Recompressed | None,
         warnings: tuple[str, ...],
     ) -> LibraryResult:
-        if surgery.size >= self.source.size and not surgery.zeroed:
+        if surgery.size > self.source.size or (surgery.size == self.source.size and not surgery.zeroed):
             status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
             return self._untouched(status, warnings)
         kept, dropped = _tallies(self.code, keep)
@@ -218,6 +218,7 @@ class _Tailoring:
             recompressed=recompressed,
             warnings=warnings,
             could_strip=self.could_strip,
+            zeroed=surgery.zeroed,
         )
 
 

@@ -47,6 +47,7 @@ ADDEND_FIELD = 16  # in a RELA record
 _MIN_ALIGNMENT = 0x1000
 _MAX_ALIGNMENT = 1 << 30
 _MAX_PADDING = 64  # zeros between two containers
+_WORTH_ZEROS = 1 << 20  # for less a library is not written anew
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class Surgery:
 
     @property
     def zeroed(self) -> int:
-        """Bytes of removed code that stay in the file of a program as zeros: its program headers cannot move, so it has
-        no holes; but wheels compress zeros away, and the disk stores none."""
-        if all(segment.type != SegmentType.INTERP for segment in self.elf.segments):
-            return 0
-        left = subtract(self.plan.free, self.holes)
-        return sum(span.size for span in left if span.size >= MIN_HOLE)
+        """Bytes of removed code that stay in the file as zeros, if they are worth a new file.
+
+        A program has no holes, as its program headers cannot move; a container that host code reaches in an unknown
+        way has to stay, and most are smaller than a page. But wheels compress zeros away, and the disk stores none.
+        """
+        before = sum(plan.found.container.stored_size for plan in self.plan.containers)
+        left = before - sum(plan.size for plan in self.plan.containers) - sum(hole.size for hole in self.holes)
+        program = any(segment.type == SegmentType.INTERP for segment in self.elf.segments)
+        return left if left >= (MIN_HOLE if program else _WORTH_ZEROS) else 0
 
     @cached_property
     def addresses(self) -> AddressMap:
