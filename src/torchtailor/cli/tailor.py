@@ -119,6 +119,12 @@ def _print(report: TailorReport) -> None:
         )
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
+    if zeroed := sum(library.zeroed for library in changed):
+        out().print(
+            f"Another {human_bytes(zeroed)} of removed code stay in the files as zeros: wheels compress them away, and "
+            "disks do not store whole blocks of them.",
+            markup=False,
+        )
     saved = sum(library.saved for library in changed)
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)

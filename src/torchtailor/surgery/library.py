@@ -36,18 +36,21 @@ from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
 
 
-def tailor_library(src: Path, dst: Path | None, options: TailorOptions, *, durable: bool = False) -> LibraryResult:
+def tailor_library(
+    src: Path, dst: Path | None, options: TailorOptions, *, durable: bool = False, sha256: str = ""
+) -> LibraryResult:
     """Cut `src` for the targets of the options' policy and put the proven result at `dst`.
 
     The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
     into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. Where `result.status.changed` is False, `dst` was not touched. `src` is never changed
-    otherwise. Raises BadInputError for a damaged library, ImpossibleError for one with an unsupported layout,
-    CheckFailedError where the proof fails, EnvironmentProblem where the disk is full or read-only.
+    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. Where `result.status.changed` is
+    False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for a damaged library,
+    ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails, EnvironmentProblem
+    where the disk is full or read-only.
     """
     try:
         with _opened(src) as stock:
-            return _Tailoring(src, stock, options).run(dst, durable=durable)
+            return _Tailoring(src, stock, options, sha256).run(dst, durable=durable)
     except TorchtailorError as error:
         if str(src) not in error.message:
             raise type(error)(f"{src}: {error.message}", error.hint) from error
@@ -104,8 +107,9 @@ def _opened(path: Path) -> Iterator[_Stock]:
 class _Tailoring:
     """One library from plan to surgery to proof."""
 
-    def __init__(self, path: Path, stock: _Stock, options: TailorOptions) -> None:
+    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str) -> None:
         self.stock = stock
+        self.sha256 = sha256
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         self.options = options
         self.policy = options.policy.for_library(path.name, self.code.soname)
@@ -171,7 +175,8 @@ class _Tailoring:
         dst.parent.mkdir(parents=True, exist_ok=True)
         with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other:
             fd = file.fileno()
-            sha256_in = other.submit(lambda: self.stock.sha256)  # runs outside of Python's lock, on another core
+            # runs outside of Python's lock, on another core
+            sha256_in = other.submit(lambda: self.sha256 or self.stock.sha256)
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
@@ -213,6 +218,7 @@ class _Tailoring:
             recompressed=recompressed,
             warnings=warnings,
             could_strip=self.could_strip,
+            zeroed=surgery.zeroed,
         )
 
 

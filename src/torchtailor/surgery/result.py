@@ -69,6 +69,7 @@ class LibraryResult:
     warnings: tuple[str, ...] = ()
     could_save: int = 0
     could_strip: int = 0
+    zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at
 
@@ -85,7 +86,8 @@ class LibraryResult:
             status=status,
             size_after=self.size_before,
             gpu_after=self.gpu_before,
-            could_save=self.saved if refused else 0,
+            zeroed=0,
+            could_save=self.saved + self.zeroed if refused else 0,
             could_strip=0 if refused else self.could_strip or self.saved,
         )
 

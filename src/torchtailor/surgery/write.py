@@ -48,6 +48,7 @@ _MIN_ALIGNMENT = 0x1000
 _MAX_ALIGNMENT = 1 << 30
 _MOST_HEADERS = 0xF000  # more do not fit the fields of the file header
 _MAX_PADDING = 64  # zeros between two containers
+_WORTH_ZEROS = 1 << 20  # for less a library is not written anew
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,15 @@ class Surgery:
 
     @property
     def zeroed(self) -> int:
-        """Bytes of removed code that stay in the file as zeros, in containers that are pinned to their place and in
-        programs, whose headers cannot move; wheels compress zeros away, and the disk stores none."""
-        if all(one.whole for one in self.plan.containers):
-            return 0
+        """Bytes of removed code that stay in the file as zeros, if they are worth a new file.
+
+        A program has no holes, as its program headers cannot move; a container that host code reaches in an unknown
+        way has to stay, and most are smaller than a page. But wheels compress zeros away, and the disk stores none.
+        """
+        before = sum(plan.found.container.stored_size for plan in self.plan.containers)
+        left = before - sum(plan.size for plan in self.plan.containers) - sum(hole.size for hole in self.holes)
         program = any(segment.type == SegmentType.INTERP for segment in self.elf.segments)
-        left = subtract(self.plan.free, self.holes if program else self.plan.unreachable)
-        return sum(span.size for span in left if span.size >= MIN_HOLE)
+        return left if left >= (MIN_HOLE if program else _WORTH_ZEROS) else 0
 
     @cached_property
     def addresses(self) -> AddressMap:

@@ -49,19 +49,28 @@ def _is_program_with_code(source: ByteSource) -> bool:
 
 
 def cut_library(
-    name: str, source: Path, target: Path, options: TailorOptions, *, proprietary: bool, durable: bool = False
+    name: str,
+    source: Path,
+    target: Path,
+    options: TailorOptions,
+    *,
+    proprietary: bool,
+    durable: bool = False,
+    sha256: str = "",
 ) -> LibraryResult:
     """Cut one library of an input; one that is damaged is reported, not an error.
 
     One that is `proprietary` (of NVIDIA's) is cut only with --nvidia; otherwise the result says what that would save.
-    Of a program only GPU code is cut.
+    Of a program only GPU code is cut. `sha256` is that of `source`, where the caller knows it.
     """
+
+    def cut(options: TailorOptions) -> LibraryResult:
+        return cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable, sha256=sha256)
+
     try:
         if not is_shared_name(name):
-            options = replace(options, strip=False)
-            program = cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable)
-            return replace(program, could_strip=0)
-        return cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable)
+            return replace(cut(replace(options, strip=False)), could_strip=0)
+        return cut(options)
     except BadInputError as error:
         reason = error.message.removeprefix(f"{source}: ")
         return LibraryResult.not_read(LibraryStatus.SKIPPED, name, source.stat().st_size, reason)
@@ -70,13 +79,20 @@ def cut_library(
 
 
 def cut_strictly(
-    name: str, source: Path, target: Path, options: TailorOptions, *, proprietary: bool, durable: bool = False
+    name: str,
+    source: Path,
+    target: Path,
+    options: TailorOptions,
+    *,
+    proprietary: bool,
+    durable: bool = False,
+    sha256: str = "",
 ) -> LibraryResult:
     """The same, where a damaged library is an error; an OSError is left to the caller, who knows the user's paths."""
     refused = proprietary and not options.nvidia
     place = None if refused or options.dry_run else target
     try:
-        result = replace(tailor_library(source, place, options, durable=durable), path=name)
+        result = replace(tailor_library(source, place, options, durable=durable, sha256=sha256), path=name)
     except EnvironmentProblem as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None

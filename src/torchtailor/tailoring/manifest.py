@@ -75,6 +75,8 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             "dropped": _tallies(library.dropped),
             "stripped": list(library.stripped),
         }
+        if library.zeroed:
+            document["zeroed"] = library.zeroed
         if done := library.recompressed:
             document["recompressed"] = {
                 "images": done.images,

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from torchtailor.errors import EnvironmentProblem
@@ -17,6 +18,7 @@ from torchtailor.surgery.recompress import Slots, share_slots
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
+_worker: list[int] = []  # the process id of this process, if it is a worker
 
 
 class SizedJob(Protocol):
@@ -61,7 +63,21 @@ def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) ->
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def tidying_up() -> Iterator[None]:
+    """Ctrl-C in this block ends a worker in the normal way, so that it removes what it has staged."""
+    if os.getpid() not in _worker:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _begin_worker(parent: int, slots: Slots) -> None:
+    _worker[:] = [os.getpid()]
     _die_with(parent)
     share_slots(slots)
 

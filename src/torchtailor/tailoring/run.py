@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from torchtailor.catalog import load_catalog
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
-from torchtailor.progress import Progress
+from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel
 
@@ -32,6 +33,15 @@ class TailorTask:
     kind: ArtifactKind
     source: Path
     output: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _WheelJob:
+    """One of several wheels that are cut at the same time."""
+
+    task: TailorTask
+    options: TailorOptions
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +176,43 @@ def tailor_inputs(
 def _tailor_paths(
     paths: Sequence[Path], output: Path | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
+    tasks = plan_tasks(paths, output)
+    wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
+    done: dict[TailorTask, TailorResult | TailorFailure] = {}
+    if len(wheels) > 1 and options.workers > 1:
+        done.update(_tailor_wheels(wheels, options, progress or NoProgress()))
+    for task in tasks:
+        yield done.get(task) or _tailor_one(task, options, progress)
+
+
+def _tailor_wheels(
+    tasks: Sequence[TailorTask], options: TailorOptions, progress: Progress
+) -> Iterator[tuple[TailorTask, TailorResult | TailorFailure]]:
+    """Several wheels at the same time, each with its share of the cores: while one waits for the disk, or packs its
+    last library, another goes on."""
+    at_once = min(len(tasks), max(2, options.workers // 2))
+    share = replace(options, processes=max(1, options.workers // at_once))
+    jobs = [_WheelJob(task, share, task.source.stat().st_size) for task in dict.fromkeys(tasks)]
+    work = run_all(_tailor_in_worker, jobs, processes=at_once)
+    progress.begin(f"{len(jobs)} wheels", sum(job.size for job in jobs))
+    for job, result in work:
+        progress.advance(job.size)
+        yield job.task, result
+
+
+def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
+    with tidying_up():
+        return _tailor_one(job.task, job.options, None)
+
+
+def _tailor_one(task: TailorTask, options: TailorOptions, progress: Progress | None) -> TailorResult | TailorFailure:
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
-    for task in plan_tasks(paths, output):
-        try:
-            yield functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress)
-        except EnvironmentProblem:
-            raise
-        except TorchtailorError as error:
-            yield TailorFailure(task.source, error)
+    try:
+        return functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress)
+    except EnvironmentProblem:
+        raise
+    except TorchtailorError as error:
+        return TailorFailure(task.source, error)
 
 
 def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[TailorTask]:

@@ -30,7 +30,7 @@ from torchtailor.wheels.name import labelled_version
 from torchtailor.wheels.record import FileHash, Record, RecordRow
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 
-_QUICK_TO_PACK = 64 << 20  # bytes
+_QUICK_TO_PACK = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ def tailor_wheel_each(
         with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
             jobs = _jobs(distribution, scratch, [order.options for order in orders])
             progress.begin(wheel.name, sum(job.size for job in jobs))
-            libraries = _cut_all(distribution, jobs, first.options, progress)
-            stock_sha256 = hash_file(wheel)
+            libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
             packed: _Packed = {}
             results = []
             for index, making in enumerate(makings):
@@ -201,20 +200,21 @@ def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[Tail
 
 def _cut_all(
     distribution: WheelDistribution, jobs: list[_MemberJob], options: TailorOptions, progress: Progress
-) -> dict[str, tuple[LibraryResult, ...]]:
-    """Cut the libraries in processes, and meanwhile check all other files against RECORD."""
+) -> tuple[dict[str, tuple[LibraryResult, ...]], str]:
+    """Cut the libraries in processes, and meanwhile check all other files against RECORD; also the wheel's hash."""
     names = {job.member.name for job in jobs}
     others = [member for member in distribution.archive.files if member.name not in names]
     work = run_all(_cut, jobs, processes=options.workers)
     results = {}
     with ThreadPoolExecutor(1) as checker:
         checked = [checker.submit(distribution.check, member) for member in others]
+        sha256 = checker.submit(hash_file, distribution.path)
         for job, each in work:
             results[job.member.name] = each
             progress.advance(job.size)
         for check in checked:
             check.result()
-    return results
+        return results, sha256.result()
 
 
 def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict[str, LibraryResult]:
@@ -242,16 +242,17 @@ def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
             raise BadInputError(
                 f"{job.wheel.name}: {job.member.name} does not have the hash in RECORD.", "Fetch the wheel again."
             )
+        sha256 = job.hash.digest.hex() if job.hash and job.hash.algorithm == "sha256" else ""
         results: list[LibraryResult] = []
         with reading_once():
             for index in range(len(job.options)):
-                results.append(_cut_one(job, index, results))
+                results.append(_cut_one(job, index, results, sha256))
         return tuple(results)
     finally:
         job.unpacked.unlink(missing_ok=True)
 
 
-def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult]) -> LibraryResult:
+def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha256: str) -> LibraryResult:
     """Cut a library with one of the options; without GPU code the output is the same for every target."""
     options, target = job.options[index], job.cut(index)
     target.parent.mkdir()
@@ -261,7 +262,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult]) -> L
             if result.status.changed:
                 target.hardlink_to(job.cut(other))
             return result
-    return cut_library(job.member.name, job.unpacked, target, options, proprietary=job.proprietary)
+    return cut_library(job.member.name, job.unpacked, target, options, proprietary=job.proprietary, sha256=sha256)
 
 
 def _copied(result: TailorResult, folder: Path) -> TailorResult:

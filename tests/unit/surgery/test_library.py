@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.gpucode.builders import FIXTURES, Entry
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
@@ -256,3 +256,24 @@ def test_the_number_of_the_names_may_stand_in_section_zero(
     else:
         with suppress(TorchtailorError):
             tailor_library(source, tmp_path / "out.so", options("9.0"))
+
+
+def test_foreign_code_that_cannot_move_becomes_zeros(tmp_path: Path) -> None:
+    """cuFFT on aarch64: thousands of small containers in `.data`, which host code reaches in a way we do not know."""
+    one = container(Entry(b"\x11" * 5000, sm=80), Entry(b"\x22" * 3000, sm=90))
+    source = tmp_path / "libx.so"
+    source.write_bytes(elf(Place(".data", b"".join(one + b"own data" * 3 for _ in range(300))), machine=183))
+    result = tailor_library(source, tmp_path / "out.so", options("9.0"))
+    output = (tmp_path / "out.so").read_bytes()
+    assert (result.status, result.saved, result.gpu_after) == (LibraryStatus.CUT, 0, 300 * (16 + 64 + 3000))
+    assert result.zeroed == 300 * (64 + 5000)
+    assert b"\x11" * 100 not in output and output.count(b"\x22" * 3000) == output.count(b"own data" * 3) == 300
+    again = tailor_library(tmp_path / "out.so", tmp_path / "again.so", options("9.0"))
+    assert (again.status, again.zeroed) == (LibraryStatus.UNCHANGED, 0)
+
+
+def test_a_few_zeros_are_not_worth_a_new_file(tmp_path: Path) -> None:
+    source = tmp_path / "libx.so"
+    code = container(Entry(b"\x11" * 5000, sm=80), Entry(b"\x22" * 3000, sm=90))
+    source.write_bytes(elf(Place(".data", code * 100)))
+    assert tailor_library(source, tmp_path / "out.so", options("9.0")).status is LibraryStatus.UNCHANGED

@@ -16,6 +16,7 @@ from tests.unit.surgery.libraries import PHDR, SHDR
 from tests.unit.surgery.test_tailor import rich
 from torchtailor.errors import CheckFailedError
 from torchtailor.surgery.files import open_file
+from torchtailor.surgery.layout import Span, merge, subtract
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.prove import prove
 
@@ -139,6 +140,22 @@ def test_an_image_that_should_have_gone(bench: Bench, tmp_path: Path) -> None:
         bench_two.check(output, "9.0")
     with pytest.raises(CheckFailedError, match=r"had code for 8\.0|lost sm_80|no target"):
         bench_two.check(output, "9.0,8.0,12.0")
+
+
+def test_removed_code_that_is_still_there(bench: Bench) -> None:
+    """What containers left is zero: code without a header could not be found by its magic."""
+    with open_file(bench.stock) as stock, open_file(bench.stock.parent / "out" / "libtest.so") as output:
+        before, after = OpenLibrary.read(stock), OpenLibrary.read(output)
+        old, new = (
+            [Span(f.address, f.address + f.container.stored_size) for f in one.code.containers if f.address is not None]
+            for one in (before, after)
+        )
+        freed = [after.elf.offset_of(span.end - 1) for span in subtract(merge(old), merge(new))]
+        places = [at for at in freed if at is not None and not bench.output[at]]
+    assert places
+    for at in places[:3]:
+        with pytest.raises(CheckFailedError):
+            bench.check_flipped(at, 3)
 
 
 def test_an_image_that_was_lost(bench: Bench) -> None:

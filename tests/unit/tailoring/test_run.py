@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +167,47 @@ def test_one_bad_input_does_not_stop_the_others(capsys: pytest.CaptureFixture[st
     code, out, _ = run(capsys, "tailor", bad, good, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
     assert code == ExitCode.BAD_INPUT
     assert [failure["source"] for failure in json.loads(out)["failures"]] == [str(bad)]
+
+
+def test_wheels_at_the_same_time_give_what_they_give_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order they were named, with the failure of one among them, and nothing else in the output folder."""
+    wheels = [build_wheel(tmp_path, {f"{name}/x.so": fat}, name=name) for name in ("large", "small", "tiny")]
+    bad = build_wheel(tmp_path, {"bad/x.so": fat}, name="bad", record="nonsense\n")
+    run(capsys, "tailor", *wheels, "--gpu", "9.0", "-o", tmp_path / "alone", "--jobs", 1)
+    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 1)
+    words = [*wheels[:1], bad, *wheels[1:], "--gpu", "9.0", "-o", tmp_path / "together", "--jobs", 3, "--json"]
+    code, out, _ = run(capsys, "tailor", *words)
+    document = json.loads(out)
+    assert code == ExitCode.BAD_INPUT
+    assert [one["source"] for one in document["inputs"]] == [str(wheel) for wheel in wheels]
+    assert [(one["source"], bool(one["hint"])) for one in document["failures"]] == [(str(bad), True)]
+    assert tree(tmp_path / "together") == tree(tmp_path / "alone")
+    assert len(tree(tmp_path / "alone")) == 3
+
+
+def test_ctrl_c_leaves_nothing_of_wheels_that_are_cut_at_the_same_time(tmp_path: Path, fat: bytes) -> None:
+    """Workers remove what they have staged before they end."""
+    wheels = [build_wheel(tmp_path, {f"{name}/x.so": fat}, name=name) for name in ("a", "b")]
+    script = """
+import sys, time
+import torchtailor.tailoring.processes as processes, torchtailor.tailoring.wheel as wheel
+from torchtailor.cli import main
+processes._WORTH_PROCESSES = 1
+def wait(job):
+    print("staged", flush=True)
+    time.sleep(60)
+wheel._cut = wait
+sys.exit(main(sys.argv[1:]))
+"""
+    words = [sys.executable, "-c", script, "tailor", *map(str, wheels), "--gpu", "9.0", "-o", str(tmp_path / "out")]
+    with subprocess.Popen([*words, "--jobs", "2"], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout
+        assert [process.stdout.readline() for _ in wheels] == [b"staged\n"] * 2
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(20) == ExitCode.INTERRUPTED
+    assert [path for path in tmp_path.rglob("*") if path not in (*wheels, tmp_path / "out")] == []
 
 
 def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:

@@ -27,6 +27,7 @@ def check_loaded_bytes(
     """Compare all loaded bytes outside of containers; `changed` are addresses of words that may differ."""
     territory = _territory(before.elf, pairs)
     _check_inside(territory, before, after, pairs)
+    _check_freed(territory, after, pairs)
     allowed = merge(
         [
             *(Span(word, word + _WORD) for word in changed),
@@ -94,6 +95,30 @@ def _check_inside(
     outside = subtract(merge(spans), territory)
     if outside:
         raise CheckFailedError(f"The output has GPU code at {outside[0].start:#x}, where the input has other data.")
+
+
+def _check_freed(territory: list[Span], after: OpenLibrary, pairs: Sequence[ContainerPair]) -> None:
+    """Nothing of the removed code is left: what containers do not need is not in the file, or zero."""
+    elf = after.elf
+    table = elf.address_of(elf.header.segment_table_offset) or 0
+    taken = [Span(table, table + len(elf.segments) * PROGRAM_HEADER.size), *_own_sections(elf)]
+    taken += [
+        Span(p.after.address, p.after.address + p.after.container.stored_size)
+        for p in pairs
+        if p.after.address is not None
+    ]
+    mapped = merge(Span(load.address, load.address + load.file_size) for load in elf.loads)
+    unmapped = subtract([Span(0, max(mapped[-1].end, territory[-1].end if territory else 0))], mapped)
+    for span in subtract(subtract(territory, merge(taken)), unmapped):
+        start = span.start
+        while start < span.end:
+            offset, load = elf.offset_of(start), elf.load_at(start)
+            if offset is None or load is None:
+                raise CheckFailedError(f"The output has no bytes at {start:#x}.")
+            size = min(CHUNK, span.end - start, load.address + load.file_size - start)
+            if bytes(elf.read(offset, size)) != bytes(size):
+                raise CheckFailedError(f"Something of the removed code is left at {start:#x}.")
+            start += size
 
 
 def _own_sections(elf: ElfFile) -> set[Span]:
