@@ -627,6 +627,18 @@ class TestLibrariesOfTheSystem:
     def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
         assert self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
 
+    @pytest.mark.parametrize(("metadata", "missing"), [("Requires-Dist: nvidia-nvjitlink\n", False), ("", True)])
+    def test_a_wheel_alone_lacks_what_it_requires(self, tmp_path: Path, metadata: str, missing: bool) -> None:
+        """cuSPARSE needs libnvJitLink.so.13 beside itself, where another of NVIDIA's packages puts it."""
+        path = build_wheel(tmp_path, {}, name="nvidia-cusparse", tag="py3-none-linux_x86_64", metadata=metadata)
+        file = LibraryFile("nvidia/cu13/lib/libcusparse.so.12", path.name, 1, path)
+        elf_of_it = ElfFacts("x86_64", "libcusparse.so.12", ("libnvJitLink.so.13",), ("$ORIGIN",), (), ())
+        artifact = Artifact(path, ArtifactKind.WHEEL, (path,))
+        checks = elf_checks(artifact, (LibraryFacts(file, elf=elf_of_it),))
+        check = next(check for check in checks if check.name == "NEEDED entries")
+        assert check.failed is missing
+        assert "libnvJitLink.so.13" in check.reason
+
     def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "libopenblas.so.0").touch()
         monkeypatch.setattr("torchtailor.verification.static.elf_checks._loader_places", lambda: (tmp_path,))

@@ -18,6 +18,7 @@ from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.wheelhouse.entry import WheelStep
+from torchtailor.wheels.distribution import required_packages
 from torchtailor.wheels.name import WheelName
 
 _LEGACY_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
@@ -61,15 +62,16 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     """Every NEEDED entry resolves: to a library of the artifact, or of the machine."""
     name = "NEEDED entries"
     system = frozenset().union(*_system().values())
-    read = [(facts.name, facts.elf) for facts in libraries if facts.elf]
-    places = {path for path, _ in read}
-    sonames = {elf.soname for _, elf in read} | {posixpath.basename(path) for path in places}
+    read = [(facts.name, facts.elf, facts.file.owner) for facts in libraries if facts.elf]
+    places = {path for path, _, _ in read}
+    sonames = {elf.soname for _, elf, _ in read} | {posixpath.basename(path) for path in places}
+    alone = _not_whole(artifact)
     declared = frozenset((artifact.manifest.get("proof") or {}).get("libraries_of_the_system", ()))
     missing: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     linked: set[str] = set()
     asked = 0
-    for path, elf in read:
+    for path, elf, owner in read:
         for wanted in elf.needed:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
@@ -77,7 +79,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
-            target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
+            target = elsewhere if owner in alone or _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
     if missing:
         shown = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
@@ -96,6 +98,17 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     if linked:
         reason += f"; of these, not on every system: {', '.join(sorted(linked))}"
     return Check.of(Level.STATIC, name, True, reason, **({"not_everywhere": sorted(linked)} if linked else {}))
+
+
+def _not_whole(artifact: Artifact) -> frozenset[str]:
+    """The wheels that require packages which are not there: one alone, or some of a stack.
+
+    NVIDIA's packages share the folder `nvidia`, so a search path inside of it may lead to a library of another.
+    """
+    if artifact.complete:
+        return frozenset()
+    there = {WheelName.parse(wheel).project for wheel in artifact.wheels}
+    return frozenset(wheel.name for wheel in artifact.wheels if required_packages(wheel) - there)
 
 
 @cache
