@@ -24,3 +24,8 @@ def human_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 library`, `2 libraries`; the plural is made with an s where none is given."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -23,7 +23,7 @@ from torchtailor.format import human_bytes
 from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in
-from torchtailor.wheels.record import Record
+from torchtailor.wheels.record import FileHash, Record
 
 WHEELHOUSE_MANIFEST = "manifest.json"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -110,29 +110,15 @@ class Artifact:
     @contextmanager
     def unpacked(self, library: LibraryFile) -> Iterator[Unpacked]:
         """A library as a file for as long as the block runs; a member of a wheel is checked against its RECORD."""
+        with unpacked(library, self.recorded_hash(library)) as file:
+            yield file
+
+    def recorded_hash(self, library: LibraryFile) -> FileHash | None:
+        """What RECORD says of a library in a wheel."""
         if library.member is None:
-            yield Unpacked(library.path, hash_file(library.path))
-            return
+            return None
         row = self._dist_infos[library.owner].record.get(library.member.name)
-        recorded = row.hash if row else None
-        with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as folder:
-            place = Path(folder, library.short_name)
-            hashers = {name: hashlib.new(name) for name in {"sha256", recorded.algorithm if recorded else "sha256"}}
-            try:
-                with open_member(library.path, library.member) as source, place.open("wb") as file:
-                    for chunk in source.chunks():
-                        file.write(chunk)
-                        for hasher in hashers.values():
-                            hasher.update(chunk)
-            except OSError as error:
-                raise EnvironmentProblem(
-                    f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: "
-                    f"{error.strerror}.",
-                    "Set TMPDIR to a folder on a disk with room for the largest library.",
-                ) from error
-            if recorded and hashers[recorded.algorithm].digest() != recorded.digest:
-                raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
-            yield Unpacked(place, hashers["sha256"].hexdigest())
+        return row.hash if row else None
 
     def _libraries(self) -> Iterator[LibraryFile]:
         for wheel in self.wheels:
@@ -166,6 +152,31 @@ class Artifact:
             own = folder / MANIFEST
             if own.is_file():
                 yield folder.name, _json(own.read_bytes(), str(own))
+
+
+@contextmanager
+def unpacked(library: LibraryFile, recorded: FileHash | None) -> Iterator[Unpacked]:
+    """A library as a file for as long as the block runs; a member of a wheel must have the hash that is recorded."""
+    if library.member is None:
+        yield Unpacked(library.path, hash_file(library.path))
+        return
+    with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as folder:
+        place = Path(folder, library.short_name)
+        hashers = {name: hashlib.new(name) for name in {"sha256", recorded.algorithm if recorded else "sha256"}}
+        try:
+            with open_member(library.path, library.member) as source, place.open("wb") as file:
+                for chunk in source.chunks():
+                    file.write(chunk)
+                    for hasher in hashers.values():
+                        hasher.update(chunk)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: {error.strerror}.",
+                "Set TMPDIR to a folder on a disk with room for the largest library.",
+            ) from error
+        if recorded and hashers[recorded.algorithm].digest() != recorded.digest:
+            raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
+        yield Unpacked(place, hashers["sha256"].hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

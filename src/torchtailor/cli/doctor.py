@@ -61,6 +61,8 @@ def _print(report: DoctorReport) -> None:
             console.print(Text(f"         It explains: {problem.seen}", style="dim"))
         for number, fix in enumerate(problem.fixes):
             console.print(Text.assemble(("fix      " if not number else "or       ", "bold"), fix.text))
+            for row in (fix.toml or "").splitlines():
+                console.print(Text(f"           {row}", style="cyan"))
             if fix.command:
                 console.print(Text(f"           {fix.command}", style="bold green"))
     for line in report.healthy:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,10 +14,12 @@ import msgspec
 from torchtailor.artifact.launch import Launch, open_target
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.doctor.examine import TorchEnvironment
-from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
+from torchtailor.doctor.fixes import Interpreter
+from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.failures.process import message_of
 from torchtailor.host.model import Host, InstalledTorch
+from torchtailor.host.pythons import find_uv
 
 _LOG_LIMIT = 8 << 20  # the end of a log holds the error
 # The smallest thing that needs everything: libraries, driver, GPU, code for it.
@@ -23,6 +27,8 @@ _TRIAL = (
     "import torch; a = torch.ones(8) @ torch.ones(8); "
     "print((torch.ones(8, device='cuda') + 1).sum().item() if torch.version.cuda else a.item())"
 )
+# What is meant as the path of a log: one word with a folder or an ending such as logs have.
+_PATH = re.compile(r"[^\s:'\"]*/[^\s:'\"]+|[^\s:'\"/]+\.(?:log|txt|out|err|stderr)", re.IGNORECASE)
 _PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
@@ -31,6 +37,8 @@ def read_message(message: str) -> str:
     try:
         path = Path(message)
         if not message or not path.is_file():
+            if _PATH.fullmatch(message) and not path.exists():
+                raise NoMatchError(f"{message} does not exist.", "Check the path, or paste the message itself.")
             return message
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_LIMIT))
@@ -43,11 +51,14 @@ def read_message(message: str) -> str:
         return message
 
 
-def described_environment(description: Path, message: str) -> TorchEnvironment:
-    """A machine that was described by `torchtailor detect --json`, with the torch found there."""
+def described_environment(description: Path, catalog: Catalog, place: Path | None, message: str) -> TorchEnvironment:
+    """A machine that was described by `torchtailor detect --json`: with an environment of this machine, else with the
+    torch found there."""
     from torchtailor.host.store import load
 
     host = load(description)
+    if place is not None:
+        return _examined(host, catalog, place, message, run=False)
     return TorchEnvironment(host, host.torches[0] if host.torches else None, message=message)
 
 
@@ -55,16 +66,48 @@ def local_environment(catalog: Catalog, place: Path | None, message: str, *, run
     """This machine with one of its environments: the one named, else the active one, else python3's."""
     from torchtailor.host.detect import detect
 
-    host = detect(catalog=catalog)
+    return _examined(detect(catalog=catalog), catalog, place, message, run=run)
+
+
+def _examined(host: Host, catalog: Catalog, place: Path | None, message: str, *, run: bool) -> TorchEnvironment:
+    """An environment, as if it were on a machine; only on this one torch can be run."""
     launch, shown = _environment(place, host)
     torch = _installed(launch)
+    interpreter = _interpreter(launch, shown)
     if torch is None:
-        return TorchEnvironment(host, None, shown, message)
+        return TorchEnvironment(host, None, shown, message, interpreter=interpreter)
     if run:
         message = message_of(launch.run(["-c", _TRIAL], timeout=180))
-    missing_code = ProblemKind.NO_CODE in {symptom.kind for symptom in read_symptoms(message)}
-    others = _without_code(torch, host, catalog) if missing_code else ()
-    return TorchEnvironment(host, torch, shown, message, cut_for(Path(torch.path)), others)
+    symptoms = {symptom.kind: symptom for symptom in read_symptoms(message)}
+    others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms else ()
+    mixed = symptoms.get(ProblemKind.MIXED_LIBRARIES)
+    asked_of = _asked_of(Path(torch.path).parent, mixed) if mixed else ""
+    return TorchEnvironment(host, torch, shown, message, cut_for(Path(torch.path)), others, interpreter, asked_of)
+
+
+def _interpreter(launch: Launch, shown: str | None) -> Interpreter:
+    """How its Python is called by somebody who names the environment like this."""
+    python = Path(shown, "bin", "python") if shown and Path(shown, "bin", "python").exists() else launch.python
+    has_pip = launch.run(["-c", "import pip"], timeout=60).code == 0
+    return Interpreter.of(python, pip=has_pip, uv=find_uv() is not None)
+
+
+def _asked_of(site: Path, symptom: Symptom) -> str:
+    """The library that should have a missing symbol: of those that its user needs, the one it is named after."""
+    from torchtailor.binary.elf import ElfFile
+    from torchtailor.binary.source import open_source
+    from torchtailor.verification.static.elf_facts import read_elf
+
+    if symptom.library or not symptom.user or not symptom.symbol:
+        return ""
+    symbol = symptom.symbol.lstrip("_").lower()
+    needed: list[str] = []
+    for path in sorted(site.glob(f"nvidia/**/{symptom.user}")) + sorted(site.glob(f"torch/lib/{symptom.user}")):
+        with suppress(BadInputError, OSError), open_source(path) as source:
+            needed += read_elf(ElfFile(source)).needed
+    stems = {name: name.removeprefix("lib").partition(".so")[0].lower() for name in needed}
+    fitting = [name for name, stem in stems.items() if symbol.startswith("cuda" if stem == "cudart" else stem)]
+    return max(fitting, key=lambda name: len(stems[name]), default="")
 
 
 def _environment(place: Path | None, host: Host) -> tuple[Launch, str | None]:

@@ -12,12 +12,31 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, Dotted, DriverFit, Fit, Suffix
-from torchtailor.doctor.fixes import Fix, Fixes
+from torchtailor.doctor.fixes import Fix, Fixes, Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import GpuDevice, Host, InstalledTorch
 from torchtailor.inspection.torch_code import suitable_gpus
 from torchtailor.recommendation.drivers import DriverVerdict, judge_driver
+
+# Problems that are the cause of other messages too: missing code of torch's warning, and of an old driver's.
+_ALSO_EXPLAINS = {
+    ProblemKind.NO_CODE: (ProblemKind.NOT_LISTED, ProblemKind.DRIVER),
+    ProblemKind.NO_DRIVER: (ProblemKind.NO_GPU,),
+    ProblemKind.NO_GPU: (ProblemKind.NO_DRIVER,),
+    ProblemKind.DRIVER: (ProblemKind.PTX_REFUSED, ProblemKind.NO_GPU),
+}
+_OF_THE_GPU = frozenset(
+    {
+        ProblemKind.NO_CODE,
+        ProblemKind.NOT_LISTED,
+        ProblemKind.DRIVER,
+        ProblemKind.PTX_REFUSED,
+        ProblemKind.NO_DRIVER,
+        ProblemKind.NO_GPU,
+        ProblemKind.MIXED_LIBRARIES,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,8 @@ class TorchEnvironment:
     message: str = ""
     cut_for: tuple[str, ...] = ()  # the GPUs that torchtailor cut this torch for
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
+    interpreter: Interpreter | None = None
+    asked_of: str = ""  # the library that should have a symbol which a message misses
 
     @property
     def codes(self) -> tuple[CodeTarget, ...]:
@@ -76,8 +97,11 @@ def examine(environment: TorchEnvironment, catalog: Catalog) -> DoctorReport:
     seen = {symptom.kind: symptom.text for symptom in symptoms}
     problems = [replace(problem, seen=_seen(problem.kind, seen)) for problem in problems]
     problems.sort(key=lambda problem: not problem.seen)  # what the message is about comes first
-    explained = {problem.kind for problem in problems} | {ProblemKind.NOT_LISTED}
-    left = [symptom.text for symptom in symptoms if symptom.kind not in explained] if not problems else []
+    explained = {kind for problem in problems for kind in (problem.kind, *_ALSO_EXPLAINS.get(problem.kind, ()))}
+    if environment.torch is not None and environment.torch.cuda is not None and not problems:
+        explained.add(ProblemKind.NOT_LISTED)  # a warning, where the GPU has code to run
+    problems += [_by_message(symptom, environment) for symptom in symptoms if symptom.kind not in explained]
+    left = []
     if environment.message.strip() and not symptoms:
         left = [environment.message.strip().splitlines()[-1][:300]]
     healthy = () if problems else tuple(_healthy(environment, catalog, warned=ProblemKind.NOT_LISTED in seen))
@@ -92,7 +116,7 @@ class _Examination:
         self._host = environment.host
         self._catalog = catalog
         self._symptoms = {symptom.kind: symptom for symptom in symptoms}
-        self._fixes = Fixes(catalog, environment.host, environment.torch, environment.place)
+        self._fixes = Fixes(catalog, environment.host, environment.torch, environment.place, environment.interpreter)
 
     def problems(self) -> Iterator[Problem]:
         torch = self._environment.torch
@@ -122,8 +146,12 @@ class _Examination:
             cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
             yield Problem(ProblemKind.LIBRARY, cause, self._fixes.reinstall())
         if (mixed := self._symptoms.get(ProblemKind.MIXED_LIBRARIES)) is not None:
-            which = f" ({mixed.library})" if mixed.library else ""
-            cause = f"A library of another CUDA{which} is found before the one that torch {torch.version} came with."
+            library = mixed.library or self._environment.asked_of
+            which = f" ({library})" if library else ""
+            cause = f"A library of another CUDA{which} is found before the one that torch {torch.version} came with"
+            cause += (
+                f": {mixed.user} needs {mixed.symbol}, which it does not have." if mixed.user and mixed.symbol else "."
+            )
             yield Problem(ProblemKind.MIXED_LIBRARIES, cause, self._fixes.clean_path())
         for kind in (ProblemKind.DAMAGED, ProblemKind.OTHER_ARCH):
             if kind in self._symptoms:
@@ -287,9 +315,19 @@ def _torch(environment: TorchEnvironment) -> str:
 
 
 def _seen(kind: ProblemKind, seen: Mapping[ProblemKind, str]) -> str:
-    """The message that a problem explains; missing code also explains torch's warning and an old driver's."""
-    others = (ProblemKind.NOT_LISTED, ProblemKind.DRIVER) if kind is ProblemKind.NO_CODE else ()
-    return next((seen[one] for one in (kind, *others) if one in seen), "")
+    """The message that a problem explains."""
+    return next((seen[one] for one in (kind, *_ALSO_EXPLAINS.get(kind, ())) if one in seen), "")
+
+
+def _by_message(symptom: Symptom, environment: TorchEnvironment) -> Problem:
+    """What a known message means where the facts do not show it: it was seen somewhere else, or at another time."""
+    torch = environment.torch
+    cause = symptom.cause
+    if torch is None:
+        cause += " There is no torch here, so it was seen in another environment."
+    elif torch.cuda is None and symptom.kind in _OF_THE_GPU:
+        cause += f" Torch {torch.version} here is built without CUDA, so it was seen in another environment."
+    return Problem(symptom.kind, cause, (Fix(symptom.fix),), symptom.text)
 
 
 def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -> Iterator[str]:
@@ -307,8 +345,8 @@ def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -
         if best is not None:
             if warned:
                 yield (
-                    "That message is only a warning: torch compares names, and its list does not have "
-                    f"sm_{device.compute.number}, but it holds code that runs."
+                    "That message is only a warning, and here a false one: torch compares names, and its list does not "
+                    f"have sm_{device.compute.number}, but {device.compute} runs its code for {best.capability}."
                 )
             fit = catalog.rules.fit(device.compute, best)
             how = {Fit.NATIVE: "natively", Fit.COMPATIBLE: "by compatibility", Fit.JIT: "after compiling it once"}[fit]

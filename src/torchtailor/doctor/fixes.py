@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,9 @@ from torchtailor.host.model import GpuDevice, Host, InstalledTorch
 from torchtailor.host.pythons import python_of_environment
 from torchtailor.recommendation import Recommendation, recommend
 from torchtailor.recommendation.drivers import DriverVerdict
+from torchtailor.recommendation.result import Alternative
+
+NEW_ENVIRONMENT = ".venv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +26,45 @@ class Fix:
 
     text: str
     command: str | None = None
+    toml: str | None = None  # rows to add to torchtailor.toml first
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """How the Python of an environment is called in a command, and how packages are installed again for it."""
+
+    python: str = "python"
+    pip: str = "python -m pip install --force-reinstall"
+
+    @classmethod
+    def of(cls, python: Path, *, pip: bool, uv: bool) -> Interpreter:
+        """The commands for an interpreter that has pip or not, on a machine that has uv or not."""
+        called = shlex.quote(str(python))
+        if pip:
+            return cls(called, f"{called} -m pip install --force-reinstall")
+        if uv:
+            return cls(called, f"uv pip install --python {called} --reinstall")
+        return cls(called, f"{called} -m ensurepip && {called} -m pip install --force-reinstall")
 
 
 class Fixes:
     """The fixes for one machine and its environment."""
 
-    def __init__(self, catalog: Catalog, host: Host, torch: InstalledTorch | None, environment: str | None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        host: Host,
+        torch: InstalledTorch | None,
+        environment: str | None,
+        interpreter: Interpreter | None = None,
+    ) -> None:
         self._catalog = catalog
         self._host = host
         self._torch = torch
         self._environment = environment
-        self._into = f" --into {environment}" if environment else ""
-        self._env = f" --env {environment}" if environment else ""
+        self._interpreter = interpreter or Interpreter()
+        self._into = f" --into {shlex.quote(environment or NEW_ENVIRONMENT)}"
+        self._env = f" --env {shlex.quote(environment)}" if environment else ""
 
     def install(self, device: GpuDevice | None = None) -> tuple[Fix, ...]:
         """The variant that fits, or what would make one fit."""
@@ -44,20 +75,26 @@ class Fixes:
         if (best := answer.best) is not None:
             what = f"PyTorch {best.pytorch} ({best.build}) for {best.gpu or 'the CPU'}"
             if best.method == "wheel":
-                fixes.append(Fix(f"Install {what}.", f"torchtailor install {best.variant}{self._into}"))
+                where = "" if self._environment else f" into a new environment, {NEW_ENVIRONMENT}"
+                fixes.append(Fix(f"Install {what}{where}.", f"torchtailor install {best.variant}{self._into}"))
             else:
                 fixes.append(Fix(f"Build {what}.", f"torchtailor build {best.variant} --via {best.method}"))
         fixes += [Fix(upgrade.text) for upgrade in answer.upgrades if best is None]
-        fixes += [Fix(other.text) for other in answer.alternatives if best is None][:3]
+        fixes += [self._alternative(other) for other in answer.alternatives if best is None][:3]
         return tuple(fixes) or (
             Fix("List what fits this machine, and why the rest does not.", "torchtailor recommend"),
         )
+
+    def _alternative(self, other: Alternative) -> Fix:
+        if other.toml is None:
+            return Fix(other.text)
+        return Fix(other.text, f"torchtailor build {other.variant} --via {other.kind}", other.toml)
 
     def other_isa(self) -> tuple[Fix, ...]:
         name_it = Fix("Show which function uses the instructions.", f"torchtailor verify {self._place} --level static")
         quick = Fix(
             "Check whether torch's own kernels are the cause: this makes them use the baseline instructions.",
-            'ATEN_CPU_CAPABILITY=default python -c "import torch; torch.ones(9) @ torch.ones(9)"',
+            f'ATEN_CPU_CAPABILITY=default {self._interpreter.python} -c "import torch; torch.ones(9) @ torch.ones(9)"',
         )
         return (*self.install(), quick, name_it)
 
@@ -79,7 +116,7 @@ class Fixes:
         if self._host.system.container:
             text = f"Start the {self._host.system.container} container with --gpus all."
             return (
-                Fix(text, "docker run --gpus all ..."),
+                Fix(text, "docker run --gpus all IMAGE"),
                 Fix("Check that the host has a driver.", "nvidia-smi"),
             )
         return (Fix("Install the NVIDIA driver, then check that it answers.", "nvidia-smi"),)
@@ -92,7 +129,7 @@ class Fixes:
         version = self._torch.version
         again = Fix(
             f"Reinstall torch {version} with its dependencies.",
-            f"python -m pip install --force-reinstall torch=={version.split('+')[0]}",
+            f"{self._interpreter.pip} torch=={version.split('+')[0]}",
         )
         return (again, *self.install())
 
@@ -114,7 +151,8 @@ class Fixes:
         )
         again = Fix(
             "Reinstall or rebuild the extension for this GPU.",
-            f'TORCH_CUDA_ARCH_LIST="{device.compute}" python -m pip install --no-build-isolation --no-binary NAME NAME',
+            f'TORCH_CUDA_ARCH_LIST="{device.compute}" {self._interpreter.pip} '
+            "--no-deps --no-build-isolation --no-binary NAME NAME",
         )
         return (look, again)
 

@@ -21,12 +21,12 @@ def doctor(
 
     `message` is what was seen, or the path of a file that holds it; without one, torch is imported and runs one kernel
     (unless `run` is false). `environment` is by default the active one; `machine` is the description of another
-    machine, written by `torchtailor detect --json`.
+    machine, written by `torchtailor detect --json`: its own torch is examined, or that of `environment`.
     """
     catalog = catalog or load_catalog()
     text = read_message(message)
     if machine is not None:
-        examined = described_environment(machine, text)
+        examined = described_environment(machine, catalog, environment, text)
     else:
         examined = local_environment(catalog, environment, text, run=run and not text)
     return examine(examined, catalog)

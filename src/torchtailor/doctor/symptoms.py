@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from torchtailor.catalog import Capability
-from torchtailor.failures import FailureTable, find_failures
+from torchtailor.failures import FailureTable, FoundFailure, find_failures
 
 _SHOWN = 300
 
@@ -40,6 +39,10 @@ class Symptom:
     capability: Capability | None = None  # of the GPU that the message is about
     gpu: str | None = None  # its name
     library: str | None = None
+    symbol: str | None = None  # that a library lacks
+    user: str | None = None  # the library that needs the symbol
+    cause: str = ""  # what the message means by itself, whatever the machine
+    fix: str = ""
     driver_cuda: str | None = None  # the CUDA of the driver, where the message has it
 
 
@@ -47,14 +50,15 @@ def read_symptoms(message: str) -> tuple[Symptom, ...]:
     """Every known message in a text, each kind once, in the order in which they appear."""
     symptoms: dict[ProblemKind, Symptom] = {}
     for found in find_failures(message, FailureTable.RUNTIME):
-        symptom = _symptom(ProblemKind(found.failure), found.text[:_SHOWN], found.names)
+        symptom = _symptom(found)
         known = symptoms.get(symptom.kind)
         if known is None or (known.capability is None and symptom.capability is not None):
             symptoms[symptom.kind] = symptom
     return tuple(symptoms.values())
 
 
-def _symptom(kind: ProblemKind, text: str, names: Mapping[str, str]) -> Symptom:
+def _symptom(found: FoundFailure) -> Symptom:
+    kind, names = ProblemKind(found.failure), found.names
     capability = None
     if "sm" in names:
         capability = Capability.from_number(int(names["sm"]))
@@ -62,4 +66,15 @@ def _symptom(kind: ProblemKind, text: str, names: Mapping[str, str]) -> Symptom:
         capability = Capability.parse(names["capability"])
     version = int(names.get("version", 0)) if kind is ProblemKind.DRIVER else 0
     driver_cuda = f"{version // 1000}.{version % 1000 // 10}" if version else None
-    return Symptom(kind, text, capability, names.get("gpu"), names.get("library"), driver_cuda)
+    return Symptom(
+        kind=kind,
+        text=found.text[:_SHOWN],
+        capability=capability,
+        gpu=names.get("gpu"),
+        library=names.get("library"),
+        symbol=names.get("symbol"),
+        user=names.get("user"),
+        cause=found.cause,
+        fix=found.fix,
+        driver_cuda=driver_cuda,
+    )

@@ -27,13 +27,23 @@ def host_code(
     """`analyse`, but the same bytes are read only once per machine; `sha256` spares hashing a file again."""
     folder = folder or cache_folder() / "hostcode"
     content = sha256 or hash_file(path)
-    key = hashlib.sha256("\0".join((content, fingerprint(), *sorted(allowed))).encode()).hexdigest()
-    kept = folder / f"{key}.json"
-    if (found := _load(kept)) is not None:
+    if (found := known_host_code(content, allowed, folder=folder)) is not None:
         return found
     code = analyse(path, allowed, needs=_needs(path, content, folder))
-    _keep(kept, msgspec.json.encode(code))
+    _keep(_place(content, allowed, folder), msgspec.json.encode(code))
     return code
+
+
+def known_host_code(
+    sha256: str, allowed: frozenset[str] = frozenset(), *, folder: Path | None = None
+) -> HostCode | None:
+    """What was found in a library of this content before; None where it was not read on this machine."""
+    return _load(_place(sha256, allowed, folder or cache_folder() / "hostcode"))
+
+
+def _place(sha256: str, allowed: frozenset[str], folder: Path) -> Path:
+    key = hashlib.sha256("\0".join((sha256, fingerprint(), *sorted(allowed))).encode()).hexdigest()
+    return folder / f"{key}.json"
 
 
 @cache

@@ -25,7 +25,6 @@ RELA = np.dtype([("place", "<i8"), ("type", "<u4"), ("symbol", "<u4"), ("addend"
 
 _OBJECT, _FUNC, _FILE, _IFUNC = 1, 2, 4, 10
 _LOCAL = 0
-_STEP = 16 << 20
 _UNDEFINED = 0
 
 
@@ -235,28 +234,6 @@ class CodeImage:
                 np.concatenate([*(row.files for row in rows), blank]).astype(np.uint32),
             ),
         )
-
-
-def stripped(path: Path) -> bool:
-    """Whether a library has lost its table of all symbols."""
-    return CodeImage(path).stripped
-
-
-def same_code(one: Path, other: Path) -> bool:
-    """Whether two libraries have the same instructions at the same addresses."""
-    images = CodeImage(one), CodeImage(other)
-    sections = [[(s.name, s.address, s.size) for s in image.code_sections] for image in images]
-    return sections[0] == sections[1] and all(
-        _same_bytes(images[0].data, first.offset, images[1].data, second.offset, first.size)
-        for first, second in zip(images[0].code_sections, images[1].code_sections, strict=True)
-    )
-
-
-def _same_bytes(one: mmap.mmap, at: int, other: mmap.mmap, there: int, size: int) -> bool:
-    return all(
-        one[at + step : at + min(step + _STEP, size)] == other[there + step : there + min(step + _STEP, size)]
-        for step in range(0, size, _STEP)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from torchtailor.binary.code_hash import instructions_sha256
 from torchtailor.disk import hash_file, new_file
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
@@ -70,6 +71,10 @@ class _Stock:
     @cached_property
     def sha256(self) -> str:
         return hash_file(self.library.source.fd)
+
+    @cached_property
+    def instructions_sha256(self) -> str:
+        return instructions_sha256(self.library.elf)
 
     @cached_property
     def payloads(self) -> StockPayloads:
@@ -176,13 +181,16 @@ class _Tailoring:
         with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other:
             fd = file.fileno()
             # runs outside of Python's lock, on another core
-            sha256_in = other.submit(lambda: self.sha256 or self.stock.sha256)
+            hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven)
-            result = replace(result, sha256_out=hash_file(fd), sha256_in=sha256_in.result())
+            sha256_in, instructions = hashes_in.result()
+            result = replace(
+                result, sha256_out=hash_file(fd), sha256_in=sha256_in, instructions_sha256=instructions
+            )  # the proof compared the instructions: they are the output's too
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
         return result
 

@@ -48,7 +48,8 @@ class LibraryResult:
 
     `kept` and `dropped` are by architecture as cuobjdump spells it (`sm_90a`, `compute_120`, `lto_50`). `floor` is
     the smallest the file could be with this policy: the kept GPU code as it is stored now and all loaded host code.
-    `sha256_in` and `sha256_out` are hex digests; they are empty where no output was written. `warnings` are
+    `sha256_in` and `sha256_out` are hex digests, `instructions_sha256` that of the host instructions, which are the
+    same in both; they are empty where no output was written. `warnings` are
     sentences for the user, such as a target for which the library has no code. `could_save` is what cutting a
     library that needs --nvidia would save, and `could_strip` what --strip would save of one that keeps its
     symbol tables.
@@ -66,6 +67,7 @@ class LibraryResult:
     recompressed: Recompressed | None = None
     sha256_in: str = ""
     sha256_out: str = ""
+    instructions_sha256: str = ""
     warnings: tuple[str, ...] = ()
     could_save: int = 0
     could_strip: int = 0

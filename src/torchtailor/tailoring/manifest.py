@@ -71,6 +71,7 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
         document |= {
             "sha256_before": library.sha256_in,
             "sha256_after": library.sha256_out,
+            "instructions_sha256": library.instructions_sha256,
             "kept": _tallies(library.kept),
             "dropped": _tallies(library.dropped),
             "stripped": list(library.stripped),

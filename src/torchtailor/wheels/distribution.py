@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -21,6 +23,22 @@ MANIFEST = "torchtailor.json"
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # of RECORD; worthless once it changes
 _OWN_VERSION = re.compile(rb"""^__version__(?:\s*:\s*[\w.]+)?\s*=\s*['"]([^'"\r\n]+)['"]""", re.MULTILINE)
 _AGAIN = "fetch the wheel again and compare its hash with the index's"
+
+
+def required_packages(wheel: Path) -> frozenset[str]:
+    """The packages that a wheel requires on some machine, without its extras; none of one that cannot be read."""
+    found = set()
+    try:
+        with WheelArchive(wheel) as archive:
+            requires = Metadata.parse(archive.read(f"{_dist_info(archive)}/METADATA"), wheel.name).requires
+    except BadInputError:
+        return frozenset()
+    for text in requires:
+        with suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            if "extra" not in str(requirement.marker or ""):
+                found.add(canonicalize_name(requirement.name))
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

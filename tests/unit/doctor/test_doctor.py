@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests import machines
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
 from torchtailor.cli import main
-from torchtailor.doctor.examine import DoctorReport, TorchEnvironment, examine
+from torchtailor.doctor.collect import _asked_of
+from torchtailor.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
+from torchtailor.doctor.fixes import Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
 from torchtailor.errors import ExitCode
 from torchtailor.failures import FailureTable, load_table
 from torchtailor.host.model import InstalledTorch
 from torchtailor.host.store import dumps
+from torchtailor.verification.static.elf_facts import read_elf
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -229,9 +235,124 @@ def test_every_machine_is_answered(machine: str) -> None:
     assert all(problem.fixes and problem.cause for problem in report.problems)
 
 
-def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
-    from pathlib import Path
+@pytest.mark.parametrize("of", [None, CPU], ids=["no torch", "CPU build"])
+@pytest.mark.parametrize(
+    ("message", "kind", "says"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", ProblemKind.NO_CODE, "holds no code"),
+        ("CUDA driver version is insufficient for CUDA runtime version", ProblemKind.DRIVER, "driver is older"),
+        ("No CUDA GPUs are available", ProblemKind.NO_GPU, "CUDA sees no GPU"),
+        ("ImportError: libcublas.so.13: cannot open shared object file", ProblemKind.LIBRARY, "libcublas.so.13"),
+        ("Illegal instruction (core dumped)", ProblemKind.INSTRUCTION, "instruction"),
+    ],
+)
+def test_a_known_message_is_answered_without_a_torch_that_gave_it(
+    message: str, kind: ProblemKind, says: str, of: InstalledTorch | None
+) -> None:
+    report = examined("zen4", of, message)
+    problem = next(problem for problem in report.problems if problem.kind is kind)
+    assert says in problem.cause
+    assert problem.seen == message
+    assert problem.fixes[0].text
+    assert report.unexplained == ()
 
+
+def test_the_false_warning_about_a_gpu_that_runs_code_of_its_family() -> None:
+    """What torch prints on a DGX Spark, over several lines; the machine is known from the message alone."""
+    message = (
+        "UserWarning: \n    Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\n    Minimum and Maximum cuda "
+        "capability supported by this version of PyTorch is\n    (8.0) - (12.0)"
+    )
+    report = examined("zen4", torch("2.10.0+cu130", "13.0", CU130), message)
+    assert report.problems == ()
+    assert "a false one" in report.healthy[0]
+    assert "12.1 runs its code for 12.0" in report.healthy[0]
+    assert "NVIDIA GB10 (12.1) runs torch's sm_120 code" in report.healthy[1]
+
+
+def test_the_library_that_lacks_a_symbol_is_named_not_the_one_that_needs_it() -> None:
+    """cuSPARSE of CUDA 13 is libcusparse.so.12, and needs libnvJitLink.so.13."""
+    message = (
+        "ImportError: /e/nvidia/cu13/lib/libcusparse.so.12: undefined symbol: __nvJitLinkCreate_13_0, version "
+        "libnvJitLink.so.13"
+    )
+    cause = examined("h100-driver-580", NEW, message).problems[0].cause
+    assert "A library of another CUDA (libnvJitLink.so.13) is found" in cause
+    assert "libcusparse.so.12 needs __nvJitLinkCreate_13_0" in cause
+
+
+def test_the_library_is_read_from_the_one_that_needs_it(tmp_path: Path) -> None:
+    """A message without a version: the needs of the library itself tell."""
+    user = tmp_path / "torch" / "lib" / "libtorch_cuda.so"
+    user.parent.mkdir(parents=True)
+    user.write_bytes(Path(msgspec._core.__file__).read_bytes())  # any library that needs others
+    with open_source(user) as source:
+        needed = read_elf(ElfFile(source)).needed
+    (symptom,) = read_symptoms("ImportError: /x/libtorch_cuda.so: undefined symbol: c")
+    assert (symptom.library, symptom.user) == (None, "libtorch_cuda.so")
+    assert "libc.so.6" in needed
+    assert _asked_of(tmp_path, symptom) == "libc.so.6"
+
+
+def test_commands_are_for_the_python_of_the_environment() -> None:
+    message = "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory"
+    python = Path("/my env/bin/python")
+    for pip, uv, begins in (
+        (True, True, "'/my env/bin/python' -m pip install --force-reinstall torch==2.15.0"),
+        (False, True, "uv pip install --python '/my env/bin/python' --reinstall torch==2.15.0"),
+        (False, False, "'/my env/bin/python' -m ensurepip && '/my env/bin/python' -m pip install"),
+    ):
+        interpreter = Interpreter.of(python, pip=pip, uv=uv)
+        report = examined("h100-driver-580", NEW, message, interpreter=interpreter)
+        assert (report.problems[0].fixes[0].command or "").startswith(begins)
+
+
+def test_a_machine_without_an_environment_gets_a_new_one() -> None:
+    """`torchtailor install` without --into and without an active environment would refuse."""
+    report = examine(TorchEnvironment(machines.host("h100-driver-580"), None), machines.catalog())
+    assert (report.problems[0].fixes[0].command or "").endswith(" --into .venv")
+
+
+def test_rows_to_add_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from torchtailor.cli.doctor import _print
+
+    rows = [
+        fix
+        for machine in machines.NAMES
+        for problem in examined(machine, None, "").problems
+        for fix in problem.fixes
+        if "add this to" in fix.text
+    ]
+    assert rows
+    assert all("[[row]]" in (fix.toml or "") and (fix.command or "").startswith("torchtailor build ") for fix in rows)
+    _print(DoctorReport("", "", (Problem(ProblemKind.NO_TORCH, "cause", (rows[0],)),), ()))
+    assert "[[row]]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("log", ["train.log", "logs/run", "/no/such/file.txt"])
+def test_a_log_that_does_not_exist(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--from", "x.json", log]) == ExitCode.NO_MATCH
+    assert f"{log} does not exist" in capsys.readouterr().err
+
+
+def test_a_described_machine_with_an_environment_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tmp_path / "host.json"
+    described.write_bytes(dumps(msgspec.structs.replace(machines.host("h100-driver-580"), torches=(OLD,))))
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\n")
+    (site / "torch" / "__init__.py").write_text("")
+    main(["doctor", "--from", str(described), "--env", str(site), "--json"])
+    answer = msgspec.json.decode(capsys.readouterr().out)
+    assert "H100" in answer["machine"]
+    assert answer["torch"].startswith("2.13.0+cpu")
+    assert [problem["kind"] for problem in answer["problems"]] == ["cpu-build"]
+    assert f"--into {site}" in answer["problems"][0]["fixes"][0]["command"]
+
+
+def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(tmp_path, Path)
     described = tmp_path / "host.json"
     host = msgspec.structs.replace(machines.host("rtx-5090"), torches=(OLD,))

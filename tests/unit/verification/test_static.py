@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.unit.gpucode.builders import Entry, Place, container, elf
@@ -18,11 +19,14 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.cli import main
+from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.verification.result import Check, CheckOutcome
 from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.expect import expectation
+from torchtailor.verification.static.host_checks import host_checks
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.verification.static.verify import StaticProof, verify_static
 
@@ -108,19 +112,46 @@ class TestGpuCode:
         assert {"GPU code: nothing foreign", "manifest"} <= set(failures(proof))
 
     def test_images_without_kernels(self, tmp_path: Path) -> None:
-        """libcufftw.so has one image of 872 bytes for one old GPU, and no kernel."""
-        code = container(Entry(bytes(872), sm=52))
-        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
-        check = line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so")
-        assert check.outcome is CheckOutcome.NOT_APPLICABLE
-        code = container(Entry(bytes(4000), sm=52))
-        (tmp_path / "libcufftw.so").write_bytes(elf(Place(".nv_fatbin", code)))
-        assert line(prove(tmp_path, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
+        """libcufftw.so has one image for one old GPU and no kernel: of 872 bytes in CUDA 12, of 1904 in CUDA 13."""
+        library = tmp_path / "libcufftw.so"
+        for filling in (872, 1904):
+            cubin = elf(Place(".nv.info", bytes(filling), flags=0), machine=190)
+            library.write_bytes(elf(Place(".nv_fatbin", container(Entry(cubin, sm=52)))))
+            check = line(prove(library, gpus=["9.0"]), "GPU code for sm90: libcufftw.so")
+            assert check.outcome is CheckOutcome.NOT_APPLICABLE
+            assert "without a single kernel" in check.reason
+        cubin = elf(Place(".text.kernel", bytes(800), flags=6), machine=190)
+        for payload in (cubin, bytes(4000)):  # with a kernel; and what cannot be read may have one
+            library.write_bytes(elf(Place(".nv_fatbin", container(Entry(payload, sm=52)))))
+            assert line(prove(library, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
+
+    def test_what_was_never_there_is_not_fixed_by_tailoring(self, tmp_path: Path) -> None:
+        (tmp_path / "libold.so").write_bytes(elf(Place(".nv_fatbin", container(Entry(bytes(4000), sm=80)))))
+        reason = line(prove(tmp_path / "libold.so", gpus=["9.0"]), "GPU code for sm90: libold.so").reason
+        assert "tailor the stock" not in reason
+        assert "use another build of the package" in reason
+
+    def test_what_cannot_be_read_is_no_cpu_build(self, tmp_path: Path, fat: bytes) -> None:
+        (tmp_path / "libtorch_cuda.so").write_bytes(fat[: len(fat) // 2])
+        reason = line(prove(tmp_path / "libtorch_cuda.so", gpus=["9.0"]), "GPU code").reason
+        assert "cannot be read" in reason
+        assert "CPU build" not in reason
 
     def test_a_cut_for_another_gpu_is_foreign_to_the_one_asked_for(self, stock: Path, tmp_path: Path) -> None:
         check = line(prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"]), "GPU code: nothing foreign")
         assert check.failed
         assert "cut for 8.0; code that 9.0 cannot use is left: libtorch_cuda.so (sm_80)" in check.reason
+
+    def test_what_the_cut_removed_and_the_gpu_asked_for_would_use(self, tmp_path: Path) -> None:
+        """PTX alone is left, which 9.0 can use: but the cut for 8.0 took its cubin."""
+        code = container(Entry(bytes(4000), kind=1, sm=80), Entry(bytes(range(200)) * 400, sm=90))
+        (tmp_path / "libx.so").write_bytes(elf(Place(".nv_fatbin", code)))
+        assert main(["tailor", str(tmp_path / "libx.so"), "--gpu", "8.0", "-o", str(tmp_path / "thin.so")]) == 0
+        proof = prove(tmp_path / "thin.so", gpus=["9.0"])
+        check = line(proof, "GPU code: nothing foreign")
+        assert check.failed
+        assert check.reason == "cut for 8.0; code that 9.0 would use was removed: thin.so (sm_90)"
+        assert not line(prove(tmp_path / "thin.so"), "GPU code: nothing foreign").failed
 
     def test_one_of_two_targets_is_asked_for(self, stock: Path, tmp_path: Path) -> None:
         proof = prove(tailored(stock, "8.0,9.0", tmp_path), gpus=["9.0"])
@@ -245,13 +276,112 @@ class TestHostCode:
         shutil.copy(HOST / "aarch64" / "own_template.so", stock / "torch" / "libtorch_cpu.so")
         assert line(prove(cut, isa="armv8_2", against=stock), "host code within armv8_2: libtorch_cpu.so").failed
 
+    def test_a_cut_is_not_disassembled_again(
+        self, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The proof compared the instructions and the manifest has their hash; other bytes are read."""
+        wheel = tailored(stock, "9.0", tmp_path)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        reads = _count_reads(monkeypatch)
+        proof = prove(wheel)
+        assert (failures(proof), reads) == ([], [])
+        assert "3 libraries have the instructions of stock" in line(proof, "host code as stock").reason
+        other = (HOST / "x86_64" / "startup_base.so").read_bytes()
+        prove(_with_member(wheel, "torch/lib/libtorch_cpu.so", other, tmp_path))
+        assert [path.name for path in reads] == ["libtorch_cpu.so"]
+
+    def test_stock_read_before_is_known(self, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was found in a stock library on this machine is used for its cut, an ISA asked for or not."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        prove(stock)
+        wheel = tailored(stock, "9.0", tmp_path)
+        reads = _count_reads(monkeypatch)
+        assert "3 libraries" in line(prove(wheel), "host code: baseline").reason
+        assert reads == []
+        assert line(prove(wheel, isa="avx2"), "host code within avx2").outcome is CheckOutcome.PASS
+        assert len(reads) == 3  # for this ISA it is another question
+
+    @pytest.mark.parametrize(
+        ("version", "outcome", "says"),
+        [
+            ("2.10.0", CheckOutcome.NOT_APPLICABLE, "loads on ARMv8.2, but `torch._stack` of float32"),
+            ("99.0", CheckOutcome.NOT_APPLICABLE, "is not in the catalog: --cpu armv8_2 reads it"),
+        ],
+    )
+    def test_an_official_wheel_in_a_wheelhouse(
+        self, tmp_path: Path, version: str, outcome: CheckOutcome, says: str
+    ) -> None:
+        """`build` put it there unchanged: what it is like on the variant's CPU is known, and no fault of the build."""
+        house = _wheelhouse_of_arm(tmp_path, version)
+        proof = prove(house)
+        assert failures(proof) == []
+        check = line(proof, "host code within armv8_2: official wheel")
+        assert (check.outcome, says in check.reason) == (outcome, True)
+        (wheel,) = house.glob("*.whl")
+        wheel.write_bytes(wheel.read_bytes() + b" ")  # not the wheel of the manifest: it is read, and judged
+        assert line(prove(house), "host code within armv8_2: libtorch_cpu.so").failed
+
+    def test_an_official_wheel_that_the_cpu_cannot_load(self, tmp_path: Path) -> None:
+        catalog = load_catalog()
+        isa = msgspec.structs.replace(catalog.isa("armv8_2"), requires=frozenset({"asimd"}))
+        facts = LibraryFacts(LibraryFile("torch/lib/libtorch_cpu.so", "", 1, tmp_path), instructions="1")
+        (_, check) = host_checks([facts], isa, catalog, {facts.name}, torch="2.10.0")
+        assert check.failed
+        assert "loading PyTorch 2.10.0 needs asimdrdm, atomics, crc32" in check.reason
+
     def test_an_isa_and_libraries_of_two_processors(self, stock: Path) -> None:
         proof = prove(stock, isa="armv8_2")
         assert line(proof, "host code within armv8_2").failed
         assert line(proof, "processor").failed
 
 
+def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The libraries that are disassembled from here on."""
+    from torchtailor.hostcode import cache
+
+    reads: list[Path] = []
+
+    def counting(path: Path, *arguments: object, **options: object) -> HostCode:
+        reads.append(path)
+        return analyse(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cache, "analyse", counting)
+    return reads
+
+
+def _wheelhouse_of_arm(tmp_path: Path, version: str) -> Path:
+    """What `build cpu-armv8_2` makes: a stock wheel whose library has a function that needs SVE."""
+    house = tmp_path / "house"
+    house.mkdir()
+    library = (HOST / "aarch64" / "leaked_template.so").read_bytes()
+    files = {"torch/lib/libtorch_cpu.so": library}
+    tag = "cp313-cp313-manylinux_2_28_aarch64"
+    wheel = build_wheel(house, files, name="torch", version=version, tag=tag)
+    row = {"filename": wheel.name, "sha256": hash_file(wheel), "size": wheel.stat().st_size}
+    manifest = {
+        "variant": "pytorch-of-arm",
+        "target": {"gpu": None, "isa": "armv8_2", "arch": "aarch64", "python": "3.13"},
+        "way": "wheel",
+        "wheels": [{"name": "torch", "step": "unchanged", "input": row, "output": row}],
+    }
+    (house / "manifest.json").write_text(json.dumps(manifest))
+    return house
+
+
 class TestFiles:
+    @pytest.mark.parametrize("step", ["unchanged", "built"])
+    def test_a_tag_that_promises_an_older_glibc(self, tmp_path: Path, step: str) -> None:
+        """NVIDIA's cuSPARSELt needs glibc 2.27 and is tagged manylinux2014: a note, unless we gave the tag."""
+        library = LibraryFile("nvidia/libx.so", "x-1.0-py3-none-manylinux2014_x86_64.whl", 1, tmp_path)
+        facts = LibraryFacts(library, elf=ElfFacts("x86_64", "", (), (), ("GLIBC_2.27",), ()))
+        (tmp_path / library.owner).write_bytes(b"")
+        rows = [{"name": "x", "step": step, "output": {"filename": library.owner, "sha256": "1"}}]
+        (tmp_path / "manifest.json").write_text(json.dumps({"wheels": rows}))
+        artifact = Artifact(tmp_path, ArtifactKind.WHEELHOUSE, (tmp_path / library.owner,))
+        (check,) = [check for check in elf_checks(artifact, [facts]) if check.name.startswith("glibc")]
+        assert check.outcome is (CheckOutcome.FAIL if step == "built" else CheckOutcome.NOT_APPLICABLE)
+        assert "needs glibc 2.27 (libx.so); its tag promises 2.17" in check.reason
+
     def test_a_byte_changed(self, stock: Path, tmp_path: Path) -> None:
         with zipfile.ZipFile(stock) as archive:
             record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
@@ -496,6 +626,18 @@ class TestLibrariesOfTheSystem:
     @pytest.mark.parametrize("proof", [None, {}, {"libraries_of_the_system": ["libfmt.so.10"]}])
     def test_what_it_does_not_name_is_missing(self, proof: object) -> None:
         assert self.needed(ArtifactKind.WHEELHOUSE, "libopenblas.so.0", {"proof": proof}).failed
+
+    @pytest.mark.parametrize(("metadata", "missing"), [("Requires-Dist: nvidia-nvjitlink\n", False), ("", True)])
+    def test_a_wheel_alone_lacks_what_it_requires(self, tmp_path: Path, metadata: str, missing: bool) -> None:
+        """cuSPARSE needs libnvJitLink.so.13 beside itself, where another of NVIDIA's packages puts it."""
+        path = build_wheel(tmp_path, {}, name="nvidia-cusparse", tag="py3-none-linux_x86_64", metadata=metadata)
+        file = LibraryFile("nvidia/cu13/lib/libcusparse.so.12", path.name, 1, path)
+        elf_of_it = ElfFacts("x86_64", "libcusparse.so.12", ("libnvJitLink.so.13",), ("$ORIGIN",), (), ())
+        artifact = Artifact(path, ArtifactKind.WHEEL, (path,))
+        checks = elf_checks(artifact, (LibraryFacts(file, elf=elf_of_it),))
+        check = next(check for check in checks if check.name == "NEEDED entries")
+        assert check.failed is missing
+        assert "libnvJitLink.so.13" in check.reason
 
     def test_an_environment_has_what_its_machine_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "libopenblas.so.0").touch()

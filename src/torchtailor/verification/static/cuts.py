@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,16 @@ class CutRecord:
         return str(self.row.get("sha256_after", ""))
 
     @property
+    def sha256_before(self) -> str:
+        """Of the file that was cut; empty where none was."""
+        return str(self.row.get("sha256_before", ""))
+
+    @property
+    def instructions(self) -> str:
+        """The hash of the host instructions, which the proof of the cut found to be the same before and after."""
+        return str(self.row.get("instructions_sha256", ""))
+
+    @property
     def bytes_before(self) -> dict[str, int]:
         """The GPU code before the cut, by architecture; empty where it was not changed."""
         sizes: dict[str, int] = {}
@@ -47,11 +57,11 @@ class CutRecord:
 
     @property
     def codes_before(self) -> tuple[CodeTarget, ...]:
-        codes = []
-        for label in self.bytes_before:
-            with suppress(ValueError):  # code that nobody can name
-                codes.append(CodeTarget.parse(label))
-        return tuple(codes)
+        return _codes(self.bytes_before)
+
+    @property
+    def codes_removed(self) -> tuple[CodeTarget, ...]:
+        return _codes(self.row.get("dropped", {}))
 
     def policy(self, catalog: Catalog) -> Policy:
         """The policy it was cut by."""
@@ -59,6 +69,14 @@ class CutRecord:
         archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
         targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
         return Policy(targets, catalog.rules, unified_tegra=unified).for_library(self.library)
+
+
+def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
+    codes = []
+    for label in labels:
+        with suppress(ValueError):  # code that nobody can name
+            codes.append(CodeTarget.parse(label))
+    return tuple(codes)
 
 
 def unified_tegra(manifest: Mapping[str, Any]) -> bool:

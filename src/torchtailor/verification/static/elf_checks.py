@@ -13,9 +13,12 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
-from torchtailor.verification.result import Check, Level
+from torchtailor.format import counted
+from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.wheelhouse.entry import WheelStep
+from torchtailor.wheels.distribution import required_packages
 from torchtailor.wheels.name import WheelName
 
 _LEGACY_TAGS = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
@@ -43,7 +46,7 @@ def _health(libraries: Sequence[LibraryFacts]) -> Iterator[Check]:
         else:
             sound += 1
     if sound:
-        reason = f"{sound} libraries: headers agree, nothing is both writable and executable"
+        reason = f"{counted(sound, 'library', 'libraries')}: headers agree, nothing is both writable and executable"
         yield Check.of(Level.STATIC, "ELF health", True, reason, libraries=sound)
     elif not libraries:
         yield Check.not_applicable(Level.STATIC, "ELF health", "there are no libraries")
@@ -59,15 +62,16 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     """Every NEEDED entry resolves: to a library of the artifact, or of the machine."""
     name = "NEEDED entries"
     system = frozenset().union(*_system().values())
-    read = [(facts.name, facts.elf) for facts in libraries if facts.elf]
-    places = {path for path, _ in read}
-    sonames = {elf.soname for _, elf in read} | {posixpath.basename(path) for path in places}
+    read = [(facts.name, facts.elf, facts.file.owner) for facts in libraries if facts.elf]
+    places = {path for path, _, _ in read}
+    sonames = {elf.soname for _, elf, _ in read} | {posixpath.basename(path) for path in places}
+    alone = _not_whole(artifact)
     declared = frozenset((artifact.manifest.get("proof") or {}).get("libraries_of_the_system", ()))
     missing: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     linked: set[str] = set()
     asked = 0
-    for path, elf in read:
+    for path, elf, owner in read:
         for wanted in elf.needed:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
@@ -75,22 +79,36 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
-            target = elsewhere if _may_be_elsewhere(artifact, path, elf, places) else missing
+            target = elsewhere if owner in alone or _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
     if missing:
         shown = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
-        reason = f"{len(missing)} NEEDED entries do not resolve: {shown}"
+        entries = "1 NEEDED entry does" if len(missing) == 1 else f"{len(missing)} NEEDED entries do"
+        reason = f"{entries} not resolve: {shown}"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if elsewhere:
         more = ", ..." if len(elsewhere) > _SHOWN else ""
-        shown = f"{len(elsewhere)} libraries of other packages: {', '.join(list(elsewhere)[:_SHOWN])}{more}"
+        number = counted(len(elsewhere), "library", "libraries")
+        shown = f"{number} of other packages: {', '.join(list(elsewhere)[:_SHOWN])}{more}"
         if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
             return Check.not_applicable(Level.STATIC, name, f"not checked for {shown}", elsewhere=elsewhere)
         return Check.of(Level.STATIC, name, True, f"all resolve, except {shown}", elsewhere=elsewhere)
-    reason = f"all {asked} NEEDED entries resolve, in the artifact or on the system"
+    entries = "the one NEEDED entry resolves" if asked == 1 else f"all {asked} NEEDED entries resolve"
+    reason = f"{entries}, in the artifact or on the system"
     if linked:
-        reason += f"; {len(linked)} libraries of these are not on every system: {', '.join(sorted(linked))}"
+        reason += f"; of these, not on every system: {', '.join(sorted(linked))}"
     return Check.of(Level.STATIC, name, True, reason, **({"not_everywhere": sorted(linked)} if linked else {}))
+
+
+def _not_whole(artifact: Artifact) -> frozenset[str]:
+    """The wheels that require packages which are not there: one alone, or some of a stack.
+
+    NVIDIA's packages share the folder `nvidia`, so a search path inside of it may lead to a library of another.
+    """
+    if artifact.complete:
+        return frozenset()
+    there = {WheelName.parse(wheel).project for wheel in artifact.wheels}
+    return frozenset(wheel.name for wheel in artifact.wheels if required_packages(wheel) - there)
 
 
 @cache
@@ -131,6 +149,11 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
     if not needs:
         yield Check.not_applicable(Level.STATIC, "glibc", "no library uses versioned symbols of glibc")
         return
+    built = {
+        row["output"]["filename"]
+        for row in artifact.manifest.get("wheels", ())
+        if row.get("step") == WheelStep.BUILT.value
+    }
     promises = {wheel: promised_glibc(WheelName.parse(wheel).platform) for wheel in artifact.wheels}
     # wheels that are installed together run where the most demanding of them does
     floor = max((promise for promise in promises.values() if promise), key=lambda p: p.parts, default=None)
@@ -140,11 +163,12 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
         if not inside or promised is None or floor is None:
             continue
         facts, newest = max(inside, key=lambda pair: pair[1].parts)
-        check = _glibc_of(wheel.name.split("-", 1)[0], facts.file.short_name, newest, promised, floor)
-        if check.failed:
-            yield check
-        else:
+        package, library = wheel.name.split("-", 1)[0], facts.file.short_name
+        check = _glibc_of(package, library, newest, promised, floor, built=wheel.name in built)
+        if check.outcome is CheckOutcome.PASS:
             passed.append(check)
+        else:
+            yield check
     yield from _glibc_together(passed, floor)
     if not artifact.wheels:
         facts, highest = max(((f, g) for f, g in needs if g), key=lambda pair: pair[1].parts)
@@ -157,14 +181,18 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
         )
 
 
-def _glibc_of(package: str, library: str, newest: Dotted, promised: Dotted, floor: Dotted) -> Check:
+def _glibc_of(package: str, library: str, newest: Dotted, promised: Dotted, floor: Dotted, *, built: bool) -> Check:
+    """A tag that promises too much is an error of who gave it: ours where we built the wheel, else the publisher's."""
     reason = f"needs glibc {newest} ({library}); its tag promises {promised}"
+    outcome = CheckOutcome.PASS
     if newest.parts > floor.parts:
-        reason += ": it would be installed on systems that cannot load it"
+        outcome = CheckOutcome.FAIL if built else CheckOutcome.NOT_APPLICABLE
+        reason += f": pip installs it on systems that cannot load it, those with glibc older than {newest}"
+        reason += "" if built else "; the publisher's tag is wrong, which no cut changes"
     elif newest.parts > promised.parts:
         reason += f", which is wrong, but harmless: the wheels installed with it need {floor}"
     details = {"package": package, "needs": str(newest), "promises": str(promised)}
-    return Check.of(Level.STATIC, f"glibc: {package}", newest.parts <= floor.parts, reason, **details)
+    return Check(Level.STATIC, f"glibc: {package}", outcome, reason, details)
 
 
 def _glibc_together(passed: Sequence[Check], floor: Dotted | None) -> Iterator[Check]:

@@ -26,6 +26,7 @@ class Expectation:
     arch: str = ""
     python: str = ""
     torch: str = ""
+    isa_asked: bool = False  # by an option, not by a manifest
 
     @property
     def allowed(self) -> frozenset[str]:
@@ -38,7 +39,7 @@ def expectation(
 ) -> Expectation:
     """The options win over the manifest."""
     if variant:
-        expected = _of_variant(_resolve(catalog, variant, artifact.torch_version), "--variant")
+        expected = replace(_of_variant(_resolve(catalog, variant, artifact.torch_version), "--variant"), isa_asked=True)
     elif own := str(artifact.manifest.get("variant", "")):
         try:
             expected = _of_variant(_resolve(catalog, own, ""), "manifest.json")
@@ -52,7 +53,7 @@ def expectation(
         expected = replace(expected, name="", gpus=tuple(gpus), source="--gpu")
     if isa:
         named = catalog.isa(isa)
-        expected = replace(expected, isa=named, arch=named.arch, source=expected.source or "--cpu")
+        expected = replace(expected, isa=named, arch=named.arch, source=expected.source or "--cpu", isa_asked=True)
     return expected
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
-from torchtailor.format import human_bytes
+from torchtailor.format import counted, human_bytes
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
@@ -18,11 +18,10 @@ from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
-from torchtailor.verification.static.cuts import cut_record
+from torchtailor.verification.static.cuts import CutRecord, cut_record
 from torchtailor.verification.static.read import LibraryFacts
 
 _SHOWN = 4
-_NO_KERNEL = 1024  # bytes: the headers of a cubin alone; nvcc leaves such images where a file has no device code
 
 
 def fit_checks(
@@ -36,7 +35,7 @@ def fit_checks(
     with_code = [facts for facts in libraries if facts.gpu and facts.gpu.has_code]
     reports = [facts.gpu for facts in with_code if facts.gpu]
     if not reports:
-        yield Check.not_applicable(Level.STATIC, "GPU code", "no library holds GPU code: this is a CPU build")
+        yield Check.not_applicable(Level.STATIC, "GPU code", _no_code(libraries))
         return
     if not gpus:
         held = ", ".join(_labels(reports))
@@ -56,8 +55,19 @@ def fit_checks(
             if _runs(fit):
                 yield _fit_check(name, report, fit)
             else:
-                why = _why_nothing(artifact, facts, report, gpu, catalog, stock.get(report.name)) if sound else ""
-                yield _without_code(name, report, fit, why, catalog)
+                lost = _lost(artifact, facts, report, gpu, catalog, stock.get(report.name))
+                yield _without_code(name, facts, report, fit, lost, catalog, sound=sound)
+
+
+def _no_code(libraries: Sequence[LibraryFacts]) -> str:
+    """Why there is no GPU code to look at."""
+    if not libraries:
+        return "there are no libraries"
+    unread = sum(bool(facts.problem) and not facts.foreign for facts in libraries)
+    if unread:
+        return f"{counted(unread, 'library', 'libraries')} of {len(libraries)} cannot be read, the others hold none"
+    torch = any(facts.name.startswith("torch/") for facts in libraries)
+    return "no library holds GPU code" + (": this is a CPU build" if torch else "")
 
 
 def _runs(fit: GpuFit) -> bool:
@@ -71,44 +81,53 @@ def _fit_check(name: str, report: LibraryReport, fit: GpuFit) -> Check:
     return Check.of(Level.STATIC, name, True, reason, **_details(report, fit))
 
 
-def _without_code(name: str, report: LibraryReport, fit: GpuFit, why: str, catalog: Catalog) -> Check:
-    """A library with nothing for the GPU: a failure, unless there is a reason why nothing is missing."""
+def _without_code(
+    name: str, facts: LibraryFacts, report: LibraryReport, fit: GpuFit, lost: _Lost, catalog: Catalog, *, sound: bool
+) -> Check:
+    """A library with nothing for the GPU: a failure, unless it lost nothing and what it belongs to runs (`sound`)."""
     details = _details(report, fit)
     held = ", ".join(group.label for group in report.architectures)
-    if report.architectures and all(group.raw <= group.images * _NO_KERNEL for group in report.architectures):
+    if report.architectures and not facts.kernels:
         reason = f"holds {held} without a single kernel: nothing is missing"
         return Check.not_applicable(Level.STATIC, name, reason, **details)
-    if why:
+    if sound and not lost.code:
         return Check.not_applicable(
-            Level.STATIC, name, f"holds {held or 'empty containers'}, nothing for {fit.device}: {why}", **details
+            Level.STATIC, name, f"holds {held or 'empty containers'}, nothing for {fit.device}: {lost.why}", **details
         )
     gpu = fit.device
     what = catalog.gpus[gpu].describe(2) if gpu in catalog.gpus else str(gpu)
     reason = (
         f"holds {held or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would fail with"
-        f" 'no kernel image is available for execution on the device'; tailor the stock with --gpu {gpu}"
+        f" 'no kernel image is available for execution on the device'; "
     )
+    reason += f"tailor the stock with --gpu {gpu}" if lost.code else f"{lost.why}: use another build of the package"
     return Check.of(Level.STATIC, name, False, reason, **details)
 
 
-def _why_nothing(
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Whether a library without code for a GPU lost it by the cut; where not, how that is known."""
+
+    code: bool
+    why: str = ""
+
+
+def _lost(
     artifact: Artifact,
     facts: LibraryFacts,
     report: LibraryReport,
     gpu: Capability,
     catalog: Catalog,
     stock: LibraryReport | None,
-) -> str:
-    """Why a library without code for a GPU lost nothing by the cut; empty where it did."""
+) -> _Lost:
     if stock is not None:
-        return "" if _runs(gpu_fit(stock, gpu, catalog.rules)) else "stock has none either"
+        return _Lost(_runs(gpu_fit(stock, gpu, catalog.rules)), "stock has none either")
     record = cut_record(artifact, facts)
     if record is None:
-        return "it was not cut by torchtailor"
+        return _Lost(False, "it was not cut by torchtailor")
     policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
-    if any(policy.fits(gpu, code) for code in record.codes_before):
-        return ""
-    return "it had none before the cut (torchtailor.json)"
+    had = any(policy.fits(gpu, code) for code in record.codes_before)
+    return _Lost(had, "it had none before the cut (torchtailor.json)")
 
 
 def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:
@@ -132,6 +151,7 @@ def foreign_checks(
         return
     foreign: Counter[str] = Counter()
     left: Counter[str] = Counter()
+    removed: dict[str, None] = {}
     looked_at = kept = 0
     for facts in libraries:
         record = cut_record(artifact, facts)
@@ -139,6 +159,7 @@ def foreign_checks(
             continue
         policy = record.policy(catalog)
         if not set(gpus) <= set(policy.devices):
+            removed |= dict.fromkeys(_removed(record, facts, set(gpus) - set(policy.devices), catalog))
             policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
         looked_at += facts.gpu.has_code
         for group in facts.gpu.container_groups:
@@ -150,22 +171,37 @@ def foreign_checks(
                 elif size:
                     foreign[f"{facts.file.short_name} ({image.label})"] += size
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
-    if foreign:
+    wanted = ", ".join(map(str, gpus or cut_for))
+    if foreign or removed:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
-        wanted = ", ".join(map(str, gpus or cut_for))
-        reason = f"cut for {', '.join(cut_for)}; code that {wanted} cannot use is left: {worst}"
-        yield Check.of(Level.STATIC, name, False, reason, foreign=foreign)
+        reason = f"cut for {', '.join(cut_for)}"
+        reason += f"; code that {wanted} cannot use is left: {worst}" if foreign else ""
+        reason += f"; code that {wanted} would use was removed: {', '.join(list(removed)[:_SHOWN])}" if removed else ""
+        yield Check.of(Level.STATIC, name, False, reason, foreign=foreign, removed=list(removed))
         return
     what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
-    reason = f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are for it"
+    whose = "for it" if {str(gpu) for gpu in gpus} <= set(cut_for) else f"for {wanted} too"
+    reason = f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are {whose}"
     if left:
         most = ", ".join(f"{where} {human_bytes(size)}" for where, size in left.most_common(_SHOWN))
         reason = (
-            f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are for it, and"
+            f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are {whose}, and"
             f" {human_bytes(left.total())} for others stay, because how they are reached is not known or they are"
             f" never loaded: {most}"
         )
     yield Check.of(Level.STATIC, name, True, reason, libraries=looked_at, bytes=kept, left=left)
+
+
+def _removed(record: CutRecord, facts: LibraryFacts, others: Collection[Capability], catalog: Catalog) -> Iterator[str]:
+    """The code that the cut removed and other GPUs than its own would run, where they run no cubin that is left."""
+    assert facts.gpu is not None
+    for gpu in sorted(others):
+        if gpu_fit(facts.gpu, gpu, catalog.rules).fit not in (Fit.NATIVE, Fit.COMPATIBLE):
+            yield from (
+                f"{facts.file.short_name} ({code})"
+                for code in record.codes_removed
+                if catalog.rules.fit(gpu, code) in (Fit.NATIVE, Fit.COMPATIBLE)
+            )
 
 
 def coverage_checks(
@@ -201,11 +237,12 @@ def coverage_checks(
             )
     if whole:
         images = sum(found.needed for found in whole)
+        where = counted(len(whole), "library", "libraries")
         yield Check.of(
             Level.STATIC,
             "coverage against stock",
             True,
-            f"all {images} images that {named} uses of stock are in {len(whole)} libraries, byte for byte",
+            f"all {images} images that {named} uses of stock are in {where}, byte for byte",
             libraries=len(whole),
             images=images,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog
 from torchtailor.catalog.cpus import Isa
+from torchtailor.format import counted, human_bytes
 from torchtailor.hostcode.analyse import HostCode, UseGroup
 from torchtailor.hostcode.features import FeatureTable, feature_table
 from torchtailor.hostcode.reach import Reach
@@ -23,15 +24,23 @@ _DETAILED = 20
 
 
 def host_checks(
-    libraries: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog, as_stock: Collection[str] = ()
+    libraries: Sequence[LibraryFacts],
+    isa: Isa | None,
+    catalog: Catalog,
+    as_stock: Collection[str] = (),
+    *,
+    torch: str = "",
 ) -> Iterator[Check]:
     """One line for the baseline, one for each library that goes beyond what is allowed, and one for the use.
 
-    `as_stock` names the libraries whose instructions are stock's.
+    `as_stock` names the libraries whose instructions are stock's, which is PyTorch of version `torch`.
     """
     read = [(facts.name, facts.host) for facts in libraries if facts.host is not None]
+    unread = [facts for facts in libraries if facts.host is None and facts.name in as_stock]
+    yield from _as_stock(unread, isa, catalog, torch)
     if not read:
-        yield Check.not_applicable(Level.STATIC, "host code", "no library holds code for x86_64 or aarch64")
+        if not unread:
+            yield Check.not_applicable(Level.STATIC, "host code", "no library holds code for x86_64 or aarch64")
         return
     machines = {host.machine for _, host in read}
     for machine in sorted(machines):
@@ -39,12 +48,40 @@ def host_checks(
         yield _baseline(of_machine, machine, catalog)
         if isa is not None and isa.arch == machine.arch:
             yield from _within(of_machine, isa, as_stock)
-            yield _used(of_machine, isa)
+            if not unread:
+                yield _used(of_machine, isa)
         yield from _unattributed(of_machine, isa)
     if isa is not None and isa.arch not in {machine.arch for machine in machines}:
         found = ", ".join(machine.arch for machine in sorted(machines))
         reason = f"the libraries are for {found}, and {isa.label} is {isa.arch}"
         yield Check.of(Level.STATIC, f"host code within {isa.name}", False, reason)
+
+
+def _as_stock(unread: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog, torch: str) -> Iterator[Check]:
+    """What has the instructions of an official wheel is not read again; the catalog has what is known of these."""
+    if not unread:
+        return
+    have = "1 library has" if len(unread) == 1 else f"{len(unread)} libraries have"
+    reason = f"{have} the instructions of stock, byte for byte: not read again"
+    yield Check.of(Level.STATIC, "host code as stock", True, reason, libraries=[facts.name for facts in unread])
+    if isa is None or not any(facts.name.startswith("torch/") for facts in unread):
+        return
+    name = f"host code within {isa.name}: official wheel"
+    release = next((one for one in catalog.releases.values() if str(one.version) == torch), None)
+    has = feature_table(ElfMachine[isa.arch.upper()]).closure(isa.requires)
+    missing = release.missing_for_wheel(isa.arch, has) if release else None
+    if release is None or missing is None:
+        reason = f"what the official wheel needs is not in the catalog: --cpu {isa.name} reads it"
+        yield Check.not_applicable(Level.STATIC, name, reason)
+    elif missing:
+        reason = f"loading PyTorch {torch} needs {', '.join(missing)}, which {isa.label} does not have"
+        yield Check.of(Level.STATIC, name, False, reason, beyond=list(missing))
+    elif exceptions := release.wheel_exceptions(isa.arch, has):
+        reason = f"PyTorch {torch} loads on {isa.label}, but {exceptions} --via source avoids it"
+        yield Check.not_applicable(Level.STATIC, name, reason)
+    else:
+        reason = f"PyTorch {torch} loads on {isa.label} and selects its kernels at run time"
+        yield Check.of(Level.STATIC, name, True, reason)
 
 
 def _baseline(read: Sequence[tuple[str, HostCode]], machine: ElfMachine, catalog: Catalog) -> Check:
@@ -58,7 +95,8 @@ def _baseline(read: Sequence[tuple[str, HostCode]], machine: ElfMachine, catalog
     dispatched = Counter[str]()
     for _, host in read:
         dispatched.update(host.families)
-    reason = f"{functions} functions in {len(read)} libraries ({size / 1e6:.0f} MB of code): "
+    where = counted(len(read), "library", "libraries")
+    reason = f"{functions} functions in {where} ({human_bytes(size)} of code): "
     if words:
         reason += f"loading needs {base} and {_needed(read, loading, table, Reach.STARTUP) if loading else 'no more'}"
         if plain := sum(host.count(Reach.PLAIN) for _, host in read):
@@ -118,7 +156,8 @@ def _within(read: Sequence[tuple[str, HostCode]], isa: Isa, as_stock: Collection
         yield _beyond(name, host, groups, isa, allowed, as_stock=name in as_stock)
     if clean:
         functions = sum(host.functions for _, host in read)
-        reason = f"{clean} libraries: no static initialiser and no plain function needs more than {isa.label}"
+        which = counted(clean, "library", "libraries")
+        reason = f"{which}: no static initialiser and no plain function needs more than {isa.label}"
         yield Check.of(Level.STATIC, f"host code within {isa.name}", True, reason, libraries=clean, functions=functions)
 
 

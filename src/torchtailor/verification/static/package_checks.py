@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.errors import BadInputError
+from torchtailor.format import counted
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
@@ -111,7 +112,8 @@ def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> 
         reason = f"{len(wrong)} of {files} files differ from RECORD: {'; '.join(wrong[:_SHOWN])}"
         return Check.of(Level.STATIC, name, False, reason, files=wrong[:100])
     reason = (
-        f"{files} files of {len(installed)} packages are there with their sizes, {hashed} libraries with their hashes"
+        f"{counted(files, 'file')} of {counted(len(installed), 'package')} are there with their sizes, "
+        f"{counted(hashed, 'library', 'libraries')} with their hashes"
     )
     return Check.of(Level.STATIC, name, True, reason)
 
@@ -136,7 +138,8 @@ def _tailored(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator
     if wrong:
         yield Check.of(Level.STATIC, name, False, "; ".join(wrong[:_SHOWN]), wrong=wrong)
     else:
-        reason = f"{right} libraries are the files that torchtailor wrote"
+        reason = "1 library is the file" if right == 1 else f"{right} libraries are the files"
+        reason += " that torchtailor wrote"
         yield Check.of(Level.STATIC, name, True, reason)
 
 
@@ -232,12 +235,20 @@ def _requirements(
         else:
             found += 1
     if missing and not artifact.complete:
-        reason = f"{len(missing)} packages are not included: {', '.join(missing[:_SHOWN])}, ..."
+        more = ", ..." if len(missing) > _SHOWN else ""
+        reason = f"{counted(len(missing), 'package')} not included: {', '.join(missing[:_SHOWN])}{more}"
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing:
-        reason = f"{len(missing)} are missing: {', '.join(missing[:_SHOWN])}"
+        reason = f"{counted(len(missing), 'requirement')} not met: {', '.join(missing[:_SHOWN])}"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
-    return Check.of(Level.STATIC, name, True, f"all {found} requirements of {len(packages)} packages are met")
+    return Check.of(Level.STATIC, name, True, _met(found, len(packages)))
+
+
+def _met(found: int, packages: int) -> str:
+    if not found:
+        return f"{counted(packages, 'package')}: no requirements"
+    what = "the one requirement" if found == 1 else f"all {found} requirements"
+    return f"{what} of {counted(packages, 'package')} {'is' if found == 1 else 'are'} met"
 
 
 def _wanted(packages: Iterable[Metadata], environment: dict[str, str]) -> Iterator[tuple[str, Requirement]]:

@@ -1,24 +1,31 @@
-"""Reads the libraries of an artifact once, each for all checks."""
+"""Reads the libraries of an artifact, and compares each with stock's, in as many processes as there are cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from torchtailor.artifact.artifact import Artifact, Unpacked
+from torchtailor.artifact.artifact import Artifact, ArtifactKind, Unpacked, unpacked
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import FileType
-from torchtailor.binary.source import open_source
+from torchtailor.binary.code_hash import instructions_sha256
+from torchtailor.binary.source import ByteSource, open_source
+from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.fatbin import Image
+from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.report import LibraryReport, summarise
+from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.hostcode.analyse import HostCode
-from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
+from torchtailor.tailoring.processes import run_all
+from torchtailor.verification.progress import VerifyProgress
+from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
+from torchtailor.wheels.record import FileHash
 
-WhileOpen = Callable[[LibraryFile, Path], None]
+_MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class LibraryFacts:
     elf: ElfFacts | None = None
     gpu: LibraryReport | None = None
     host: HostCode | None = None
+    kernels: bool = True  # False where its GPU code is images without a single kernel
+    instructions: str = ""  # the hash of its host code; empty for what is not linked
     problem: str = ""
     foreign: bool = False  # whole, but for another processor: a payload, not something this Python loads
 
@@ -38,64 +47,110 @@ class LibraryFacts:
         return self.file.name
 
 
+@dataclass(frozen=True)
+class LibraryComparison:
+    """A library of stock, and what the artifact's of the same name has of it."""
+
+    stock: LibraryFacts
+    coverage: CodeCoverage | None = None  # None where the GPUs use nothing of stock's
+    same_instructions: bool = False
+
+
+@dataclass(frozen=True)
+class LibraryRead:
+    """One library of the artifact; with a stock, how it compares."""
+
+    facts: LibraryFacts
+    comparison: LibraryComparison | None = None
+
+
+@dataclass(frozen=True)
+class _ReadJob:
+    """One library to read; with `stock`, to compare with it by how drivers read both."""
+
+    library: LibraryFile
+    recorded: FileHash | None
+    stock: LibraryFile | None = None
+    stock_recorded: FileHash | None = None
+    readings: tuple[DriverReading, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return self.library.size
+
+
 def read_libraries(
-    artifact: Artifact,
-    *,
-    allowed: frozenset[str] = frozenset(),
-    host_code: bool = True,
-    while_open: WhileOpen | None = None,
-    progress: VerifyProgress | None = None,
-) -> tuple[LibraryFacts, ...]:
-    """Read every library; `while_open` is called with each while it is a file on disk."""
-    return tuple(_read_all(artifact, allowed, host_code, while_open, progress or NoVerifyProgress()))
-
-
-def _read_all(
-    artifact: Artifact, allowed: frozenset[str], host_code: bool, while_open: WhileOpen | None, progress: VerifyProgress
-) -> Iterator[LibraryFacts]:
-    progress.begin("Reading libraries", sum(library.size for library in artifact.libraries))
+    artifact: Artifact, stock: Artifact | None, readings: Sequence[DriverReading], progress: VerifyProgress
+) -> tuple[LibraryRead, ...]:
+    """Read every library of the artifact, in its order; its host code is read later, where it must be."""
+    partners = _partners(artifact, stock)
+    jobs = []
     for library in artifact.libraries:
-        progress.reading(library.short_name)
-        yield read_safely(artifact, library, allowed, host_code=host_code, while_open=while_open)
-        progress.advance(library.size)
+        other = partners.get(library.name)
+        stock_recorded = stock.recorded_hash(other) if stock and other else None
+        jobs.append(_ReadJob(library, artifact.recorded_hash(library), other, stock_recorded, tuple(readings)))
+    progress.begin("Reading libraries", sum(job.size for job in jobs))
+    found: dict[int, LibraryRead] = {}
+    numbers = {id(job): number for number, job in enumerate(jobs)}
+    for job, read in run_all(_read, jobs, processes=available_cores()):
+        progress.reading(job.library.short_name)
+        progress.advance(job.size)
+        found[numbers[id(job)]] = read
+    return tuple(found[number] for number in range(len(jobs)))
 
 
-def read_safely(
-    artifact: Artifact,
-    library: LibraryFile,
-    allowed: frozenset[str] = frozenset(),
-    *,
-    host_code: bool = True,
-    while_open: WhileOpen | None = None,
-) -> LibraryFacts:
+def read_rest(artifact: Artifact, stock: Artifact, progress: VerifyProgress) -> tuple[LibraryFacts, ...]:
+    """The libraries of stock that the artifact does not have."""
+    here = _partners(artifact, stock)
+    names = {library.name for library in artifact.libraries}
+    rest = [library for name, library in here.items() if name not in names]
+    jobs = [_ReadJob(library, stock.recorded_hash(library)) for library in rest]
+    return tuple(read.facts for _, read in run_all(_read, jobs, processes=available_cores()))
+
+
+def _partners(artifact: Artifact, stock: Artifact | None) -> dict[str, LibraryFile]:
+    if stock is None:
+        return {}
+    if artifact.kind is stock.kind is ArtifactKind.LIBRARY:  # whatever they are called: these two are compared
+        name = artifact.libraries[0].name
+        return {name: replace(stock.libraries[0], name=name)}
+    return {library.name: library for library in stock.libraries}
+
+
+def _read(job: _ReadJob) -> LibraryRead:
     """All facts of one library, or the problem with it."""
     try:
-        with artifact.unpacked(library) as file:
-            facts = read_library(library, file, allowed, host_code=host_code)
-            if while_open:
-                while_open(library, file.path)
-            return facts
+        with unpacked(job.library, job.recorded) as file:
+            facts = _facts(job.library, file)
+            return LibraryRead(facts, _compare(job, facts, file) if job.stock else None)
     except UnsupportedElfError as error:
-        return LibraryFacts(library, problem=error.message, foreign=True)
+        return LibraryRead(LibraryFacts(job.library, problem=error.message, foreign=True))
     except BadInputError as error:
-        return LibraryFacts(library, problem=error.message)
+        return LibraryRead(LibraryFacts(job.library, problem=error.message))
     except OSError as error:
-        return LibraryFacts(library, problem=f"it cannot be read: {error.strerror}")
+        return LibraryRead(LibraryFacts(job.library, problem=f"it cannot be read: {error.strerror}"))
 
 
-def read_library(
-    library: LibraryFile, file: Unpacked, allowed: frozenset[str] = frozenset(), *, host_code: bool = True
-) -> LibraryFacts:
-    """All facts of one library."""
-    path = file.path
-    with open_source(path) as source:
+def _compare(job: _ReadJob, facts: LibraryFacts, file: Unpacked) -> LibraryComparison:
+    assert job.stock is not None
+    with unpacked(job.stock, job.stock_recorded) as other:
+        stock = _facts(job.stock, other)
+        coverage = compare_code(job.library.name, other.path, file.path, job.readings)
+    return LibraryComparison(stock, coverage, bool(stock.instructions) and stock.instructions == facts.instructions)
+
+
+def _facts(library: LibraryFile, file: Unpacked) -> LibraryFacts:
+    with open_source(file.path) as source:
         elf = ElfFile(source)
         facts = read_elf(elf)
-        gpu = summarise(library.name, scan_elf(elf))
+        code = scan_elf(elf)
+        gpu = summarise(library.name, code)
+        kernels = any(_may_have_kernels(source, image) for image in code.images)
         linked = elf.header.type is not FileType.RELOCATABLE
-    host = None
-    if host_code and linked:
-        from torchtailor.hostcode.cache import host_code as read_host_code
+        instructions = instructions_sha256(elf) if linked else ""
+    return LibraryFacts(library, file.sha256, facts, gpu, kernels=kernels, instructions=instructions)
 
-        host = read_host_code(path, allowed, sha256=file.sha256)
-    return LibraryFacts(library, file.sha256, facts, gpu, host)
+
+def _may_have_kernels(source: ByteSource, image: Image) -> bool:
+    """nvcc leaves an image without kernels where a source has no device code; what cannot be read may have some."""
+    return image.raw_size > _MAY_BE_EMPTY or kernel_names(source, image) != frozenset()

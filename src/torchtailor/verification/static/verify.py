@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from torchtailor.artifact.artifact import Artifact, ArtifactKind
-from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import DriverReading
-from torchtailor.hostcode.analyse import HostCode
-from torchtailor.hostcode.cache import host_code
-from torchtailor.hostcode.image import same_code, stripped
-from torchtailor.verification.progress import VerifyProgress
+from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Check
-from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.cuts import unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
@@ -26,7 +20,8 @@ from torchtailor.verification.static.facts import artifact_facts
 from torchtailor.verification.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verification.static.host_checks import host_checks
 from torchtailor.verification.static.package_checks import package_checks
-from torchtailor.verification.static.read import LibraryFacts, read_libraries, read_library, read_safely
+from torchtailor.verification.static.read import LibraryComparison, LibraryFacts, read_libraries, read_rest
+from torchtailor.verification.static.stock_code import read_host_code
 
 
 @dataclass(frozen=True)
@@ -47,22 +42,19 @@ def verify_static(
 ) -> StaticProof:
     """Read everything once and check it."""
     started = time.perf_counter()
-    comparison = _Comparison(artifact, stock, expected, catalog) if stock else None
-    libraries = read_libraries(
-        artifact,
-        allowed=expected.allowed,
-        while_open=comparison.compare if comparison else None,
-        progress=progress,
-    )
-    if comparison:
-        libraries = tuple(comparison.named(facts) for facts in libraries)
-    stock_libraries = comparison.all_of_stock() if comparison else ()
+    progress = progress or NoVerifyProgress()
+    unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
+    readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus] if stock else []
+    read = read_libraries(artifact, stock, readings, progress)
+    libraries, as_stock = read_host_code(artifact, stock, read, expected, progress)
+    compared = [one.comparison for one in read if one.comparison]
+    stock_libraries = [*(one.stock for one in compared), *(read_rest(artifact, stock, progress) if stock else ())]
     reports = {facts.name: facts.gpu for facts in stock_libraries if facts.gpu}
     checks = [
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
-        *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
-        *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
+        *(_coverage(compared, reports, libraries, expected) if stock else ()),
+        *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
     ]
@@ -71,56 +63,13 @@ def verify_static(
     return StaticProof(tuple(checks), facts)
 
 
-class _Comparison:
-    """Compares each library with stock's of the same name while both are files."""
-
-    def __init__(self, artifact: Artifact, stock: Artifact, expected: Expectation, catalog: Catalog) -> None:
-        self._artifact = stock
-        self._stock = {library.name: library for library in stock.libraries}
-        if artifact.kind is stock.kind is ArtifactKind.LIBRARY:  # whatever they are called: these two are compared
-            name = artifact.libraries[0].name
-            self._stock = {name: replace(stock.libraries[0], name=name)}
-        self._expected = expected
-        unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
-        self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
-        self.coverages: list[CodeCoverage] = []
-        self.stock_facts: dict[str, LibraryFacts] = {}
-        self.host_of_stock: dict[str, HostCode] = {}
-        self.same_code: set[str] = set()
-
-    def compare(self, library: LibraryFile, path: Path) -> None:
-        other = self._stock.get(library.name)
-        if other is None:
-            return
-        with self._artifact.unpacked(other) as file:
-            self.stock_facts[library.name] = read_library(other, file, host_code=False)
-            found = compare_code(library.name, file.path, path, self._readings)
-            if same_code(file.path, path):
-                self.same_code.add(library.name)
-            if library.name in self.same_code and stripped(path) and not stripped(file.path):
-                self.host_of_stock[library.name] = host_code(file.path, self._expected.allowed, sha256=file.sha256)
-        if found is not None:
-            self.coverages.append(found)
-
-    def all_of_stock(self) -> tuple[LibraryFacts, ...]:
-        """Every library of stock; those that the artifact does not have are read now."""
-        for name, library in self._stock.items():
-            if name not in self.stock_facts:
-                self.stock_facts[name] = read_safely(self._artifact, library, host_code=False)
-        return tuple(self.stock_facts.values())
-
-    def named(self, facts: LibraryFacts) -> LibraryFacts:
-        """A stripped library with the names that its stock has for the very same instructions."""
-        host = self.host_of_stock.get(facts.name)
-        return replace(facts, host=host) if host else facts
-
-
 def _coverage(
-    comparison: _Comparison,
+    compared: Sequence[LibraryComparison],
     reports: dict[str, LibraryReport],
     libraries: Sequence[LibraryFacts],
     expected: Expectation,
 ) -> list[Check]:
     here = {facts.name for facts in libraries}
     missing = [name for name, report in reports.items() if report.has_code and name not in here]
-    return list(coverage_checks(comparison.coverages, missing, expected.gpus))
+    coverages = [one.coverage for one in compared if one.coverage]
+    return list(coverage_checks(coverages, missing, expected.gpus))

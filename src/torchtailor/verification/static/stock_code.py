@@ -1,0 +1,111 @@
+"""Which libraries have the very instructions of their stock, and the host code of all that has to be read.
+
+A cut never changes an instruction: its proof compared them, and torchtailor.json has their hash. A library that has
+this hash is as good or as bad as its stock on every CPU, and disassembling it again would show nothing about the cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.disk import hash_file
+from torchtailor.hostcode.cache import host_code, known_host_code
+from torchtailor.verification.progress import VerifyProgress
+from torchtailor.verification.static.cuts import cut_record
+from torchtailor.verification.static.expect import Expectation
+from torchtailor.verification.static.read import LibraryFacts, LibraryRead
+from torchtailor.wheels.record import FileHash
+
+
+@dataclass(frozen=True)
+class StockCode:
+    """The libraries of an artifact whose instructions are stock's, as far as it records that."""
+
+    artifact: Artifact
+
+    def stock_of(self, facts: LibraryFacts) -> str | None:
+        """The SHA-256 of a file with the same instructions; None where they are not known to be stock's."""
+        record = cut_record(self.artifact, facts)
+        if record is None:
+            return facts.sha256 if facts.file.owner in self._unchanged_wheels else None
+        if record.row and not record.untouched:
+            same = bool(record.instructions) and record.instructions == facts.instructions
+            return record.sha256_before if same else None
+        return facts.sha256 if self._as_recorded(facts) else None
+
+    def _as_recorded(self, facts: LibraryFacts) -> bool:
+        """Whether a library that the cut did not change has the hash in RECORD; in a wheel that was checked."""
+        if facts.file.member is not None:
+            return True
+        recorded = self._recorded.get(facts.file.path.resolve())
+        return recorded is not None and recorded == FileHash.from_hex(facts.sha256)
+
+    @cached_property
+    def _recorded(self) -> dict[Path, FileHash]:
+        rows = ((one.dist_info.parent, row) for one in self.artifact.installed for row in one.record)
+        return {Path(os.path.normpath(site / row.path)).resolve(): row.hash for site, row in rows if row.hash}
+
+    @cached_property
+    def _unchanged_wheels(self) -> frozenset[str]:
+        """The official wheels in a wheelhouse: its manifest has the hash they came with, and they still have it."""
+        official = {
+            str(row["output"]["filename"]): str(row["input"]["sha256"])
+            for row in self.artifact.manifest.get("wheels", ())
+            if row.get("input") and row["output"]["sha256"] == row["input"]["sha256"]
+        }
+        found = (wheel for wheel in self.artifact.wheels if wheel.name in official)
+        return frozenset(wheel.name for wheel in found if hash_file(wheel) == official[wheel.name])
+
+
+def read_host_code(
+    artifact: Artifact,
+    stock: Artifact | None,
+    libraries: Sequence[LibraryRead],
+    expected: Expectation,
+    progress: VerifyProgress,
+) -> tuple[tuple[LibraryFacts, ...], frozenset[str]]:
+    """The libraries with their host code, and the names of those that have stock's instructions.
+
+    What is stock's is read only where an instruction set was asked for, or where it is known from an earlier time.
+    """
+    known = StockCode(artifact)
+    as_stock: set[str] = set()
+    facts = tuple(_with_host_code(artifact, stock, libraries, expected, progress, known, as_stock))
+    return facts, frozenset(as_stock)
+
+
+def _with_host_code(
+    artifact: Artifact,
+    stock: Artifact | None,
+    libraries: Sequence[LibraryRead],
+    expected: Expectation,
+    progress: VerifyProgress,
+    known: StockCode,
+    as_stock: set[str],
+) -> Iterator[LibraryFacts]:
+    for read in libraries:
+        facts, compared = read.facts, read.comparison
+        if not facts.instructions:
+            yield facts
+            continue
+        place, source = artifact, facts
+        if stock is not None and compared is not None and compared.same_instructions:
+            # a stripped library has fewer names than its stock has for the same instructions
+            place, source = stock, compared.stock
+            original: str | None = source.sha256
+        else:
+            original = known.stock_of(facts)
+        if original is not None:
+            as_stock.add(facts.name)
+        contents = (content for content in (original, source.sha256) if content)
+        host = next((found for one in contents if (found := known_host_code(one, expected.allowed))), None)
+        if host is None and (original is None or expected.isa_asked):
+            progress.reading(f"the host code of {facts.file.short_name}")
+            with place.unpacked(source.file) as file:
+                host = host_code(file.path, expected.allowed, sha256=file.sha256)
+        yield replace(facts, host=host)
