@@ -31,6 +31,7 @@ class IndexedFile:
     size: int
     requires_python: str = ""
     metadata_sha256: str = ""
+    yanked: str = ""  # why it should not be installed any more (PEP 592): installers take it only where it is pinned
 
     @property
     def project(self) -> str:
@@ -42,7 +43,7 @@ class IndexedFile:
             "url": self.url,
             "hashes": {"sha256": self.sha256},
             "size": self.size,
-            "yanked": False,
+            "yanked": self.yanked or False,
         }
         if self.requires_python:
             document["requires-python"] = self.requires_python
@@ -58,6 +59,8 @@ class IndexedFile:
         if self.metadata_sha256:
             attributes.append(f'data-core-metadata="sha256={self.metadata_sha256}"')
             attributes.append(f'data-dist-info-metadata="sha256={self.metadata_sha256}"')
+        if self.yanked:
+            attributes.append(f'data-yanked="{html.escape(self.yanked)}"')
         return f"    <a {' '.join(attributes)}>{html.escape(self.filename)}</a><br/>"
 
 
@@ -122,6 +125,7 @@ def _from_json(item: Mapping[str, object]) -> IndexedFile:
         size=item["size"],
         requires_python=str(item.get("requires-python", "")),
         metadata_sha256=metadata.get("sha256", ""),
+        yanked=str(item.get("yanked") or ""),
     )
 
 
