@@ -6,11 +6,15 @@ by the tests of one run, and by several runs in the folder that TORCHTAILOR_TEST
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +81,29 @@ def home(homes: Iterator[Path]) -> Iterator[Path]:
     """A home and a current folder for one test."""
     with pytest.MonkeyPatch.context() as patch:
         yield move_into(next(homes), patch)
+
+
+@pytest.fixture(autouse=True)
+def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every JSON document that a test prints in this process is one of docs/json.md."""
+    from torchtailor import ui
+
+    printing = ui.print_json
+
+    def checked(name: str, value: Any) -> None:
+        import json
+
+        import jsonschema
+
+        from torchtailor.cli._documents import json_schema
+
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            printing(name, value)
+        jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
+        sys.stdout.write(text.getvalue())
+
+    monkeypatch.setattr(ui, "print_json", checked)
 
 
 def move_into(place: Path, patch: pytest.MonkeyPatch) -> Path:

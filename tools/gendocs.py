@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torchtailor.catalog import DEFAULT_PYTHON, Catalog, Fit, Gpu, Method, load_catalog
 from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
+from torchtailor.cli._documents import DOCUMENTS, json_schema
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation import recommend
+from torchtailor.ui import schema_of
 from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,6 +242,60 @@ def commands(catalog: Catalog) -> str:
     return table(["command", "what it does"], [[f"`torchtailor {name}`", c.summary] for name, c in COMMANDS.items()])
 
 
+def json_documents(catalog: Catalog) -> str:
+    """Every document that `--json` prints: the command, and a row for each field."""
+    text = ""
+    for name, (command, _) in DOCUMENTS.items():
+        schema = json_schema(name)
+        about = _cell_text(schema.get("description", ""))
+        text += f"## `{schema_of(name)}`\n\n{command}. {about}".rstrip() + "\n\n"
+        text += table(["field", "type", "meaning"], list(_fields(schema, schema["$defs"], ""))) + "\n"
+    return text
+
+
+def _fields(schema: dict[str, Any], parts: dict[str, Any], before: str) -> Iterator[list[str]]:
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        if name == "schema":
+            continue
+        optional = "" if name in required or "default" in field else ", may be absent"
+        yield [f"`{before}{name}`", f"{_json_type(field, parts)}{optional}", _meaning(field, parts)]
+        inner, suffix = _inner(field, parts)
+        if inner is not None:
+            yield from _fields(inner, parts, f"{before}{name}{suffix}.")
+
+
+def _inner(field: dict[str, Any], parts: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """The object inside of a field, a list or an alternative, and how its path goes on."""
+    for option in field.get("anyOf", [field]):
+        if "$ref" in option and "properties" in (part := parts[option["$ref"].rpartition("/")[2]]):
+            return part, ""
+        if option.get("type") == "array" and (found := _inner(option.get("items", {}), parts))[0] is not None:
+            return found[0], f"[]{found[1]}"
+    return None, ""
+
+
+def _json_type(field: dict[str, Any], parts: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_json_type(option, parts) for option in field["anyOf"])
+    if "$ref" in field:
+        return _json_type(parts[field["$ref"].rpartition("/")[2]], parts)
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {_json_type(field['items'], parts)}" if field.get("items") else "list"
+    return str(field.get("type", "any"))
+
+
+def _meaning(field: dict[str, Any], parts: dict[str, Any]) -> str:
+    inner, _ = _inner(field, parts)
+    return _cell_text(field.get("description") or (inner or {}).get("description", ""))
+
+
+def _cell_text(text: str) -> str:
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split()).replace("|", "\\|")
+
+
 def sources(catalog: Catalog) -> str:
     return table(["source", "what it is"], [[f"`{name}`", text] for name, text in sorted(catalog.sources.items())])
 
@@ -254,6 +311,7 @@ BLOCKS: dict[str, Callable[[Catalog], str]] = {
     "exit-codes": exit_codes,
     "commands": commands,
     "sources": sources,
+    "json-documents": json_documents,
 }
 
 

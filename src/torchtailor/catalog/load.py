@@ -150,7 +150,9 @@ def load_catalog(directory: Path | None = None) -> Catalog:
         documents.append(tomllib.loads(user_file.read_text("utf-8")))
         return _catalog(read_tables(documents), user_file)
     except (OSError, ValueError) as error:  # of TOML, of its characters, of a row
-        raise UsageError(f"{user_file} cannot be used: {error}.", "See docs/extending.md for its tables.") from error
+        raise UsageError(
+            f"{user_file} cannot be used: {error}.", "`torchtailor help extending` has its tables."
+        ) from error
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,9 +35,12 @@ COMMANDS: dict[str, Command] = {
     "cache": Command("cache", "Show or empty the cache of wheels."),
     "doctor": Command("doctor", "Explain why torch does not run on this machine, and name the command that fixes it."),
     "diagnose": Command("diagnose", "Name the cause of a failed build, and the fix, from its log."),
+    "help": Command("help", "Show a page of the documentation, or the list of pages."),
 }
 
 HELP_OPTIONS = ("-h", "--help")
+COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
+COMPLETE_VARIABLE = "_TORCHTAILOR_COMPLETE"  # set by a shell that asks for completions
 
 
 def help_text() -> str:
@@ -47,20 +51,30 @@ def help_text() -> str:
         f"torchtailor {__version__}: makes PyTorch fit one machine.\n\n"
         f"Usage: torchtailor COMMAND [OPTIONS]\n\nCommands:\n{rows}\n\n"
         "Options:\n"
-        "  --help     Show this, or a command's options: torchtailor COMMAND --help\n"
-        "  --version  Show the version\n"
+        "  --help                Show this, or a command's options: torchtailor COMMAND --help\n"
+        "  --version             Show the version\n"
+        "  --install-completion  Complete commands and options in this shell\n"
+        "  --show-completion     Show what --install-completion would add\n"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code (docs/exit-codes.md)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.environ.get(COMPLETE_VARIABLE):
+        from torchtailor.cli.run import run_root
+
+        return run_root(arguments)
     if not arguments or arguments[0] in HELP_OPTIONS:
         sys.stdout.write(help_text())
         return 0
     if arguments[0] in ("-V", "--version"):
         sys.stdout.write(f"torchtailor {__version__}\n")
         return 0
+    if arguments[0] in COMPLETION_OPTIONS:
+        from torchtailor.cli.run import run_root
+
+        return run_root(arguments)
     from torchtailor.cli.run import run_command
 
     return run_command(arguments[0], arguments[1:])

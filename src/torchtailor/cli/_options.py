@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-_SOURCE = "With --via source"
+_WHEELS = "From official wheels (--via wheel)"
+_INDEXES = "Where wheels come from (--via wheel)"
+_SOURCE = "From source (--via source)"
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
@@ -18,22 +20,52 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and err
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]
 
 # Of a build from official wheels
-IndexUrl = Annotated[str | None, typer.Option("--index-url", "-i", help="This index instead of pip's and uv's.")]
-ExtraIndexUrl = Annotated[list[str] | None, typer.Option("--extra-index-url", help="One more index.")]
-FindLinks = Annotated[list[str] | None, typer.Option("--find-links", "-f", help="A folder or page with wheels.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Use the cache and local folders only.")]
-With = Annotated[list[str] | None, typer.Option("--with", help="Also torchvision,torchaudio,... matched to torch.")]
-Nvidia = Annotated[
-    bool | None, typer.Option("--nvidia/--no-nvidia", help="Cut NVIDIA's libraries too (docs/licences.md).")
+IndexUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--index-url", "-i", metavar="URL", help="This index instead of pip's and uv's.", rich_help_panel=_INDEXES
+    ),
 ]
-Recompress = Annotated[bool, typer.Option("--recompress", help="Store GPU code smaller; takes longer.")]
-KeepPtx = Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX, which newer GPUs can compile.")]
-Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.")]
-Variants = Annotated[bool, typer.Option("--variants", help="Also an index of wheel variants (PEP 825 draft) for uv.")]
+ExtraIndexUrl = Annotated[
+    list[str] | None, typer.Option("--extra-index-url", metavar="URL", help="One more index.", rich_help_panel=_INDEXES)
+]
+FindLinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--find-links", "-f", metavar="PATH|URL", help="A folder or page with wheels.", rich_help_panel=_INDEXES
+    ),
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Use the cache and local folders only.", rich_help_panel=_INDEXES)
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with", metavar="NAMES", help="Also torchvision,torchaudio,... matched to torch.", rich_help_panel=_WHEELS
+    ),
+]
+Nvidia = Annotated[
+    bool | None,
+    typer.Option(
+        "--nvidia/--no-nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`.", rich_help_panel=_WHEELS
+    ),
+]
+Recompress = Annotated[
+    bool, typer.Option("--recompress", help="Store GPU code smaller; takes longer.", rich_help_panel=_WHEELS)
+]
+KeepPtx = Annotated[
+    bool, typer.Option("--keep-ptx", help="Keep PTX, which newer GPUs can compile.", rich_help_panel=_WHEELS)
+]
+Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
+Variants = Annotated[
+    bool,
+    typer.Option("--variants", help="Also an index of wheel variants (PEP 825 draft) for uv.", rich_help_panel=_WHEELS),
+]
 
 # Of a build from source
 Source = Annotated[
-    str | None, typer.Option(help="GIT-URL@REF, TARBALL or DIR; none: the official tag.", rich_help_panel=_SOURCE)
+    str | None,
+    typer.Option(metavar="WHERE", help="GIT-URL@REF, TARBALL or DIR; none: the official tag.", rich_help_panel=_SOURCE),
 ]
 Profile = Annotated[str, typer.Option(help="full, inference or minimal.", rich_help_panel=_SOURCE)]
 Set = Annotated[

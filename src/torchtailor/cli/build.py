@@ -105,7 +105,7 @@ def command(
         out=out,
     )
     if dry_run and json:
-        ui.print_json(planned.plan.to_json())
+        ui.print_json(f"build-{via.value}-plan", planned.plan.to_json())
         return
     if not json and (dry_run or not quiet):
         show_plan(via, planned.plan, dry_run=dry_run)
@@ -114,7 +114,7 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        ui.print_json(result.to_json())
+        ui.print_json(f"build-{via.value}", result.to_json())
     else:
         show_result(via, result)
 

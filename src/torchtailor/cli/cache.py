@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
+from torchtailor.cli._age import seconds_of
+from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.errors import UsageError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Show or empty the cache of wheels.")
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+app = typer.Typer(
+    cls=GroupedGroup, add_completion=False, rich_markup_mode=None, help="Show or empty the cache of wheels."
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -21,13 +23,11 @@ def main(context: typer.Context) -> None:
         list_command()
 
 
-@app.command("list")
+@app.command("list", cls=GroupedCommand)
 def list_command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """List wheels, partial downloads and cut wheels."""
-    from datetime import datetime
-
     from torchtailor import ui
     from torchtailor.fetch.cache import Cache
 
@@ -35,17 +35,23 @@ def list_command(
     entries = sorted(cache.entries(), key=lambda entry: -entry.size)
     if json:
         rows = [
-            {"kind": item.kind.value, "name": item.name, "size": item.size, "used": item.used, "path": str(item.path)}
+            {
+                "kind": item.kind.value,
+                "name": item.name,
+                "size": item.size,
+                "used": _time(item.used).isoformat(),
+                "path": str(item.path),
+            }
             for item in entries
         ]
-        ui.print_json({"folder": str(cache.root), "entries": rows})
+        ui.print_json("cache", {"folder": str(cache.root), "entries": rows})
         return
     lines = [
         (
             entry.kind.value,
             entry.name,
             ui.human_bytes(entry.size),
-            datetime.fromtimestamp(entry.used).astimezone().strftime("%Y-%m-%d %H:%M"),
+            _time(entry.used).strftime("%Y-%m-%d %H:%M"),
         )
         for entry in entries
     ]
@@ -55,7 +61,7 @@ def list_command(
     ui.out().print(f"{len(entries)} entries, {total} in {cache.root}", markup=False)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def prune(
     older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 30d, 8w.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
@@ -68,17 +74,17 @@ def prune(
 
     if everything and older_than:
         raise UsageError("--all and --older-than are mutually exclusive.", "Give one of them.")
-    age = None if everything else _seconds(older_than or "30d")
+    age = None if everything else seconds_of(older_than or "30d", "--older-than")
     gone = Cache().prune(older_than=age, dry_run=dry_run)
     size = sum(entry.size for entry in gone)
     if json:
-        ui.print_json({"removed": [entry.name for entry in gone], "bytes": size, "dry_run": dry_run})
+        ui.print_json("cache-prune", {"removed": [entry.name for entry in gone], "bytes": size, "dry_run": dry_run})
         return
     done = "would be removed" if dry_run else "removed"
     ui.out().print(f"{len(gone)} entries, {ui.human_bytes(size)} {done}.", markup=False)
 
 
-@app.command("dir")
+@app.command("dir", cls=GroupedCommand)
 def dir_command() -> None:
     """Print the folder of the cache."""
     from torchtailor.disk import cache_folder
@@ -86,8 +92,6 @@ def dir_command() -> None:
     typer.echo(cache_folder())
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+)\s*([smhdw])", text.strip().lower())
-    if not match:
-        raise UsageError(f"{text!r} is not a time such as 12h, 30d or 8w.", "Write --older-than 30d.")
-    return int(match[1]) * _UNITS[match[2]]
+def _time(stamp: float) -> datetime:
+    """A time of this machine, with its zone."""
+    return datetime.fromtimestamp(stamp).astimezone().replace(microsecond=0)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.cli import _options
+from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.upkeep.update import CatalogUpdate
 
 app = typer.Typer(
+    cls=GroupedGroup,
     help="The catalog of GPUs, CUDA toolkits and PyTorch releases: keep it up to date.",
     add_completion=False,
     rich_markup_mode=None,
@@ -27,7 +29,7 @@ def group() -> None:
     """Keep the catalog up to date."""
 
 
-@app.command("update", short_help="Add what is new on the indexes.")
+@app.command("update", cls=GroupedCommand, short_help="Add what is new on the indexes.")
 def update(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also read the libraries of new wheels (hundreds of MB each).")
@@ -72,7 +74,7 @@ def update(
             written = (Path.cwd() / USER_FILE,)
             write.write_user_file(written[0], found.rows)
     if json:
-        print_json(_document(found, written))
+        print_json("catalog-update", _document(found, written))
     else:
         for problem in found.problems:
             err().print(f"Note: {problem}", style="yellow", markup=False)

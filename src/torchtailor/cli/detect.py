@@ -46,7 +46,7 @@ def _show(host: Host, catalog: Catalog, *, json: bool) -> None:
     from torchtailor.ui import out, print_json
 
     if json:
-        print_json(host)
+        print_json("host", host)
         return
     rows = _rows(host, catalog)
     if not out().is_terminal:

@@ -28,7 +28,7 @@ def command(
     with ExitStack() as stack:
         found = diagnose(_open(log or _last_log(), stack))
     if json:
-        print_json(found)
+        print_json("diagnose", found)
     else:
         _print(found)
     if not found.clean and not found.known:

@@ -38,7 +38,7 @@ def command(
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if message == "-" else message or ""
     report = doctor(text, environment=env, machine=source, run=run)
     if json:
-        print_json(report)
+        print_json("doctor", report)
     else:
         _print(report)
     if report.problems:

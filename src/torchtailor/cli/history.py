@@ -25,7 +25,7 @@ def command(
 
     attempts = Ledger().attempts(variant=variant, limit=limit)
     if json:
-        ui.print_json(attempts)
+        ui.print_json("history", {"attempts": attempts})
         return
     if markdown:
         sys.stdout.write(as_markdown(attempts, switch_columns(attempts)))

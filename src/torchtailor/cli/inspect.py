@@ -25,7 +25,7 @@ def command(
         typer.Option(help="Say what runs on these GPUs and what cutting for them would save: 8.9,9.0 or 'RTX 4090'."),
     ] = None,
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/inspect.md has the schema).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
     """Show the GPU code inside libraries, wheels and environments."""
     from torchtailor.inspection.inspect import inspect
@@ -34,7 +34,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         inspection = inspect(paths, gpus=gpu or (), progress=bar)
     if json:
-        print_json(inspection.to_json())
+        print_json("inspect", inspection.to_json())
     else:
         _print(inspection, detail=detail)
     for skipped in inspection.damaged:

@@ -46,14 +46,14 @@ def command(
         if globs or gpu or cpu or csv or markdown or python == "all":
             raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")
         explanation = explain(matrix, why, release=release, python=python)
-        print_json(explanation) if json else out().print(explanation.text, markup=False)
+        print_json("matrix-why", explanation) if json else out().print(explanation.text, markup=False)
         return
     chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
     if not chosen and not json:
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     rows = [tables.row(catalog, variant) for variant in chosen]
     if json:
-        print_json({"count": len(rows), "variants": rows})
+        print_json("matrix", {"count": len(rows), "variants": rows})
     elif csv:
         typer.echo(tables.as_csv(rows), nl=False)
     elif markdown:

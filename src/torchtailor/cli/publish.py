@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli._age import seconds_of
 from torchtailor.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.publish.lifecycle import Changed
+    from torchtailor.publish.publish import Published
+
+
+_LIFE = "The life of an index (with --to)"
+_NIX = "Nix variants"
 
 
 def command(
@@ -15,18 +25,59 @@ def command(
         Path, typer.Argument(metavar="DIST", help="A folder that `torchtailor build` wrote, or one of its wheelhouses.")
     ] = Path("dist"),
     to: Annotated[
-        str | None, typer.Option(help="A folder, or a URL that fsspec supports, such as s3://bucket/torch.")
+        str | None,
+        typer.Option(metavar="WHERE", help="A folder, or a URL that fsspec supports, such as s3://bucket/torch."),
     ] = None,
     publish_nvidia: Annotated[
         bool,
         typer.Option(
-            "--publish-nvidia", help="Changed NVIDIA libraries too: you confirm that you may (docs/licences.md)."
+            "--publish-nvidia",
+            help="Changed NVIDIA libraries too: you confirm that you may (`torchtailor help licences`).",
         ),
     ] = False,
-    flox: Annotated[
-        str | None, typer.Option("--flox", metavar="ORG", help="Publish a Nix variant to this Flox organisation.")
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show what the index offers, and its generations.", rich_help_panel=_LIFE)
+    ] = False,
+    promote: Annotated[
+        str | None,
+        typer.Option(metavar="STAGING", help="Add everything that this other index offers.", rich_help_panel=_LIFE),
     ] = None,
-    package: Annotated[str | None, typer.Option(help="With --flox: the variant's name.")] = None,
+    yank: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="No new installations of a file, a glob such as 'cu128-sm90/torch-*', or torch==2.10.0.",
+            rich_help_panel=_LIFE,
+        ),
+    ] = None,
+    unyank: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Undo --yank.", rich_help_panel=_LIFE)
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="With --yank: why.", rich_help_panel=_LIFE)] = "",
+    rollback: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|previous", help="Offer again what generation N of --list offered.", rich_help_panel=_LIFE
+        ),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Remove old generations, and files that nothing lists.", rich_help_panel=_LIFE),
+    ] = False,
+    keep: Annotated[int, typer.Option(min=1, help="With --prune: generations to keep.", rich_help_panel=_LIFE)] = 10,
+    grace: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="With --prune: how long a file stays after its last page.", rich_help_panel=_LIFE
+        ),
+    ] = "1d",
+    flox: Annotated[
+        str | None,
+        typer.Option("--flox", metavar="ORG", help="Publish to this Flox organisation.", rich_help_panel=_NIX),
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --flox: the variant's name.", rich_help_panel=_NIX)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")] = False,
@@ -40,46 +91,103 @@ def command(
         raise UsageError(
             "No destination was given.", "Give --to FOLDER or --to s3://bucket/path, or --flox ORG for a Nix variant."
         )
+    actions = [list_, promote is not None, bool(yank), bool(unyank), rollback is not None, prune, flox is not None]
+    if sum(actions) > 1:
+        raise UsageError(
+            "Only one of --list, --promote, --yank, --unyank, --rollback, --prune at a time.", "Choose one."
+        )
     if flox is not None:
         _flox(dist, package, flox, dry_run=dry_run, json=json)
-    else:
-        assert to is not None
-        _index(dist, to, publish_nvidia=publish_nvidia, dry_run=dry_run, json=json, quiet=quiet)
-
-
-def _index(dist: Path, to: str, *, publish_nvidia: bool, dry_run: bool, json: bool, quiet: bool) -> None:
-    from torchtailor import ui
-    from torchtailor.publish.publish import find_wheelhouses, publish
-    from torchtailor.publish.store import open_store
-    from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
-
-    wheelhouses = [read_wheelhouse(path) for path in find_wheelhouses(dist)]
-    if dry_run:
-        size = sum(wheelhouse.output_bytes for wheelhouse in wheelhouses)
-        names = [wheelhouse.variant for wheelhouse in wheelhouses]
-        if json:
-            ui.print_json({"to": to, "variants": names, "bytes": size})
-        else:
-            ui.out().print(f"Would add {', '.join(names)} ({ui.human_bytes(size)}) to {to}.", markup=False)
         return
-    say = None if quiet or json else lambda text: ui.err().print(text, markup=False)
-    result = publish(dist, open_store(to), nvidia_too=publish_nvidia, say=say)
+    assert to is not None
+    say = None if quiet or json else _say
+    if list_:
+        _list(to, json=json)
+        return
+    from torchtailor.publish import lifecycle
+    from torchtailor.publish.dry_run import DryStore
+    from torchtailor.publish.store import open_store
+
+    store = DryStore.of(to) if dry_run else open_store(to)
+    if promote is not None:
+        done = lifecycle.promote(open_store(promote), store, nvidia_too=publish_nvidia, say=say)
+    elif yank:
+        done = lifecycle.yank(store, yank, reason)
+    elif unyank:
+        done = lifecycle.unyank(store, unyank)
+    elif rollback is not None:
+        done = lifecycle.rollback(store, rollback)
+    elif prune:
+        done = lifecycle.prune(store, keep=keep, grace=seconds_of(grace, "--grace"))
+    else:
+        result = lifecycle.publish_recorded(dist, store, nvidia_too=publish_nvidia, say=None if dry_run else say)
+        _show_published(result, to, dry_run=dry_run, json=json)
+        return
+    _show_changed(done, dry_run=dry_run, json=json)
+
+
+def _say(text: str) -> None:
+    from torchtailor import ui
+
+    ui.err().print(text, markup=False)
+
+
+def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) -> None:
+    from torchtailor import ui
+
     if json:
-        ui.print_json(result)
+        ui.print_json("publish", {"to": to, "dry_run": dry_run, **asdict(result)})
         return
     for note in result.notes:
-        ui.err().print(note, markup=False)
+        _say(note)
     if result.left_out:
-        ui.err().print(
-            f"{len(result.left_out)} changed NVIDIA wheels were not published (their licence); the index has the stock "
-            "ones. If you may publish them, add --publish-nvidia.",
-            markup=False,
+        _say(
+            f"{len(result.left_out)} changed NVIDIA wheels are not published (their licence); the index has the stock "
+            "ones. If you may publish them, add --publish-nvidia."
         )
+    verb = "would be added" if dry_run else "added"
     ui.out().print(
-        f"{', '.join(result.targets)}: {result.uploaded} files added ({ui.human_bytes(result.uploaded_bytes)}), "
+        f"{', '.join(result.targets)}: {result.uploaded} files {verb} ({ui.human_bytes(result.uploaded_bytes)}), "
         f"{result.already_there} were there before.",
         markup=False,
     )
+
+
+def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
+    from torchtailor import ui
+
+    if json:
+        ui.print_json("publish-change", {"dry_run": dry_run, **done.to_json()})
+        return
+    for name in (*done.changed, *done.removed):
+        ui.out().print(f"  {name}", markup=False)
+    would = "would be " if dry_run else ""
+    parts = [f"{len(done.changed)} entries of pages {would}changed"]
+    if done.copied_bytes:
+        parts.append(f"{ui.human_bytes(done.copied_bytes)} {would}copied")
+    if done.action == "prune":
+        parts = [f"{len(done.removed)} files ({ui.human_bytes(done.removed_bytes)}) {would}removed"]
+    if done.generation and not dry_run:
+        parts.append(f"this is generation {done.generation}")
+    ui.out().print(f"{done.action}: {', '.join(parts)}.", markup=False)
+
+
+def _list(to: str, *, json: bool) -> None:
+    from torchtailor import ui
+    from torchtailor.publish.dry_run import DryStore
+    from torchtailor.publish.lifecycle import list_index
+
+    listing = list_index(DryStore.of(to))
+    if json:
+        ui.print_json("publish-list", {"to": to, **listing.to_json()})
+        return
+    rows = [(target, file.filename, ui.human_bytes(file.size), file.yanked) for target, file in listing.files]
+    ui.out().print(ui.table(("target", "file", "size", "yanked"), rows))
+    generations = [
+        (one.number, one.time.astimezone().strftime("%Y-%m-%d %H:%M"), one.to_json()["files"], one.action)
+        for one in listing.generations
+    ]
+    ui.out().print(ui.table(("generation", "time", "files", "change"), generations))
 
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
@@ -94,6 +202,6 @@ def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool
     else:
         call.run()
     if json:
-        ui.print_json({"command": call.line, "done": not dry_run})
+        ui.print_json("publish-flox", {"command": call.line, "done": not dry_run})
     elif dry_run:
         ui.out().print(f"Would run {' '.join(call.line)} in {folder}.", markup=False)

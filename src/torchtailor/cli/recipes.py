@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli._layout import GroupedCommand, GroupedGroup
+
 if TYPE_CHECKING:
     from torchtailor.recipes.report import LineKind
 
 app = typer.Typer(
+    cls=GroupedGroup,
     help="Nix/Flox recipes: write the matrix, check any tree, migrate hand-written ones, find hashes.",
     add_completion=False,
     rich_markup_mode=None,
@@ -43,7 +46,7 @@ class BlasName(Enum):
     MKL = "mkl"
 
 
-@app.command("write", short_help="Write the matrix as recipes.")
+@app.command("write", cls=GroupedCommand, short_help="Write the matrix as recipes.")
 def write(
     folder: Folder,
     globs: Annotated[list[str] | None, typer.Argument(metavar="GLOB", help="Variants: sm90-*, cpu-avx512.")] = None,
@@ -79,12 +82,12 @@ def write(
         dry_run=dry_run,
     )
     if json:
-        ui.print_json([plan.to_json() for plan in plans])
+        ui.print_json("recipes-write", {"trees": [plan.to_json() for plan in plans]})
     else:
         _print(write_lines(plans, dry_run=dry_run))
 
 
-@app.command("check", short_help="Audit a tree of recipes.")
+@app.command("check", cls=GroupedCommand, short_help="Audit a tree of recipes.")
 def check(
     folder: Folder,
     format: Annotated[Format, typer.Option("--format", help="text, json or github (annotations).")] = Format.TEXT,
@@ -108,7 +111,7 @@ def check(
     with _working("Reading and evaluating recipes"):
         reports = audit(load_catalog(), folder, release=release, use_nix=None if nix else False, ignore=ignore or ())
     if json or format is Format.JSON:
-        ui.print_json(audit_json(reports, strict=strict))
+        ui.print_json("recipes-check", audit_json(reports, strict=strict))
     elif format is Format.GITHUB:
         sys.stdout.writelines(f"{line}\n" for line in github_lines(reports, Path()))
     else:
@@ -117,7 +120,7 @@ def check(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-@app.command("migrate", short_help="Migrate a hand-written tree to the canonical recipes.")
+@app.command("migrate", cls=GroupedCommand, short_help="Migrate a hand-written tree to the canonical recipes.")
 def migrate(
     folder: Folder,
     prune: Annotated[bool, typer.Option("--prune", help="Delete redundant, impossible and unlisted recipes.")] = False,
@@ -135,12 +138,12 @@ def migrate(
     with _working("Reading and evaluating recipes"):
         migrations = migrate_recipes(load_catalog(), folder, release=release, prune=prune, dry_run=dry_run)
     if json:
-        ui.print_json([migration.to_json() for migration in migrations])
+        ui.print_json("recipes-migrate", {"trees": [migration.to_json() for migration in migrations]})
     else:
         _print(migration_lines(migrations, diff=diff, dry_run=dry_run))
 
 
-@app.command("hash", short_help="Find missing hashes and write them.")
+@app.command("hash", cls=GroupedCommand, short_help="Find missing hashes and write them.")
 def hash_(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Recipes; all by default.")] = None,
     tree: Annotated[Path, typer.Option("--tree", help="The folder that has .flox/pkgs.")] = Path(),
@@ -156,14 +159,14 @@ def hash_(
     with _working("Fetching sources without a hash"):
         results = find_hashes(load_catalog(), tree, names or (), dry_run=dry_run)
     if json:
-        ui.print_json([result.to_json() for result in results])
+        ui.print_json("recipes-hash", {"trees": [result.to_json() for result in results]})
     else:
         _print(hash_lines(results))
 
 
-@app.command("rules", short_help="List the rules of the audit.")
+@app.command("rules", cls=GroupedCommand, short_help="List the rules of the audit.")
 def rules(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipe-rules.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     json: Json = False,
 ) -> None:
     """List the rules of the audit: what each looks for and how to fix it."""
@@ -174,7 +177,7 @@ def rules(
 
     columns = ("rule", "severity", "looks for", "fix")
     if json:
-        ui.print_json([dict(zip(columns, row, strict=True)) for row in rules_rows()])
+        ui.print_json("recipes-rules", {"rules": [dict(zip(columns, row, strict=True)) for row in rules_rows()]})
     elif markdown:
         sys.stdout.write(rules_table())
     else:

@@ -70,7 +70,7 @@ def command(
         into=str(into) if into else ".venv" if here and environment is None else None,
     )
     if json:
-        print_json(answer)
+        print_json("recommend", answer)
     else:
         for line in _lines(answer):
             out().print(_indented(line) if out().is_terminal else line)

@@ -25,7 +25,7 @@ def command(
         results = restore(env, dry_run=dry_run, progress=bar)
     commands = [line for result in results for line in result.commands]
     if json:
-        print_json({"dry_run": dry_run, "environments": results})
+        print_json("restore", {"dry_run": dry_run, "environments": results})
         return ExitCode.ENVIRONMENT if commands else ExitCode.OK
     restored = [library for result in results for library in result.libraries]
     if restored:

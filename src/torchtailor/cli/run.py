@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -14,11 +15,25 @@ from typing import Any
 import typer
 
 from torchtailor.cli import COMMANDS
+from torchtailor.cli._layout import GroupedCommand
 from torchtailor.errors import ExitCode, TorchtailorError, UsageError
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run the command of this name with these arguments."""
+    if "--json" not in arguments:
+        return _run(name, arguments)
+    from torchtailor.ui import printed_documents
+
+    before = printed_documents()
+    code = _run(name, arguments)
+    if printed_documents() == before:
+        _say_as_json(code)
+    return code
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    _said.clear()
     try:
         result = _load(name).main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()
@@ -50,6 +65,20 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else ExitCode.OK
 
 
+def run_root(arguments: Sequence[str]) -> int:
+    """Answer a shell that completes a command line, or show or install its completion."""
+    from torchtailor.cli import COMPLETE_VARIABLE
+    from torchtailor.cli._root import PROGRAM, root
+
+    try:
+        root(_load).main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.OK
+    except TorchtailorError as error:
+        return _say(error.message, error.hint, error.code)
+    return ExitCode.OK
+
+
 def _load(name: str) -> Any:
     """The typer command of this name; its module is imported now, and no other."""
     if name not in COMMANDS:
@@ -60,7 +89,7 @@ def _load(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
-        app.command(name=name)(module.command)
+        app.command(name=name, cls=GroupedCommand)(module.command)
     return typer.main.get_command(app)
 
 
@@ -71,11 +100,26 @@ def _say_stopped() -> int:
     return _say("Stopped.", "Run the same command to resume.", ExitCode.INTERRUPTED)
 
 
+_said: list[tuple[str, str]] = []  # the error of this run: its sentence and the next step
+
+
+def _say_as_json(code: int) -> None:
+    """With --json an error is a document too, on stdout, unless the command's own document is there already."""
+    from torchtailor.ui import print_json
+
+    if _said:
+        with suppress(OSError):  # a closed pipe or a full disk: stderr has the sentence
+            message, hint = _said[-1]
+            print_json("error", {"error": message, "hint": hint, "exit_code": int(code)})
+            sys.stdout.flush()
+
+
 def _say(message: str, hint: str, code: ExitCode) -> int:
     from rich.text import Text
 
     from torchtailor.ui import err
 
+    _said.append((message, hint))
     err().print(Text.assemble(("error: ", "bold red"), message))
     if hint:
         err().print(Text(f"       {hint}"))

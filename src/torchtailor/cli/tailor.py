@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.result import TailorResult
     from torchtailor.tailoring.run import TailorReport
 
+_SMALLER = "To save more"
+_IN_PLACE = "In place"
+
 
 def command(
     paths: Annotated[
@@ -24,34 +27,61 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="The new file or folder; for wheels a folder.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The new file or folder; for wheels a folder.",
+        ),
     ] = None,
     env: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Cut this environment in place (undo: `torchtailor restore`)."),
+        typer.Option(
+            metavar="PATH", help="Cut this environment (undo: `torchtailor restore`).", rich_help_panel=_IN_PLACE
+        ),
     ] = None,
     nvidia: Annotated[
-        bool, typer.Option("--nvidia", help="Cut NVIDIA's own libraries too (read docs/licences.md first).")
+        bool,
+        typer.Option(
+            "--nvidia",
+            help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
+            rich_help_panel=_SMALLER,
+        ),
     ] = False,
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
     strip: Annotated[
-        bool | None, typer.Option("--strip/--no-strip", help="Remove symbol tables; by default from wheels only.")
+        bool | None,
+        typer.Option(
+            "--strip/--no-strip",
+            help="Remove symbol tables; by default from packages that are cut.",
+            rich_help_panel=_SMALLER,
+        ),
     ] = None,
     recompress: Annotated[
-        bool, typer.Option("--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).")
+        bool,
+        typer.Option(
+            "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=_SMALLER
+        ),
     ] = False,
-    level: Annotated[int, typer.Option(min=1, max=22, help="The zstd level of --recompress.")] = 19,
+    level: Annotated[
+        int, typer.Option(min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=_SMALLER)
+    ] = 19,
     driver: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
     ] = None,
     keep_removed: Annotated[
-        bool, typer.Option("--keep-removed", help="In place: keep what is cut out, so that it can be restored.")
+        bool,
+        typer.Option(
+            "--keep-removed", help="Keep what is cut out, so that it can be restored.", rich_help_panel=_IN_PLACE
+        ),
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")] = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing.")
+        bool,
+        typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/tailor.md has the schema).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
     from torchtailor.tailoring.run import tailor_inputs, tailor_options
@@ -74,7 +104,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
-        print_json(report.to_json())
+        print_json("tailor", report.to_json())
     elif report.results:
         _print(report)
     for failure in report.failures[1:]:
@@ -111,12 +141,6 @@ def _print(report: TailorReport) -> None:
                 err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
             for warning in library.warnings:
                 err().print(f"warning: {library.path} {warning}.", markup=False)
-    if missed := sum(result.could_save for result in results):
-        out().print(
-            f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
-            "(read docs/licences.md first).",
-            markup=False,
-        )
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     if zeroed := sum(library.zeroed for library in changed):
@@ -129,6 +153,12 @@ def _print(report: TailorReport) -> None:
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
+    if missed := sum(result.could_save for result in results):
+        out().print(
+            f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
+            "(read `torchtailor help licences` first).",
+            markup=False,
+        )
 
 
 def _done(result: TailorResult) -> str:

@@ -40,7 +40,7 @@ def command(
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,
     python: Annotated[Path | None, typer.Option(help="The Python to import with, where TARGET has none.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/verify.md has the schema).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the sizes as bars.")] = False,
@@ -69,7 +69,7 @@ def command(
 
         write_report(result, report)
     if json:
-        print_json(as_json(result))
+        print_json("verify", as_json(result))
     else:
         _print(result)
     if plot:

@@ -34,6 +34,7 @@ class IndexedFile:
     size: int
     requires_python: str = ""
     metadata_sha256: str = ""
+    yanked: str = ""  # why it should not be installed any more (PEP 592): installers take it only where it is pinned
 
     @property
     def project(self) -> str:
@@ -45,7 +46,7 @@ class IndexedFile:
             "url": self.url,
             "hashes": {"sha256": self.sha256},
             "size": self.size,
-            "yanked": False,
+            "yanked": self.yanked or False,
         }
         if self.requires_python:
             document["requires-python"] = self.requires_python
@@ -62,6 +63,8 @@ class IndexedFile:
             metadata = html.escape(self.metadata_sha256)
             attributes.append(f'data-core-metadata="sha256={metadata}"')
             attributes.append(f'data-dist-info-metadata="sha256={metadata}"')
+        if self.yanked:
+            attributes.append(f'data-yanked="{html.escape(self.yanked)}"')
         return f"    <a {' '.join(attributes)}>{html.escape(self.filename)}</a><br/>"
 
 
@@ -121,6 +124,7 @@ class _ReadFile(msgspec.Struct):
     size: Size
     requires_python: str = msgspec.field(name="requires-python", default="")
     metadata: _Hashes | None = msgspec.field(name="core-metadata", default=None)
+    yanked: str = ""
 
 
 class _ReadPage(msgspec.Struct):
@@ -148,6 +152,7 @@ def read_project_json(content: bytes, name: str = "A page of the index") -> tupl
             size=file.size,
             requires_python=file.requires_python,
             metadata_sha256=file.metadata.sha256 if file.metadata else "",
+            yanked=file.yanked,
         )
         for file in decode_json(content, _ReadPage, name, _OURS).files
     )

@@ -14,7 +14,7 @@ from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.gpucode.targets import Targets
 from torchtailor.licences import needs_nvidia_option
 
-SCHEMA = "torchtailor.inspect/1"
+SCHEMA = "torchtailor-inspect/1"
 
 _KINDS = {CodeKind.CUBIN: "cubin", CodeKind.PTX: "ptx", CodeKind.LTOIR: "ltoir"}
 

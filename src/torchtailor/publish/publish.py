@@ -114,7 +114,7 @@ class _Publishing:
                 raise BadInputError(
                     f"The manifest and the index of {wheelhouse} list two hashes of {filename}.", "Build it again."
                 )
-            if wheel.step is WheelStep.CUT and not self._changed_nvidia and _holds_changed_nvidia(path):
+            if wheel.step is WheelStep.CUT and not self._changed_nvidia and holds_changed_nvidia(path):
                 offers += self._stock_instead(wheel)
             else:
                 offers.append(_offer(listed[filename], path))
@@ -140,7 +140,7 @@ class _Publishing:
         offers = []
         for file in _listed(folder):
             path = folder / WHEELS / file.filename
-            if not self._changed_nvidia and _is_variant(file.filename) and _holds_changed_nvidia(path):
+            if not self._changed_nvidia and _is_variant(file.filename) and holds_changed_nvidia(path):
                 self.result.left_out.append(file.filename)
             else:
                 offers.append(_offer(file, path))
@@ -169,7 +169,8 @@ class _Publishing:
         """Read, merge, write, and read again: another publisher may have written in between."""
         for _ in range(_TRIES):
             known = self._known(folder)
-            files = [self._store_offer(offer, known) for offer in offers]
+            stored = (self._store_offer(offer, known) for offer in offers)
+            files = [_still_yanked(file, known) for file in stored]
             joined = known | {file.filename: file for file in files}
             if joined != known:
                 pages = project_pages(project, joined.values())
@@ -225,6 +226,12 @@ class _Publishing:
         return file
 
 
+def _still_yanked(file: IndexedFile, known: dict[str, IndexedFile]) -> IndexedFile:
+    """A file that was yanked stays so, until it is unyanked."""
+    before = known.get(file.filename)
+    return replace(file, yanked=before.yanked) if before else file
+
+
 def _listed(wheelhouse: Path) -> list[IndexedFile]:
     return [
         file
@@ -262,7 +269,7 @@ def _keeps(offer: Offer, labelled: set[str]) -> bool:
     return not offer.file.filename.endswith(_VARIANTS_JSON) or offer.file.project in labelled
 
 
-def _holds_changed_nvidia(path: Path) -> bool:
+def holds_changed_nvidia(path: Path) -> bool:
     """Whether a cut wheel holds a changed proprietary library of NVIDIA's, by its own manifest."""
     from torchtailor.licences import needs_nvidia_option
     from torchtailor.surgery.result import LibraryStatus

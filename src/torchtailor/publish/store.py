@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -14,6 +16,15 @@ from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a store, and when it came there (seconds since 1970; None where the store does not know)."""
+
+    path: str
+    size: int
+    stored: float | None
 
 
 class Store(Protocol):
@@ -30,6 +41,12 @@ class Store(Protocol):
         """Store a copy of a file, which must have this hash."""
 
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None: ...
+
+    def fetch_file(self, path: str, folder: Path) -> Path | None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def files(self, folder: str) -> Iterable[StoredFile]: ...
 
     def lock(self) -> Any: ...
 
@@ -75,6 +92,22 @@ class FolderStore:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(place, content)
+
+    def fetch_file(self, path: str, folder: Path) -> Path | None:
+        """The file on this machine, where it is; None where there is none."""
+        place = self._root / path
+        return place if place.is_file() else None
+
+    def remove(self, path: str) -> None:
+        (self._root / path).unlink(missing_ok=True)
+        with suppress(OSError):  # others are still in it
+            (self._root / path).parent.rmdir()
+
+    def files(self, folder: str) -> Iterator[StoredFile]:
+        for path in sorted((self._root / folder).rglob("*")):
+            if path.is_file():
+                status = path.stat()  # a new name of an old file (a hard link) is a change of its status
+                yield StoredFile(path.relative_to(self._root).as_posix(), status.st_size, status.st_ctime)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -141,6 +174,33 @@ class RemoteStore:
         bucket, _, key = self._at(folder).partition("/")
         self._system.call_s3("put_object", Bucket=bucket, Key=key, Body=content, ContentType=content_type)
 
+    def fetch_file(self, path: str, folder: Path) -> Path | None:
+        """The file on this machine, copied into a folder; None where there is none."""
+        place = folder / path.rpartition("/")[2]
+        with self._explained("read"):
+            try:
+                self._system.get_file(self._at(path), str(place))
+            except FileNotFoundError:
+                place.unlink(missing_ok=True)
+                return None
+        return place
+
+    def remove(self, path: str) -> None:
+        with self._explained("written to"), suppress(FileNotFoundError):
+            self._system.rm_file(self._at(path))
+
+    def files(self, folder: str) -> Iterator[StoredFile]:
+        with self._explained("read"):
+            self._system.invalidate_cache()
+            try:
+                found = self._system.find(self._at(folder), detail=True)
+            except FileNotFoundError:
+                return
+        root = self._root.rstrip("/") + "/"
+        for path, facts in sorted(found.items()):
+            inside = path[path.index(root) + len(root) :] if root in path else path
+            yield StoredFile(inside, int(facts.get("size") or 0), _stored(facts))
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Object stores have no locks; a publisher reads its pages again and repeats a lost update."""
@@ -161,3 +221,14 @@ class RemoteStore:
             raise NetworkError(
                 f"{self._shown} cannot be {what}: {error}.", "Check the URL and the credentials of its provider."
             ) from error
+
+
+def _stored(facts: Mapping[str, Any]) -> float | None:
+    """When an object came to its store: every kind of store has its own name for it."""
+    for name in ("LastModified", "last_modified", "updated", "created", "mtime"):
+        value = facts.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

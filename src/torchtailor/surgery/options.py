@@ -22,7 +22,7 @@ class TailorOptions:
     """Which code stays (`policy`), what else is done to a library, and how the work is done."""
 
     policy: Policy
-    strip: bool | None = None  # remove symbol tables; None means the default of the input: from wheels only
+    strip: bool | None = None  # remove symbol tables; None: of what GPU code is cut from
     nvidia: bool = False  # cut NVIDIA's proprietary libraries too
     recompress: bool = False  # store LZ4 and raw images as zstd
     level: int = 19  # of zstd
@@ -61,9 +61,9 @@ class TailorOptions:
             return self.image_cache
         return cache_folder() / "images"
 
-    def with_default_strip(self, default: bool) -> TailorOptions:
-        """The same for an input whose symbol tables are removed by default, or are not."""
-        return self if self.strip is not None else replace(self, strip=default)
+    def with_default_strip(self) -> TailorOptions:
+        """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
+        return self if self.strip is not None else replace(self, strip=True)
 
     def to_json(self) -> dict[str, Any]:
         """What decides the bytes of the output, as manifests have it."""

@@ -83,15 +83,19 @@ def _has_packages(folder: Path) -> bool:
 
 def tailor_environment(site: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
     """Cut the libraries of all distributions of a site-packages folder in place."""
-    options = options.with_default_strip(False)
+    stripped = _Stripped(everywhere=bool(options.strip))
+    options = options.with_default_strip()
     progress = progress or NoProgress()
     if options.dry_run:
         jobs, skipped = _jobs(site, site / STATE_FOLDER, options)
         progress.begin(str(site), sum(job.size for job in jobs))
+        owners = {job.name: job.owners for job in jobs}
         done = []
         for job, result in run_all(_stage, jobs, processes=options.workers):
             done.append(result)
+            stripped.note(owners[job.name], result)
             progress.advance(job.size)
+        done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
         return _result(site, [*done, *skipped], options)
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
@@ -101,7 +105,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
         progress.begin(str(site), sum(job.size for job in jobs))
         known = {path: chain[-1].after for path, chain in chains.items()}
         try:
-            done = list(_cut_all(journal, chains, jobs, options, progress, known))
+            done = list(_cut_all(journal, chains, jobs, options, progress, known, stripped))
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 _settle(journal, known)
@@ -113,6 +117,34 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
 def _settle(journal: Journal, known: Mapping[str, FileState]) -> None:
     if not reconcile(journal, known):
         journal.delete()
+
+
+class _Stripped:
+    """The rule for symbol tables: a package of which GPU code is cut loses them too; no package is changed for them
+    alone, unless --strip asked for that."""
+
+    def __init__(self, *, everywhere: bool) -> None:
+        self._everywhere = everywhere
+        self._cut: set[str] = set()
+
+    def note_earlier(self, chains: Chains) -> None:
+        """What an earlier run cut, which may have been stopped before it came to the package's other libraries."""
+        changes = (change for chain in chains.values() for change in chain)
+        cut = (change for change in changes if change.library.get("status") == LibraryStatus.CUT.value)
+        self._cut.update(name for change in cut for name in change.distributions)
+
+    def note(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> None:
+        if result.status is LibraryStatus.CUT:
+            self._cut.update(owner.dist_info.name for owner in owners)
+
+    def wanted(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> bool:
+        """Whether this result may be put in place, by what is known so far."""
+        alone = result.status is LibraryStatus.STRIPPED and not self._everywhere
+        return not alone or any(owner.dist_info.name in self._cut for owner in owners)
+
+
+def _not_stripped(result: LibraryResult) -> LibraryResult:
+    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
 
 
 def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptions) -> TailorResult:
@@ -185,8 +217,10 @@ def _cut_all(
     options: TailorOptions,
     progress: Progress,
     known: dict[str, FileState],
+    stripped: _Stripped,
 ) -> Iterator[LibraryResult]:
     recorded = options.to_json()
+    stripped.note_earlier(chains)
     to_do = []
     for job in jobs:
         if job.name in chains and chains[job.name][-1].options == recorded:
@@ -196,14 +230,32 @@ def _cut_all(
             job.staged.parent.mkdir()
             to_do.append(job)
     by_name = {job.name: job for job in to_do}
+    waiting: list[LibraryResult] = []
     for done, staged in run_all(_stage, to_do, processes=options.workers):
         progress.advance(done.size)
-        known.pop(done.name, None)
-        result = _put_in_place(journal, by_name[done.name], staged, recorded)
-        if result.status.changed:
-            for name in (done.name, *(name for name, _ in by_name[done.name].second_names)):
-                known[name] = FileState(result.sha256_out, result.size_after)
-        yield result
+        waiting.append(staged)
+        if staged.status is LibraryStatus.STRIPPED and not stripped.wanted(by_name[staged.path].owners, staged):
+            continue  # until GPU code of its package is cut, or nothing of it was
+        for one in _in_order(waiting):
+            job = by_name[one.path]
+            if not stripped.wanted(job.owners, one):
+                continue
+            waiting.remove(one)
+            known.pop(one.path, None)
+            result = _put_in_place(journal, job, one, recorded)
+            stripped.note(job.owners, result)
+            if result.status.changed:
+                for name in (one.path, *(name for name, _ in job.second_names)):
+                    known[name] = FileState(result.sha256_out, result.size_after)
+            yield result
+    for one in waiting:
+        by_name[one.path].staged.unlink(missing_ok=True)
+        yield _not_stripped(one)
+
+
+def _in_order(waiting: Sequence[LibraryResult]) -> list[LibraryResult]:
+    """The newest first: it may be what the others wait for."""
+    return [*waiting[-1:], *waiting[:-1]]
 
 
 def _stage(job: _PlaceJob) -> LibraryResult:

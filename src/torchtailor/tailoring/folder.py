@@ -46,7 +46,8 @@ class _FileJob:
 
 def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
     """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
-    options = options.with_default_strip(False)
+    asked = bool(options.strip)
+    options = options.with_default_strip()
     progress = progress or NoProgress()
     _check_places(folder, output)
     with disk_errors(output.parent):
@@ -65,6 +66,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             for job, result in work:
                 results[job.name] = result
                 progress.advance(job.size)
+            if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
+                results = {job.name: _whole(job, results[job.name]) for job in jobs}
             libraries = tuple(results[name] for name in sorted(results))
             before = tree.size_of_others + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
@@ -85,7 +88,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
 
 def tailor_file(library: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
-    options = options.with_default_strip(False)
+    asked = bool(options.strip)
+    options = options.with_default_strip()
     progress = progress or NoProgress()
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
@@ -99,6 +103,9 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             remove_abandoned(target.parent)
         cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
         progress.advance(cut.size_before)
+        if cut.status is LibraryStatus.STRIPPED and not asked:
+            target.unlink(missing_ok=True)
+            cut = cut.not_cut(LibraryStatus.UNCHANGED if cut.has_gpu_code else LibraryStatus.NO_GPU_CODE)
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
@@ -211,6 +218,16 @@ def _update_records(
         }
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
+
+
+def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
+    """A library with its symbol tables: no folder is changed for them alone."""
+    if result.status is not LibraryStatus.STRIPPED:
+        return result
+    if not job.options.dry_run:
+        job.target.unlink()
+        copy_file(job.source, job.target)
+    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
 
 
 def _cut_or_copy(job: _FileJob) -> LibraryResult:

@@ -152,7 +152,7 @@ class _Making:
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
         document = manifest(
-            options.with_default_strip(True),
+            options.with_default_strip(),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
             {"name": target.name, "version": self.version},
             # as they are in the output: the name of a `.data` folder has the version in it
@@ -186,7 +186,7 @@ def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str
 
 
 def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions]) -> list[_MemberJob]:
-    stripping = tuple(one.with_default_strip(True) for one in options)
+    stripping = tuple(one.with_default_strip() for one in options)
     jobs: list[_MemberJob] = []
     for member in packed_libraries(distribution.archive):
         if not is_packed_library(distribution.path, member):

@@ -38,12 +38,29 @@ def _console(*, stderr: bool) -> Console:
     return PipedConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
-def print_json(value: Any) -> None:
-    """Write one JSON document of dataclasses, enums and plain values to stdout."""
+SCHEMA_VERSION = 1  # of every document that --json prints; docs/json.md
+_documents = 0
+
+
+def schema_of(name: str) -> str:
+    """What `schema` is in a document of this name."""
+    return f"torchtailor-{name}/{SCHEMA_VERSION}"
+
+
+def print_json(name: str, value: Any) -> None:
+    """Write one JSON document to stdout: an object (a dataclass or a mapping) with its schema as the first key."""
     import msgspec
 
-    encoded = msgspec.json.encode(value, enc_hook=_encode, order="deterministic")
-    sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
+    global _documents  # noqa: PLW0603  (one process writes one document)
+    plain = msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode, order="deterministic"))
+    document = {"schema": schema_of(name)} | {key: plain[key] for key in plain if key != "schema"}
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    _documents += 1
+
+
+def printed_documents() -> int:
+    """How many JSON documents were written so far."""
+    return _documents
 
 
 def table(

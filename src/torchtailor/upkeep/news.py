@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from torchtailor.catalog import Catalog, Dotted, Release
 from torchtailor.upkeep.facts import TorchFacts
-from torchtailor.upkeep.measure import Measured
 from torchtailor.upkeep.survey import ListedBuild, Survey, python_key
+
+if TYPE_CHECKING:
+    from torchtailor.upkeep.measure import Measured
 
 
 class NewsKind(Enum):

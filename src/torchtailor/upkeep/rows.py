@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, CudaToolkit, Dotted, Release
 from torchtailor.catalog.releases import HostBaseline, VariantRow
-from torchtailor.hostcode.features import feature_table
 from torchtailor.upkeep.news import NewLine, ReadBuild
+
+if TYPE_CHECKING:
+    from torchtailor.hostcode.features import FeatureTable
 
 Row = dict[str, Any]
 
@@ -18,6 +20,13 @@ _LEVELS = {
     "x86_64": [level for level in HostBaseline if level.value.startswith("x86")],
     "aarch64": [level for level in HostBaseline if level.value.startswith("arm")],
 }
+
+
+def _features(arch: str) -> FeatureTable:
+    """Asked for only where host code was measured: it comes with the extra that measuring needs."""
+    from torchtailor.hostcode.features import feature_table
+
+    return feature_table(ElfMachine[arch.upper()])
 
 
 class RowMaker:
@@ -79,7 +88,7 @@ class RowMaker:
         for build in read:
             if build.measured is None:
                 continue
-            arch, table = build.listed.arch, feature_table(ElfMachine[build.listed.arch.upper()])
+            arch, table = build.listed.arch, _features(build.listed.arch)
             loading, always = set(build.measured.loading), set(build.measured.baseline)
             fitting = [level for level in _LEVELS[arch] if loading <= table.closure(level.requires)]
             more.pop(arch, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchtailor.catalog import Catalog
 from torchtailor.disk import cache_folder
@@ -14,12 +15,17 @@ from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.finder import Finder
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.upkeep.facts import read_facts
-from torchtailor.upkeep.measure import Measured, measure
 from torchtailor.upkeep.news import News, ReadBuild, describe, new_lines
 from torchtailor.upkeep.remote import open_listed
 from torchtailor.upkeep.rows import RowMaker
 from torchtailor.upkeep.survey import ListedBuild, survey
 from torchtailor.upkeep.write import NewRows
+
+if TYPE_CHECKING:
+    from torchtailor.upkeep.measure import Measured
+    from torchtailor.upkeep.remote import ListedWheel
+
+    _Measuring = Callable[[ListedWheel], Measured]
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ def find_updates(
 ) -> CatalogUpdate:
     """Compare the indexes with the catalog; with `measured`, also read the libraries of new wheels."""
     start, day = clock(), (today or date.today()).isoformat()
+    measuring = _measuring(scratch or cache_folder(), progress or NoProgress()) if measured else None
     listed = survey(finder, catalog)
-    reader = _Reader(finder, progress or NoProgress(), (scratch or cache_folder()) if measured else None)
+    reader = _Reader(finder, measuring)
     maker = RowMaker(catalog, day)
     news: list[News] = []
     releases = []
@@ -88,11 +95,18 @@ def find_updates(
     )
 
 
+def _measuring(scratch: Path, progress: Progress) -> _Measuring:
+    """How to measure a wheel; asked for before any index is read, because what it needs may not be installed."""
+    from torchtailor.upkeep.measure import measure
+
+    return lambda wheel: measure(wheel, scratch, progress)
+
+
 class _Reader:
     """Reads wheels one by one; one that cannot be read is reported, and the others are still read."""
 
-    def __init__(self, finder: Finder, progress: Progress, scratch: Path | None) -> None:
-        self._finder, self._progress, self._scratch = finder, progress, scratch
+    def __init__(self, finder: Finder, measuring: _Measuring | None) -> None:
+        self._finder, self._measuring = finder, measuring
         self.count = 0
         self.problems: list[str] = []
         self.measured: list[MeasuredWheel] = []
@@ -102,7 +116,7 @@ class _Reader:
         try:
             with open_listed(file, self._finder.client) as wheel:
                 facts = read_facts(wheel, python, build.arch)
-                found = measure(wheel, self._scratch, self._progress) if self._scratch else None
+                found = self._measuring(wheel) if self._measuring else None
         except (BadInputError, NetworkError) as error:
             self.problems.append(error.message)
             return None

@@ -41,7 +41,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
     again = json.loads(shell.torchtailor(*BUILD, "--json").stdout)
     assert again["downloaded"] == 0
 
-    attempts = json.loads(shell.torchtailor("history", "--json").stdout)
+    attempts = json.loads(shell.torchtailor("history", "--json").stdout)["attempts"]
     assert [attempt["result"] for attempt in attempts] == ["done", "done"]
     assert "| 1 | " in shell.torchtailor("history", "--markdown").stdout
     cached = json.loads(shell.torchtailor("cache", "list", "--json").stdout)["entries"]
@@ -189,7 +189,7 @@ def test_killed_at_random_steps_the_end_is_the_same(shell: Shell, kills: int) ->
     assert tree(shell.root / "dist") == expected
     for blob in (shell.root / "cache" / "blobs").glob("*/*/*.whl"):
         assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.parent.name
-    results = [attempt["result"] for attempt in json.loads(shell.torchtailor("history", "--json").stdout)]
+    results = [attempt["result"] for attempt in json.loads(shell.torchtailor("history", "--json").stdout)["attempts"]]
     assert "killed" in results and results[-1] == "done"
 
 

@@ -185,7 +185,7 @@ def test_the_command_builds_a_recipe_of_this_folder(
     assert not (tmp_path / "dist").exists()
     assert main([*arguments, "--json"]) == ExitCode.OK
     printed = capsys.readouterr()
-    (built,) = json.loads(printed.out)
+    (built,) = json.loads(printed.out)["outputs"]
     link = tmp_path / "dist" / f"result-pytorch-python313-{short}"
     assert Path(built["link"]) == link
     assert (link / "lib" / "pytorch210-tiny-2.10.0.so").is_file()

@@ -81,7 +81,11 @@ def test_matrix_formats() -> None:
 
 
 def test_an_empty_json_is_still_json() -> None:
-    assert json.loads(run("matrix", "zzz*", "--json").stdout) == {"count": 0, "variants": []}
+    assert json.loads(run("matrix", "zzz*", "--json").stdout) == {
+        "schema": "torchtailor-matrix/1",
+        "count": 0,
+        "variants": [],
+    }
 
 
 def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_folder_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     """The schema of docs/inspect.md: names may be added, these stay."""
     document = run_json(capsys, str(FIXTURES / "places-relr.so"), "--gpu", "9.0")
-    assert document["schema"] == "torchtailor.inspect/1"
+    assert document["schema"] == "torchtailor-inspect/1"
     assert document["gpus"] == ["9.0"]
     (one,) = document["inputs"]
     assert (one["kind"], one["skipped"]) == ("library", [])

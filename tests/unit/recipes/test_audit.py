@@ -185,7 +185,7 @@ def test_a_rule_can_be_left_out_if_it_exists(
 
 def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "rules", "--json"]) == ExitCode.OK
-    assert {row["rule"] for row in json.loads(capsys.readouterr().out)} == set(RULES)
+    assert {row["rule"] for row in json.loads(capsys.readouterr().out)["rules"]} == set(RULES)
     assert main(["recipes", "rules"]) == ExitCode.OK
     assert "variant-missing" in capsys.readouterr().out
 

@@ -109,7 +109,7 @@ def test_a_dry_run_shows_the_diff_and_changes_nothing(handmade: Path, capsys: py
 
 def test_scripts_can_read_it(handmade: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "migrate", str(handmade), "--json"]) == ExitCode.OK
-    (tree,) = json.loads(capsys.readouterr().out)
+    (tree,) = json.loads(capsys.readouterr().out)["trees"]
     assert tree["total"] == 62
     assert {recipe["status"] for recipe in tree["recipes"]} == {"rewritten", "created", "prunable"}
 

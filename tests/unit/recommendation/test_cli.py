@@ -66,7 +66,7 @@ def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str
     assert answer["best"]["name"] == "pytorch-python312-cuda12_6-sm89-avx512vnni"
     assert answer["upgrades"][0]["needs"] == "driver 580.65.06"
     assert set(answer) == {
-        "machine", "workload", "python", "best", "per_gpu", "other_variants", "rejected", "upgrades",
+        "schema", "machine", "workload", "python", "best", "per_gpu", "other_variants", "rejected", "upgrades",
         "alternatives", "notes", "command", "stock_command",
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor import disk
@@ -68,6 +69,37 @@ def test_a_second_run_has_nothing_to_do(site: Path) -> None:
     again = tailor_environment(site, options())
     assert not again.changed
     assert tree(site) == before
+
+
+def test_a_package_that_is_cut_loses_its_symbol_tables_and_no_other_does(site: Path, tmp_path: Path) -> None:
+    """The order of the libraries does not matter: `aaa.so` is done long before GPU code of its package is cut."""
+    symbols = library(Recipe(symtab=True))
+    fat = (site / "torch/lib/libtwo.so").read_bytes()
+    both = {"mixed/aaa.so": symbols, "mixed/mmm.so": fat, "mixed/zzz.so": symbols}
+    install(build_wheel(tmp_path / "wheels", both, name="mixed"), site)
+    install(build_wheel(tmp_path / "wheels", {"other/aaa.so": symbols}, name="other"), site)
+    planned = {
+        one.path: (one.status, one.size_after) for one in tailor_environment(site, options(dry_run=True)).libraries
+    }
+    done = {one.path: one for one in tailor_environment(site, options()).libraries}
+    assert {path: (one.status, one.size_after) for path, one in done.items()} == planned
+    assert [done[f"mixed/{name}.so"].status for name in ("aaa", "mmm", "zzz")] == [
+        LibraryStatus.STRIPPED,
+        LibraryStatus.CUT,
+        LibraryStatus.STRIPPED,
+    ]
+    assert (site / "mixed/aaa.so").stat().st_size < len(symbols)
+    assert (site / "other/aaa.so").read_bytes() == symbols
+    assert done["other/aaa.so"].could_strip > 0
+    check_records(site)
+    kept = tree(site)
+    assert not tailor_environment(site, options()).changed
+    assert tree(site) == kept
+    assert [one.path for one in tailor_environment(site, options(strip=True)).changed] == ["other/aaa.so"]
+
+
+def test_symbol_tables_stay_where_asked(site: Path) -> None:
+    assert not any(one.stripped for one in tailor_environment(site, options(strip=False)).libraries)
 
 
 def test_restore_to_the_last_byte(site: Path) -> None:

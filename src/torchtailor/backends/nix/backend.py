@@ -40,8 +40,8 @@ class NixPlan:
     def cost_text(self) -> str:
         return f"{len(self.jobs)} recipes; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
 
-    def to_json(self) -> list[dict[str, object]]:
-        return [job.to_json() for job in self.jobs]
+    def to_json(self) -> dict[str, object]:
+        return {"jobs": [job.to_json() for job in self.jobs]}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class NixBuildResult:
     seconds: float
     wheelhouses: tuple[Wheelhouse, ...] = ()
 
-    def to_json(self) -> list[dict[str, object]]:
-        return [output.to_json() for output in self.outputs]
+    def to_json(self) -> dict[str, object]:
+        return {"outputs": [output.to_json() for output in self.outputs], "seconds": round(self.seconds, 2)}
 
 
 class NixBackend:

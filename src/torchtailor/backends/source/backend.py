@@ -57,8 +57,8 @@ class SourceBuildResult:
     def wheelhouses(self) -> tuple[Wheelhouse, ...]:
         return tuple(wheelhouse for build in self.builds for wheelhouse in build.wheelhouses)
 
-    def to_json(self) -> list[dict[str, object]]:
-        return [build.to_json() for build in self.builds]
+    def to_json(self) -> dict[str, object]:
+        return {"builds": [build.to_json() for build in self.builds], "seconds": round(self.seconds, 2)}
 
 
 class SourceBackend:

@@ -34,6 +34,7 @@ CHECKS = (
     "blas",
     "memory",
     "disk",
+    "verify",
 )
 
 
@@ -105,6 +106,15 @@ class Inspector:
         checks += self._cuda_checks(configuration, cuda)
         checks += [self._blas_check(configuration, blas), self._memory(room), self._disk(work, disk_free)]
         return Preflight(tuple(checks), compiler, cuda, blas.name if blas else None, room)
+
+    @staticmethod
+    def verifying() -> PreflightCheck:
+        """Whether the wheel can be verified: better asked now than after hours of compiling."""
+        try:
+            import torchtailor.verification  # noqa: F401
+        except EnvironmentProblem as error:
+            return PreflightCheck("verify", False, error.message.rstrip("."), f"{error.hint} Or add --no-verify.")
+        return PreflightCheck("verify", True, "the wheel will be verified")
 
     def _machine(self) -> PreflightCheck:
         own, wanted = self._probe.basics().arch, self._variant.arch

@@ -141,6 +141,8 @@ class SourceBuilder:
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is SourceOrigin.GIT,
         )
+        if self.options.verify and not self.options.targets:
+            seen = replace(seen, checks=(*seen.checks, Inspector.verifying()))
         if self.options.cuda_from_wheels and cuda is None:
             later = ("cuda", "architecture", "cudnn", "nccl")
             return replace(seen, checks=tuple(check for check in seen.checks if check.name not in later))

@@ -20,7 +20,7 @@ _PYTHON_ALIAS = re.compile(r"python3?(?:Packages)?")
     "pin-wrong",
     Severity.ERROR,
     "a nixpkgs revision other than the release's",
-    "Pin the release's revision; the table in docs/recipes.md lists them.",
+    "Pin the release's revision; `torchtailor help recipes` lists them.",
 )
 def pin_wrong(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     if not recipe.readable or not context.owns(recipe):

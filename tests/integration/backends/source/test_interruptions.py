@@ -106,7 +106,7 @@ def test_what_was_compiled_is_not_compiled_again(
     after = compiled(Path(ledger.attempts()[-1].log))
     assert not set(before) & set(after)
     assert len(before) + len(after) == 6
-    assert json.loads(out)[0]["wheelhouses"][0]["wheels"] == 1
+    assert json.loads(out)["builds"][0]["wheelhouses"][0]["wheels"] == 1
 
 
 def test_two_builds_at_once_on_one_source(start: Start, project: Path, tmp_path: Path) -> None:

@@ -1,0 +1,433 @@
+"""What `--json` prints: the type of every document, from which docs/json.md and its tests are made.
+
+A document is described by the dataclass that is printed, or, where a result is written as a mapping, by a Struct here.
+`Open` is an object whose keys are data, or whose further keys are described on the command's own page.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from torchtailor.doctor import DoctorReport
+from torchtailor.failures import Diagnosis
+from torchtailor.host.model import Host
+from torchtailor.recommendation.result import Recommendation
+from torchtailor.ui import schema_of
+from torchtailor.upkeep.news import NewsKind
+from torchtailor.variants.table import MatrixRow
+
+Open = dict[str, Any]
+Bytes = Annotated[int, Meta(description="bytes")]
+Seconds = Annotated[float, Meta(description="seconds")]
+Time = Annotated[str, Meta(description="ISO 8601, with the zone")]
+Date = Annotated[str, Meta(description="ISO 8601")]
+Sha256 = Annotated[str, Meta(description="hexadecimal")]
+
+
+class ErrorDocument(Struct):
+    """With --json, on stdout, where the command failed before it had a result; stderr has the same in words."""
+
+    error: Annotated[str, Meta(description="what is wrong, in one sentence")]
+    hint: Annotated[str, Meta(description="what to do next")]
+    exit_code: Annotated[int, Meta(description="see [exit-codes.md](exit-codes.md)")]
+
+
+class MatrixDocument(Struct):
+    count: int
+    variants: list[MatrixRow]
+
+
+class BuildVerdictDocument(Struct):
+    """One build of one release."""
+
+    release: str
+    build: str
+    offered: bool
+    forbidden: list[str]
+    methods: list[Open]
+
+
+class WhyDocument(Struct):
+    name: str
+    possible: bool
+    verdicts: list[BuildVerdictDocument]
+    text: Annotated[str, Meta(description="all of it in words")]
+
+
+class InspectDocument(Struct):
+    gpus: Annotated[list[str], Meta(description="the GPUs of --gpu")]
+    inputs: Annotated[list[Open], Meta(description="per path its libraries: [inspect.md](inspect.md)")]
+    totals: Open
+
+
+class TargetDocument(Struct):
+    gpus: list[str]
+    archs: list[str]
+    keep_ptx: bool
+    label: str
+    unified_tegra: bool | UnsetType = UNSET
+
+
+class RecompressionPolicy(Struct):
+    level: int
+    driver: str | None
+
+
+class PolicyDocument(Struct):
+    strip: bool | None
+    nvidia: bool
+    recompress: RecompressionPolicy | None
+
+
+class TailoredLibrary(Struct):
+    """A library; what was not read has a reason, what was changed has hashes."""
+
+    path: str
+    status: str
+    size_before: Bytes
+    size_after: Bytes
+    reason: str | UnsetType = UNSET
+    gpu_before: Bytes | UnsetType = UNSET
+    gpu_after: Bytes | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+    sha256_before: Sha256 | UnsetType = UNSET
+    sha256_after: Sha256 | UnsetType = UNSET
+    kept: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
+    dropped: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
+    stripped: list[str] | UnsetType = UNSET
+    recompressed: Open | UnsetType = UNSET
+    could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
+    could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET
+
+
+class TailoredInput(Struct):
+    """One path, or one site-packages folder of an environment."""
+
+    kind: str
+    source: str
+    output: str | None
+    size_before: Bytes
+    size_after: Bytes
+    sha256_before: Sha256
+    sha256_after: Sha256
+    could_save: Bytes
+    could_strip: Bytes
+    useless_for_target: bool
+    notes: list[str]
+    libraries: list[TailoredLibrary]
+
+
+class FailedInput(Struct):
+    source: str
+    error: str
+    hint: str
+
+
+class TailorDocument(Struct):
+    dry_run: bool
+    seconds: Seconds
+    target: TargetDocument
+    policy: PolicyDocument
+    inputs: list[TailoredInput]
+    failures: list[FailedInput]
+
+
+class RestoredEnvironment(Struct):
+    site: str
+    libraries: list[str]
+    size: Bytes
+    to_reinstall: list[str]
+    commands: Annotated[list[str], Meta(description="what reinstalls packages whose removed code was not kept")]
+
+
+class RestoreDocument(Struct):
+    dry_run: bool
+    environments: list[RestoredEnvironment]
+
+
+class VerifyDocument(Struct):
+    format: int
+    target: str
+    passed: bool
+    counts: dict[str, int]
+    facts: Annotated[Open, Meta(description="see [verify.md](verify.md)")]
+    checks: Annotated[list[Open], Meta(description="level, name, outcome, reason; details and seconds where known")]
+
+
+class WheelhouseDocument(Struct):
+    """A folder that pip and uv install from."""
+
+    variant: str
+    path: str
+    torch: str
+    index_url: str
+    pip: Annotated[str, Meta(description="the command that installs it")]
+    uv: Annotated[str, Meta(description="the command that installs it")]
+    input_bytes: int
+    output_bytes: int
+    wheels: int
+    wheels_cut: int
+
+
+class WheelBuildDocument(Struct):
+    wheelhouses: list[WheelhouseDocument]
+    variants_index: str | None
+    downloaded: Bytes
+    seconds: Seconds
+
+
+class PlannedWheelDocument(Struct):
+    name: str
+    version: str
+    filename: str
+    origin: str = msgspec.field(name="from")
+    size: Bytes
+    download: Bytes
+    treatment: str
+    required_by: list[str]
+
+
+class PlannedVariantDocument(Struct):
+    variant: str
+    pytorch: str
+    build: str
+    python: str
+    arch: str
+    gpu: str | None
+    gives: str
+    other_methods: list[str]
+    notes: list[str]
+    inputs: list[PlannedWheelDocument]
+    input_bytes: int
+    output_bytes_expected: int
+
+
+class WheelPlanDocument(Struct):
+    out: str
+    options: Open
+    variants: list[PlannedVariantDocument]
+    download: Bytes
+    disk: Bytes
+    disk_free: Bytes
+    memory: Bytes
+    seconds: Seconds
+
+
+class InstallPlanDocument(WheelPlanDocument):
+    environment: str
+
+
+class InstallDocument(Struct):
+    wheelhouse: WheelhouseDocument
+    installed: Open
+
+
+class SourcePlanDocument(Struct):
+    plan: Open
+    builds: Annotated[list[Open], Meta(description="variant, source, work, configuration, preflight")]
+
+
+class SourceBuildDocument(Struct):
+    builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory")]
+    seconds: Seconds
+
+
+class NixPlanDocument(Struct):
+    jobs: Annotated[list[Open], Meta(description="name, recipe, link, command, cores")]
+
+
+class NixBuildDocument(Struct):
+    outputs: Annotated[list[Open], Meta(description="name, link, store_path, logs, tool, output_bytes")]
+    seconds: Seconds
+
+
+class PublishDocument(Struct):
+    to: str
+    dry_run: bool
+    targets: list[str]
+    uploaded: Annotated[int, Meta(description="files")]
+    uploaded_bytes: int
+    already_there: Annotated[int, Meta(description="files")]
+    left_out: Annotated[list[str], Meta(description="changed NVIDIA wheels")]
+    notes: list[str]
+
+
+class PublishChangeDocument(Struct):
+    dry_run: bool
+    action: str
+    changed: Annotated[list[str], Meta(description="`TARGET/FILE` of every entry of a page that is not as before")]
+    removed: Annotated[list[str], Meta(description="stored files that are gone")]
+    removed_bytes: int
+    copied_bytes: int
+    generation: int | None
+
+
+class GenerationDocument(Struct):
+    """A state that the index can go back to."""
+
+    number: int
+    time: Time
+    action: str
+    files: int
+
+
+class PublishListDocument(Struct):
+    to: str
+    targets: Annotated[
+        dict[str, list[Open]], Meta(description="by target its files, as the index's JSON pages have them")
+    ]
+    generations: list[GenerationDocument]
+
+
+class FloxDocument(Struct):
+    command: list[str]
+    done: bool
+
+
+class RecipesWriteDocument(Struct):
+    trees: Annotated[list[Open], Meta(description="root, release, files with their action")]
+
+
+class RecipesCheckDocument(Struct):
+    passed: bool
+    trees: Annotated[list[Open], Meta(description="root, release, recipes, evaluated, errors, warnings, findings")]
+
+
+class RecipesMigrateDocument(Struct):
+    trees: Annotated[list[Open], Meta(description="root, release, total, recipes with status and reason")]
+
+
+class RecipesHashDocument(Struct):
+    trees: Annotated[list[Open], Meta(description="found, written")]
+
+
+class RecipesRulesDocument(Struct):
+    rules: Annotated[list[dict[str, str]], Meta(description="rule, severity, looks for, fix")]
+
+
+class NewsDocument(Struct):
+    kind: NewsKind
+    release: str
+    text: str
+    source: str
+
+
+class CatalogDocument(Struct):
+    behind: bool
+    checked: Date
+    catalog_checked: Date
+    news: list[NewsDocument]
+    measured: list[Open]
+    toml: Annotated[str, Meta(description="the rows to add")]
+    written: list[str]
+    locations: list[str]
+    problems: list[str]
+    complete: bool
+    wheels_read: int
+    bytes_read: int
+    seconds: Seconds
+
+
+class AttemptDocument(Struct):
+    """A build that was started."""
+
+    number: int
+    variant: str
+    method: str
+    options: Open
+    configuration: Open
+    host: str
+    started: Time
+    duration: Annotated[float, Meta(description="seconds")] | None
+    result: str
+    error_class: str
+    error: str
+    fix: str
+    stage: str
+    input_bytes: int | None
+    output_bytes: int | None
+    log: str
+    percent: float | None
+    failure: str
+
+
+class HistoryDocument(Struct):
+    attempts: list[AttemptDocument]
+
+
+class CacheEntryDocument(Struct):
+    kind: str
+    name: str
+    size: Bytes
+    used: Time
+    path: str
+
+
+class CacheDocument(Struct):
+    folder: str
+    entries: list[CacheEntryDocument]
+
+
+class CachePruneDocument(Struct):
+    removed: list[str]
+    bytes: int
+    dry_run: bool
+
+
+# By the name in `schema`: the command that prints it, and its type.
+DOCUMENTS: dict[str, tuple[str, type]] = {
+    "error": ("any command with `--json`", ErrorDocument),
+    "host": ("`detect --json`", Host),
+    "recommend": ("`recommend --json`", Recommendation),
+    "matrix": ("`matrix --json`", MatrixDocument),
+    "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
+    "inspect": ("`inspect --json`", InspectDocument),
+    "tailor": ("`tailor --json`", TailorDocument),
+    "restore": ("`restore --json`", RestoreDocument),
+    "verify": ("`verify --json`", VerifyDocument),
+    "build-wheel-plan": ("`build --dry-run --json`", WheelPlanDocument),
+    "build-wheel": ("`build --json`", WheelBuildDocument),
+    "build-source-plan": ("`build --via source --dry-run --json`", SourcePlanDocument),
+    "build-source": ("`build --via source --json`", SourceBuildDocument),
+    "build-nix-plan": ("`build --via nix --dry-run --json`", NixPlanDocument),
+    "build-nix": ("`build --via nix --json`", NixBuildDocument),
+    "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
+    "install": ("`install --json`", InstallDocument),
+    "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),
+    "publish-list": ("`publish --list --json`", PublishListDocument),
+    "publish-change": (
+        "`publish --json` with `--promote`, `--yank`, `--unyank`, `--rollback` or `--prune`",
+        PublishChangeDocument,
+    ),
+    "publish-flox": ("`publish --flox ORG --json`", FloxDocument),
+    "recipes-write": ("`recipes write --json`", RecipesWriteDocument),
+    "recipes-check": ("`recipes check --json`", RecipesCheckDocument),
+    "recipes-migrate": ("`recipes migrate --json`", RecipesMigrateDocument),
+    "recipes-hash": ("`recipes hash --json`", RecipesHashDocument),
+    "recipes-rules": ("`recipes rules --json`", RecipesRulesDocument),
+    "catalog-update": ("`catalog update --json`", CatalogDocument),
+    "history": ("`history --json`", HistoryDocument),
+    "cache": ("`cache list --json`", CacheDocument),
+    "cache-prune": ("`cache prune --json`", CachePruneDocument),
+    "doctor": ("`doctor --json`", DoctorReport),
+    "diagnose": ("`diagnose --json`", Diagnosis),
+}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of a document; objects have no keys but those it names."""
+    (top,), parts = msgspec.json.schema_components([DOCUMENTS[name][1]], ref_template="#/$defs/{name}")
+    schemas = {key: _closed(value) for key, value in parts.items()}
+    whole = schemas.pop(top["$ref"].rpartition("/")[2])
+    properties = {"schema": {"const": schema_of(name)}} | {
+        key: value for key, value in whole["properties"].items() if key != "schema"
+    }
+    required = ["schema", *(key for key in whole.get("required", ()) if key != "schema")]
+    return whole | {"properties": properties, "required": required, "$defs": schemas}
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"additionalProperties": False} if "properties" in schema else schema

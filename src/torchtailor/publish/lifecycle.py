@@ -1,0 +1,428 @@
+"""The life of a published index: its generations, and going back to one; yanking; promotion; pruning.
+
+    history/000007.json     what every page listed after the seventh change
+    history/last            the number of the last one
+
+A reader never finds a page that lists a missing file: files come before pages, pages go back only to files that are
+kept, and a file is removed only when no page and no kept generation lists it, and none has for a while, since a reader
+may still hold the page of a moment ago.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from torchtailor.disk import cache_folder, staging_folder
+from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
+from torchtailor.fetch.cache import Cache
+from torchtailor.index.pages import (
+    HTML_NAME,
+    HTML_TYPE,
+    JSON_NAME,
+    JSON_TYPE,
+    METADATA_SUFFIX,
+    IndexedFile,
+    project_pages,
+    read_project_json,
+    root_pages,
+)
+from torchtailor.publish.publish import Published, Say, holds_changed_nvidia, publish
+from torchtailor.publish.store import Store
+
+HISTORY = "history"
+FILES = "files"
+KEPT_GENERATIONS = 10
+GRACE = 24 * 3600.0  # seconds for which a file stays after the last page that listed it
+
+Pages = Mapping[str, Mapping[str, tuple[IndexedFile, ...]]]  # target, project, files
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The index after one change."""
+
+    number: int
+    time: datetime
+    action: str
+    pages: Pages
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The paths in the store that its pages list."""
+        return frozenset(path for path in map(stored_at, _rows(self.pages)) if path)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "number": self.number,
+            "time": self.time.isoformat(timespec="seconds"),
+            "action": self.action,
+            "files": sum(1 for _ in _rows(self.pages)),
+        }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What an index offers now, and the generations it can go back to."""
+
+    pages: Pages
+    generations: tuple[Generation, ...]
+
+    @property
+    def files(self) -> tuple[tuple[str, IndexedFile], ...]:
+        return tuple((target, file) for target, projects in self.pages.items() for file in _rows({target: projects}))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "targets": {
+                target: [{"project": name, **file.to_json()} for name, files in projects.items() for file in files]
+                for target, projects in self.pages.items()
+            },
+            "generations": [generation.to_json() for generation in self.generations],
+        }
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What one change of an index did, or in a dry run would do."""
+
+    action: str
+    changed: tuple[str, ...]  # `TARGET/FILE` of every row of a page that is not as before
+    removed: tuple[str, ...] = ()  # stored files that are gone
+    removed_bytes: int = 0
+    copied_bytes: int = 0
+    generation: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "action": self.action,
+            "changed": list(self.changed),
+            "removed": list(self.removed),
+            "removed_bytes": self.removed_bytes,
+            "copied_bytes": self.copied_bytes,
+            "generation": self.generation,
+        }
+
+
+def list_index(store: Store) -> Listing:
+    """What an index offers now."""
+    pages = read_pages(store)
+    if not pages:
+        raise NoMatchError("There is no index yet.", "Publish to it first: `torchtailor publish DIST --to WHERE`.")
+    return Listing(pages, _generations(store))
+
+
+def publish_recorded(
+    dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
+) -> Published:
+    """Publish, and record the index as a generation that can be gone back to."""
+    with store.lock():
+        _record(store, "before recorded changes")
+    result = publish(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
+    with store.lock():
+        _record(store, f"publish {', '.join(result.targets)}")
+    return result
+
+
+def yank(store: Store, names: Sequence[str], reason: str) -> Changed:
+    """Mark files as not to be installed; whoever pins one exactly still gets it."""
+    why = reason or "yanked"
+    return _mark(store, names, f"yank {', '.join(names)}", lambda file: replace(file, yanked=why))
+
+
+def unyank(store: Store, names: Sequence[str]) -> Changed:
+    """Undo `yank`."""
+    return _mark(store, names, f"unyank {', '.join(names)}", lambda file: replace(file, yanked=""))
+
+
+def rollback(store: Store, to: str) -> Changed:
+    """Make every page list what it listed in an earlier generation; that is a new generation in turn."""
+    with store.lock():
+        _record(store, "before rollback")
+        known = _generations(store)
+        wanted = _generation(known, to)
+        listed = ((file, stored_at(file)) for file in _rows(wanted.pages))
+        missing = sorted(file.filename for file, place in listed if place and not store.has(place, file.size))
+        if missing:
+            raise ImpossibleError(
+                f"Generation {wanted.number} lists {missing[0]}, which is not stored any more.",
+                "`torchtailor publish --list` has the generations; publish those wheels again.",
+            )
+        return _change(store, wanted.pages, f"rollback to {wanted.number}")
+
+
+def promote(staging: Store, store: Store, *, nvidia_too: bool = False, say: Say | None = None) -> Changed:
+    """Add everything that another index offers: files first, then pages."""
+    pages = read_pages(staging)
+    if not pages:
+        raise NoMatchError("The index to promote is empty.", "Publish to it first.")
+    if staging.local and not store.local and not nvidia_too:
+        _refuse_changed_nvidia(staging, pages)
+    with store.lock():
+        _record(store, "before promotion")
+        copied = sum(_copy(staging, store, file, say) for file in _rows(pages))
+        now = read_pages(store)
+        joined = {
+            target: {
+                project: _joined(now.get(target, {}).get(project, ()), pages.get(target, {}).get(project, ()))
+                for project in {*now.get(target, {}), *pages.get(target, {})}
+            }
+            for target in {*now, *pages}
+        }
+        return replace(_change(store, joined, "promote"), copied_bytes=copied)
+
+
+def prune(
+    store: Store,
+    *,
+    keep: int = KEPT_GENERATIONS,
+    grace: float = GRACE,
+    now: float | None = None,
+) -> Changed:
+    """Forget all but the last generations, and remove files that no page and no generation lists any more."""
+    moment = time.time() if now is None else now
+    with store.lock():
+        _record(store, "before pruning")
+        generations = _generations(store)
+        kept = generations[-max(keep, 1) :]
+        needed = {path for generation in kept for path in generation.stored}
+        needed |= {path for path in map(stored_at, _rows(read_pages(store))) if path}
+        needed |= {path + METADATA_SUFFIX for path in needed}
+        listed_until = _listed_until(generations)
+        gone = []
+        for file in store.files(FILES):
+            last = max(file.stored if file.stored is not None else moment, listed_until.get(_wheel(file.path), 0.0))
+            if file.path not in needed and moment - last >= grace:
+                gone.append(file)
+        for generation in generations[: -len(kept)]:
+            store.remove(_place(generation.number))
+        for file in gone:
+            store.remove(file.path)
+    return Changed("prune", (), tuple(file.path for file in gone), sum(file.size for file in gone))
+
+
+def read_pages(store: Store) -> dict[str, dict[str, tuple[IndexedFile, ...]]]:
+    """What the pages of an index list now, by target and project."""
+    pages: dict[str, dict[str, tuple[IndexedFile, ...]]] = {}
+    for target in json.loads(store.read("targets.json") or b"[]"):
+        root = store.read(f"{target}/{JSON_NAME}")
+        names = [row["name"] for row in json.loads(root)["projects"]] if root else []
+        pages[target] = {
+            name: read_project_json(content)
+            for name in names
+            if (content := store.read(f"{target}/{name}/{JSON_NAME}"))
+        }
+    return pages
+
+
+def stored_at(file: IndexedFile) -> str:
+    """Where a listed file lies in the store; empty for one that is listed by an address elsewhere."""
+    return unquote(file.url.removeprefix("../../")) if file.url.startswith("../../") else ""
+
+
+def _rows(pages: Pages) -> Iterator[IndexedFile]:
+    for projects in pages.values():
+        for files in projects.values():
+            yield from files
+
+
+def _joined(before: Iterable[IndexedFile], added: Iterable[IndexedFile]) -> tuple[IndexedFile, ...]:
+    files = {file.filename: file for file in before} | {file.filename: file for file in added}
+    return tuple(files[name] for name in sorted(files))
+
+
+def _mark(store: Store, names: Sequence[str], action: str, change: Callable[[IndexedFile], IndexedFile]) -> Changed:
+    with store.lock():
+        _record(store, "before recorded changes")
+        pages = read_pages(store)
+        tests = [(name, _matcher(name)) for name in names]
+        found: set[str] = set()
+        marked: dict[str, dict[str, tuple[IndexedFile, ...]]] = {}
+        for target, projects in pages.items():
+            marked[target] = {}
+            for project, files in projects.items():
+                hits = {(file.filename, name) for file in files for name, test in tests if test(target, file)}
+                found.update(name for _, name in hits)
+                named = {filename for filename, _ in hits}
+                marked[target][project] = tuple(change(file) if file.filename in named else file for file in files)
+        for name in names:
+            if name not in found:
+                raise NoMatchError(
+                    f"The index has no file {name!r}.",
+                    "Name a file, a glob such as 'cu128-sm90/torch-2.10.*', or torch==2.10.0; --list shows them.",
+                )
+        return _change(store, marked, action)
+
+
+def _matcher(name: str) -> Callable[[str, IndexedFile], bool]:
+    """A file name, a glob with or without the target, or a requirement such as `torch==2.10.0`."""
+    if "==" in name:
+        try:
+            wanted = Requirement(name)
+        except InvalidRequirement as error:
+            raise BadInputError(f"{name!r} is not a requirement: {error}.", "Write torch==2.10.0.") from error
+        project = canonicalize_name(wanted.name)
+        return lambda _, file: (
+            file.project == project
+            and file.filename.endswith(".whl")
+            and wanted.specifier.contains(file.filename.split("-")[1], prereleases=True)
+        )
+    if "/" in name:
+        return lambda target, file: fnmatchcase(f"{target}/{file.filename}", name)
+    return lambda _, file: fnmatchcase(file.filename, name)
+
+
+def _change(store: Store, pages: Pages, action: str) -> Changed:
+    """Write the pages that differ, and record the generation."""
+    before = read_pages(store)
+    changed = []
+    for target in sorted({*before, *pages}):
+        old, new = before.get(target, {}), pages.get(target, {})
+        for project in sorted({*old, *new}):
+            was = {file.filename: file for file in old.get(project, ())}
+            now = {file.filename: file for file in new.get(project, ())}
+            changed += [f"{target}/{name}" for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
+            if was != now:  # a page that nothing is left of stays, empty: its readers find an answer
+                written = project_pages(project, now.values())
+                store.put_bytes(written[JSON_NAME], f"{target}/{project}/{JSON_NAME}", JSON_TYPE)
+                store.put_bytes(written[HTML_NAME], f"{target}/{project}/{HTML_NAME}", HTML_TYPE)
+        if set(old) != set(new) or target not in before:
+            written = root_pages(new)
+            store.put_bytes(written[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
+            store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
+    targets = sorted(target for target, projects in pages.items() if projects)
+    if targets != sorted(json.loads(store.read("targets.json") or b"[]")):
+        store.put_bytes(root_pages(targets)[HTML_NAME], HTML_NAME, HTML_TYPE)
+        store.put_bytes((json.dumps(targets) + "\n").encode(), "targets.json", "application/json")
+    number = _record(store, action)
+    return Changed(action, tuple(changed), generation=number)
+
+
+def _record(store: Store, action: str) -> int | None:
+    """The index as a new generation, where it is not the last one already."""
+    pages = {target: projects for target, projects in read_pages(store).items() if projects}
+    number = _last(store)
+    last = _read(store, number) if number else None
+    if last is not None and last.pages == pages:
+        return number
+    if not pages and last is None:
+        return None
+    document = {
+        "number": number + 1,
+        "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "action": action,
+        "pages": {
+            target: {project: [file.to_json() for file in files] for project, files in projects.items()}
+            for target, projects in pages.items()
+        },
+    }
+    store.put_bytes((json.dumps(document) + "\n").encode(), _place(number + 1), "application/json")
+    store.put_bytes(f"{number + 1}\n".encode(), f"{HISTORY}/last", "text/plain")
+    return number + 1
+
+
+def _last(store: Store) -> int:
+    return int(store.read(f"{HISTORY}/last") or b"0")
+
+
+def _place(number: int) -> str:
+    return f"{HISTORY}/{number:06}.json"
+
+
+def _read(store: Store, number: int) -> Generation | None:
+    content = store.read(_place(number))
+    if content is None:
+        return None
+    try:
+        document = json.loads(content)
+        pages = {
+            target: {
+                project: read_project_json(json.dumps({"files": files}).encode()) for project, files in projects.items()
+            }
+            for target, projects in document["pages"].items()
+        }
+        return Generation(document["number"], datetime.fromisoformat(document["time"]), document["action"], pages)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInputError(f"{_place(number)} of the index is damaged: {error}.", "Remove that file.") from error
+
+
+def _generations(store: Store) -> tuple[Generation, ...]:
+    """All that are kept, from the oldest on."""
+    found = []
+    for number in range(_last(store), 0, -1):
+        generation = _read(store, number)
+        if generation is None:
+            break  # pruned, as all before it
+        found.append(generation)
+    return tuple(reversed(found))
+
+
+def _generation(known: Sequence[Generation], name: str) -> Generation:
+    if name == "previous":
+        if len(known) < 2:
+            raise NoMatchError("There is no generation before this one.", "`torchtailor publish --list` has them.")
+        return known[-2]
+    found = next((one for one in known if str(one.number) == name.lstrip("#")), None)
+    if found is None:
+        numbers = ", ".join(str(one.number) for one in known) or "none"
+        raise NoMatchError(f"There is no generation {name}.", f"Known are {numbers}; or write `previous`.")
+    return found
+
+
+def _listed_until(generations: Sequence[Generation]) -> dict[str, float]:
+    """Until when each file that is not listed any more was: the time of the generation that came after."""
+    return {
+        path: after.time.timestamp() for before, after in pairwise(generations) for path in before.stored - after.stored
+    }
+
+
+def _wheel(path: str) -> str:
+    return path.removesuffix(METADATA_SUFFIX)
+
+
+def _copy(staging: Store, store: Store, file: IndexedFile, say: Say | None) -> int:
+    """Copy one file and its metadata, unless the store has it; returns its size if it was copied."""
+    place = stored_at(file)
+    if not place or store.has(place, file.size):
+        return 0
+    with _scratch() as folder:
+        for path in (place + METADATA_SUFFIX, place):  # the wheel last: it is what `has` asks for
+            local = staging.fetch_file(path, folder)
+            if local is not None:
+                store.put_file(local, path)
+            elif path == place:
+                raise BadInputError(f"The index to promote lists {file.filename}, but lacks it.", "Publish it again.")
+    if say:
+        say(f"  {file.filename}")
+    return file.size
+
+
+def _refuse_changed_nvidia(staging: Store, pages: Pages) -> None:
+    for file in _rows(pages):
+        place = stored_at(file)
+        if not place or not file.filename.endswith(".whl"):
+            continue
+        with _scratch() as folder:
+            local = staging.fetch_file(place, folder)
+            if local is not None and holds_changed_nvidia(local):
+                raise ImpossibleError(
+                    f"{file.filename} holds changed NVIDIA libraries, which their licence keeps on your own machines.",
+                    "If you may publish them, add --publish-nvidia (`torchtailor help licences`).",
+                )
+
+
+def _scratch() -> AbstractContextManager[Path]:
+    parent = cache_folder()
+    parent.mkdir(parents=True, exist_ok=True)
+    return staging_folder(parent)

@@ -1,0 +1,67 @@
+"""What an installation without extras can do, and what it says about the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchtailor.errors import ExitCode
+
+# As in an environment without the `verify` extra: importing these fails.
+WITHOUT = "import sys\nfor name in ('numpy', 'capstone'): sys.modules[name] = None\n"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
+
+
+def test_only_verification_needs_its_extra() -> None:
+    """Everything else is imported without it: `tailor` in an image must not bring 80 MB of its own."""
+    code = (
+        "import importlib, pkgutil, torchtailor\n"
+        "from torchtailor.errors import EnvironmentProblem\n"
+        "for module in pkgutil.walk_packages(torchtailor.__path__, 'torchtailor.', onerror=lambda name: None):\n"
+        "    if '__main__' in module.name or '.opsuite' in module.name: continue\n"
+        "    try: importlib.import_module(module.name)\n"
+        "    except EnvironmentProblem as error: print('.'.join(module.name.split('.')[1:3]))\n"
+    )
+    found = python(code)
+    assert found.stderr == ""
+    needing = set(found.stdout.split())
+    assert {name.split(".")[0] for name in needing} == {"hostcode", "verification", "report", "upkeep"}
+    assert {name for name in needing if name.startswith("upkeep")} == {"upkeep.measure"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["verify", "x.whl"], ["verify", "x.whl", "--level", "static"], ["catalog", "update", "--measure", "--dry-run"]],
+)
+def test_without_the_extra_a_sentence_names_it(arguments: list[str]) -> None:
+    result = python(f"from torchtailor.cli import main\nsys.exit(main({arguments!r}))")
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert "is not installed." in result.stderr
+    assert "pip install 'torchtailor[verify]'" in result.stderr
+
+
+def test_a_source_build_asks_before_it_compiles() -> None:
+    """Without the extra, the checks before a build say so; hours later would be too late."""
+    code = (
+        "from torchtailor.backends.source.preflight import Inspector\n"
+        "check = Inspector.verifying()\nprint(check.passed, check.fix)"
+    )
+    said = python(code).stdout
+    assert said.startswith("False")
+    assert "torchtailor[verify]" in said
+    assert "--no-verify" in said
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    needed = {line.split(">")[0] for line in project["dependencies"]}
+    assert not needed & {"numpy", "capstone"}
+    assert {line.split(">")[0] for line in project["optional-dependencies"]["verify"]} == {"numpy", "capstone"}
