@@ -50,9 +50,11 @@ def _of_that_day(document: dict[str, Any]) -> dict[str, Any]:
             kept += [row] if row["name"] in names else []  # more facts about a release, of that day or not
             continue
         line = _parts(version)[:2]
+        known = VERSIONS.get(line, version)
+        if row["name"] in names and _parts(version) > _parts(known):
+            continue  # what `catalog update` adds for a later patch release: its facts are not of that day either
         if line <= max(VERSIONS):
             names.add(row["name"])
-            known = VERSIONS.get(line, version)
             kept.append(row | {"version": min(version, known, key=_parts)})
     return document | {"release": kept}
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchtailor.catalog import Catalog, Method
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
+
+if TYPE_CHECKING:
+    from torchtailor.recommendation.request import Situation
 
 _GLOB_SIGNS = "*?[{"
 
@@ -86,16 +90,13 @@ class _Chooser:
 
     def this_machine(self) -> VariantChoice:
         from torchtailor.host.detect import detect
-        from torchtailor.recommendation import recommend
+        from torchtailor.recommendation import Request
+        from torchtailor.recommendation.engine import recommend_for
+        from torchtailor.recommendation.request import Situation
 
         host = detect(catalog=self.matrix.catalog)
-        answer = recommend(
-            host,
-            python=self.python or running_python(),
-            release=self.release,
-            method=self.method,
-            catalog=self.matrix.catalog,
-        )
+        request = Request(python=self.python or running_python(), release=self.release, method=self.method)
+        answer = recommend_for(self.matrix, host, request)
         if answer.best is None:
             hint = answer.alternatives[0].text if answer.alternatives else "`torchtailor recommend` explains."
             raise NoMatchError(
@@ -105,11 +106,15 @@ class _Chooser:
         best = self.matrix.resolve(
             answer.best.variant, via=self.method, release=answer.best.release, python=answer.best.python
         ).variant
-        older = () if self.release else self._older(best)
+        older = () if self.release else self._older(best, Situation.of(self.matrix, host, request))
         return VariantChoice(best, older, (f"This machine is {answer.machine}; its variant is {best.unique_name}.",))
 
-    def _older(self, best: Variant) -> tuple[Variant, ...]:
-        """The same GPU and ISA in older builds, newest first."""
+    def _older(self, best: Variant, situation: Situation) -> tuple[Variant, ...]:
+        """The same GPU and ISA in older builds that run on this machine too, newest first."""
+        from torchtailor.recommendation.candidates import Candidate, judge
+
+        if best.gpu is None:
+            situation = situation.on(())
         older = [
             variant
             for variant in self.matrix.variants(None, best.python)
@@ -117,7 +122,7 @@ class _Chooser:
             and variant.unique_name != best.unique_name
             and variant.release.version <= best.release.version
             and (variant.build.cuda is None) == (best.build.cuda is None)
-            and self._available(variant)
+            and isinstance(judge(situation, variant, self.method), Candidate)
         ]
         older.sort(
             key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.backends.build import PlannedBuild, make_backend, plan_choices
-from torchtailor.backends.choose import choose
+from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import Target
+from torchtailor.host.cpu import detect_cpu
+from torchtailor.host.probe import LiveProbe
 from torchtailor.host.pythons import python_of_environment
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.wheelhouse.install import (
@@ -113,4 +115,14 @@ def plan_install(
             "an environment holds one.",
             "Give one of these names.",
         )
-    return PlannedInstall(plan_choices(backend, choices, out), environment)
+    here = [_for_this_cpu(choice) for choice in choices]
+    return PlannedInstall(plan_choices(backend, here, out), environment)
+
+
+def _for_this_cpu(choice: VariantChoice) -> VariantChoice:
+    """Without the older releases whose wheels this machine's CPU does not load: it has to import what is installed."""
+    if not choice.fallbacks:
+        return choice
+    cpu = detect_cpu(LiveProbe())
+    loaded = [one for one in choice.fallbacks if not one.release.missing_for_wheel(one.arch, cpu.flags)]
+    return replace(choice, fallbacks=tuple(loaded))

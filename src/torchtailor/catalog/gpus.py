@@ -153,6 +153,9 @@ class Gpu(Sourced, frozen=True, kw_only=True):
     embedded: Annotated[Products, Meta(description="Embedded products: Jetson AGX Orin.")] = ()
     last_cuda: Annotated[Dotted | None, Meta(description="The last CUDA that compiles for it.")] = None
     first_driver: Annotated[Dotted | None, Meta(description="The first driver that supports it.")] = None
+    product_drivers: Annotated[
+        Mapping[str, Dotted], Meta(description="The first driver of products that came later than the architecture.")
+    ] = {}
     last_driver_branch: Annotated[int | None, Meta(description="The last driver branch that supports it: 580.")] = None
     tegra: Annotated[bool, Meta(description="Whether it is a Tegra part, whose cubins are its own.")] = False
     offered: Annotated[bool, Meta(description="Whether any public product with CUDA has it.")] = True
@@ -184,6 +187,12 @@ class Gpu(Sourced, frozen=True, kw_only=True):
     @property
     def all_products(self) -> Products:
         return tuple(name for names in self.products.values() for name in names)
+
+    def first_driver_of(self, name: str) -> Dotted | None:
+        """The first driver that supports a product, by the name that drivers print; else that of the architecture."""
+        words = set(re.findall(r"[a-z0-9]+", name.lower()))
+        later = [driver for product, driver in self.product_drivers.items() if words >= set(product.lower().split())]
+        return max(later) if later else self.first_driver
 
     def describe(self, limit: int = 3) -> str:
         """A short human name with one product of each market first: `Ampere: A40, RTX A6000, RTX 3090 Ti`."""

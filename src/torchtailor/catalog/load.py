@@ -123,11 +123,12 @@ class Catalog:
             if known.matches(name):
                 return self.microarchitectures[known.microarchitecture], known.label
         if (core := _from_archspec(key)) is not None:
-            return core, f"archspec's {key}"
+            return core, key
+        brand = "Write its brand too (Ryzen 9 9950X, Core i9-12900K, Xeon Gold 6248). " if key[:3].isdecimal() else ""
         raise NoMatchError(
             f"No CPU is known as {name!r}.",
-            "Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect --json` on the "
-            "machine and pass the file with --from.",
+            f"{brand}Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect --json` on "
+            "the machine and pass the file with --from.",
         )
 
     def cpu_with(self, text: str, gpu: Gpu) -> tuple[Microarchitecture, str] | None:

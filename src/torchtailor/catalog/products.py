@@ -28,6 +28,7 @@ _PCI = re.compile(r"(?<![0-9a-f])(?:0x)?([0-9a-f]{4}):(?:0x)?([0-9a-f]{4})(?![0-
 _LSPCI = re.compile(r"\b(?P<chip>[A-Z]{2}\d{2,3}B?)[A-Z]* \[(?P<product>[^\]]+)\]")
 # `GRID A100D-20C`, `NVIDIA A40-48Q`, `GRID A100-3-20C`: a virtual GPU's profile after the board's name
 _VGPU = re.compile(r"-\d+(?:-\d+)?[abcqv]\d?(?:me)?$", re.IGNORECASE)
+_BOARD = re.compile(r"(?:nvidia )?(pg\d{3})-\d{3}", re.IGNORECASE)  # NVIDIA PG506-230
 _VGPU_BOARD = re.compile(r"((?:[a-z]\d{1,3})|\d{4})[a-z]{1,2}")
 _MOST_READINGS = 2  # a name that may mean more capabilities than this says too little
 
@@ -53,6 +54,7 @@ class _ChipFile(Strict, frozen=True, kw_only=True):
     """The tables of data/chips.toml."""
 
     capability: Mapping[str, Capability]
+    board: Mapping[str, str]
     words: _Vocabulary
     other: tuple[OtherAccelerator, ...]
 
@@ -157,6 +159,8 @@ def find_product(name: str, gpus: Mapping[Capability, Gpu]) -> GpuMatch:
         return _match([Reading(listed["product"], _chip_file().capability[listed["chip"]], listed["chip"])], gpus, name)
     if chip := _chip_file().capability.get(name.strip().upper()):
         return _match([Reading(name.strip().upper(), chip)], gpus, name)
+    if (board := _BOARD.fullmatch(name.strip())) and (chip_name := _chip_file().board.get(board[1].upper())):
+        return _match([Reading(board[0], _chip_file().capability[chip_name], chip_name)], gpus, name)
     profile = _VGPU.search(name)
     wanted = words(name[: profile.start()] if profile else name)
     if not wanted:

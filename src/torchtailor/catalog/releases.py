@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from torchtailor.catalog.gpus import Capability, CodeTarget, TorchArchList
 from torchtailor.catalog.schema import Arch, Sourced, Strict
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.versions import Dotted, python_key
 
 DEFAULT_PYTHON = "3.13"
+PythonVersion = Annotated[str, Meta(pattern=r"^\d+\.\d+t?$")]
 
 
 class Method(Enum):
@@ -117,7 +118,7 @@ class PatchRelease(Strict, frozen=True, kw_only=True):
     version: Annotated[Dotted, Meta(description="The PyTorch version: 2.14.0.")]
     date: Annotated[str, Meta(description="The day it was released.")] = ""
     git_commit: Annotated[str, Meta(description="The commit of its tag.")] = ""
-    pythons: Annotated[tuple[str, ...], Meta(description="The Pythons it is available for, if others.")] = ()
+    pythons: Annotated[tuple[PythonVersion, ...], Meta(description="The Pythons it is available for, if others.")] = ()
     triton: Annotated[str, Meta(description="The Triton version it requires, if another.")] = ""
     without: Annotated[tuple[str, ...], Meta(description="The builds that it does not have: cu129.")] = ()
 
@@ -127,7 +128,9 @@ class Release(Sourced, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(description="The release's name in commands; the key of the row.")]
     version: Annotated[Dotted, Meta(description="The PyTorch version.")]
-    pythons: Annotated[tuple[str, ...], Meta(min_length=1, description="The Pythons it is available for: 3.13, 3.13t.")]
+    pythons: Annotated[
+        tuple[PythonVersion, ...], Meta(min_length=1, description="The Pythons it is available for: 3.13, 3.13t.")
+    ]
     builds: Annotated[tuple[Build, ...], Meta(description="One per CUDA line, and one without; keyed by `cuda`.")] = (
         msgspec.field(name="build")
     )
@@ -186,18 +189,22 @@ class Release(Sourced, frozen=True, kw_only=True):
 
     @property
     def default_python(self) -> str:
-        """The default Python, or the newest of a release that is not offered for it."""
-        return DEFAULT_PYTHON if DEFAULT_PYTHON in self.pythons else self.pythons[-1]
+        """The default Python, or the newest of a release that is not offered for it; free-threaded only if it must."""
+        if DEFAULT_PYTHON in self.pythons:
+            return DEFAULT_PYTHON
+        usual = [python for python in self.pythons if not python.endswith("t")]
+        return max(usual or self.pythons, key=python_key)
 
     def missing_for_wheel(self, arch: str, flags: Iterable[str]) -> tuple[str, ...] | None:
         """What a CPU lacks to load the official wheels, sorted; None where their baseline is unknown."""
         level = self.baseline.get(arch)
         return None if level is None else tuple(sorted(level.requires - frozenset(flags)))
 
-    def wheel_exceptions(self, arch: str, flags: Iterable[str]) -> str | None:
-        """What does not work in the official wheels on a CPU that loads them."""
+    def wheel_exceptions(self, arch: str, flags: Iterable[str]) -> tuple[tuple[str, ...], str] | None:
+        """What a CPU that loads the official wheels still lacks, sorted, and what does not work because of it."""
         found = self.exceptions.get(arch)
-        return found.text if found is not None and found.needs - frozenset(flags) else None
+        missing = tuple(sorted(found.needs - frozenset(flags))) if found else ()
+        return (missing, found.text) if found and missing else None
 
     @property
     def cpu_build(self) -> Build | None:

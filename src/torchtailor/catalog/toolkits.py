@@ -80,9 +80,9 @@ class CudaToolkit(Sourced, frozen=True, kw_only=True):
         """The driver that runs everything made by this toolkit (or by one of its updates)."""
         return self.driver_updates.get(update or "", self.driver_full)
 
-    def drivers_for(self, gpu: Gpu | None, update: str | None = None) -> tuple[Dotted, Dotted]:
-        """The oldest driver that runs its code on a GPU at all, and the oldest that does so without limits."""
-        first = (gpu and gpu.first_driver) or self.driver_minor
+    def drivers_for(self, gpu: Gpu | None, update: str | None = None, name: str = "") -> tuple[Dotted, Dotted]:
+        """The oldest driver that runs its code on a GPU (one product of it) at all, and the oldest without limits."""
+        first = (gpu and gpu.first_driver_of(name)) or self.driver_minor
         return max(self.driver_minor, first), max(self.driver_floor(update), first)
 
     def fit_driver(self, driver: Dotted, *, update: str | None = None) -> DriverFit:

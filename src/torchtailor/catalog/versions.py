@@ -34,3 +34,8 @@ class Dotted(Word):
 
     def __str__(self) -> str:
         return self.text
+
+
+def python_key(python: str) -> tuple[Dotted, bool]:
+    """Sorts 3.9 before 3.13 before 3.13t."""
+    return Dotted(python.removesuffix("t")), python.endswith("t")

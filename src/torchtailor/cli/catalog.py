@@ -103,10 +103,9 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
         yield "Nothing new was found, but not every configured index could be read."
     elif not found.news:
         yield f"Nothing is new: the catalog of {found.catalog_checked} knows all that the indexes list."
-    yield (
-        f"{len(found.locations)} indexes, {found.wheels_read} wheels, {human_bytes(found.bytes_read)} read "
-        f"in {human_seconds(found.seconds)}"
-    )
+    indexes = "1 index" if len(found.locations) == 1 else f"{len(found.locations)} indexes"
+    wheels = "1 wheel" if found.wheels_read == 1 else f"{found.wheels_read} wheels"
+    yield f"{indexes}, {wheels}, {human_bytes(found.bytes_read)} read in {human_seconds(found.seconds)}"
 
 
 def _document(found: CatalogUpdate, written: tuple[Path, ...]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,12 +50,17 @@ def _candidates(version: str) -> Iterator[Path]:
         if path.is_file():
             yield path
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    yield from sorted(pyenv.glob(f"versions/*/bin/python{version}"), reverse=True)
+    yield from sorted(pyenv.glob(f"versions/*/bin/python{version}"), key=_numbers, reverse=True)
     if uv := find_uv():
         line = [uv, "python", "find", "--no-project", "--no-python-downloads", version]
         found = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
         if found:
             yield Path(found)
+
+
+def _numbers(path: Path) -> list[int]:
+    """Sorts pyenv's 3.13.9 before its 3.13.10."""
+    return [int(part) for part in re.findall(r"\d+", path.parents[1].name)]
 
 
 def python_of_environment(environment: Path) -> str | None:

@@ -8,6 +8,8 @@ from torchtailor.cgroups import memory_limit
 from torchtailor.host.model import Note, Room, System
 from torchtailor.host.probe import Probe
 
+NOT_LINUX = "not-linux"  # the topic of the note on other systems
+
 _NAMES = {"Darwin": "macOS"}
 _OTHER_SYSTEMS = {
     "macos": "On macOS PyTorch's own wheels use the GPU through MPS (there is no CUDA for macOS) and hold no GPU code "
@@ -53,7 +55,7 @@ def detect_room(probe: Probe) -> Room:
 def system_notes(system: System) -> tuple[Note, ...]:
     if not system.linux:
         text = _OTHER_SYSTEMS.get(system.os_id, f"torchtailor makes builds for Linux, and this is {system.os}.")
-        return (Note(topic="not-linux", text=text),)
+        return (Note(topic=NOT_LINUX, text=text),)
     if system.libc == "musl":
         text = "The C library is musl: PyTorch's wheels and CUDA are built for glibc and do not run on it."
         return (Note(topic="musl", text=text),)

@@ -124,7 +124,7 @@ class _ReadFile(msgspec.Struct):
     size: Size
     requires_python: str = msgspec.field(name="requires-python", default="")
     metadata: _Hashes | None = msgspec.field(name="core-metadata", default=None)
-    yanked: str = ""
+    yanked: str | bool = False
 
 
 class _ReadPage(msgspec.Struct):
@@ -152,7 +152,7 @@ def read_project_json(content: bytes, name: str = "A page of the index") -> tupl
             size=file.size,
             requires_python=file.requires_python,
             metadata_sha256=file.metadata.sha256 if file.metadata else "",
-            yanked=file.yanked,
+            yanked=file.yanked if isinstance(file.yanked, str) else "",
         )
         for file in decode_json(content, _ReadPage, name, _OURS).files
     )

@@ -11,8 +11,11 @@ from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
+from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host
-from torchtailor.recommendation.candidates import Candidate
+from torchtailor.host.system import system_notes
+from torchtailor.host.tegra import tegra_table
+from torchtailor.recommendation.candidates import WHEEL_GLIBC, Candidate
 from torchtailor.recommendation.explain import pick
 from torchtailor.recommendation.request import Situation, Workload
 from torchtailor.recommendation.result import Alternative, Pick
@@ -106,6 +109,8 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
         fitting = not best.devices or best.exact
         return () if fitting and situation.isas.runs(best.variant.isa) else tuple(_own_rows(situation))
     host, found = situation.host, list[Alternative]()
+    if not host.system.linux:
+        return tuple(Alternative("system", note.text) for note in system_notes(host.system))
     if cpu is not None:
         text = (
             f"Use the CPU for now: {cpu.variant.unique_name} runs on this machine, for development and tests, at a "
@@ -115,7 +120,10 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
     found += _own_rows(situation)
     platforms = sorted({isa.arch for isa in situation.catalog.isas.values()})
     if host.cpu.arch not in platforms:
-        text = f"PyTorch is available for {' and '.join(platforms)}; this machine is {host.cpu.arch}. Use another one."
+        text = (
+            f"PyTorch is available for {' and '.join(platforms)}; this machine is {host.cpu.arch}. Use "
+            "another one, or a build of the platform's own (for POWER: conda-forge, Open-CE)."
+        )
         found.append(Alternative("platform", text))
     elif not host.cpu.flags:
         text = f"The flags of this CPU ({host.cpu.name}) are unknown: give its name with --cpu."
@@ -133,6 +141,8 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
 def _own_rows(situation: Situation) -> Iterator[Alternative]:
     """Rows of data that make a variant of one's own, where a build could be compiled and would run."""
     host = situation.host
+    if _ends_before_wheels(host):
+        return
     isa = situation.isas.runnable[0] if situation.isas.runnable else None
     own = None if isa else _own_isa(host.cpu)
     if isa is None and own is None:
@@ -162,6 +172,12 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
         )
         row = f'[[row]]\nrelease = "{release.name}"\ncpus = ["{name}"]\n'
         yield Alternative("source", text, f"cpu-{name}", extra + row)
+
+
+def _ends_before_wheels(host: Host) -> bool:
+    """Whether this is a JetPack whose Ubuntu is too old for every release here, to run it and to compile it."""
+    row = tegra_table().by_jetpack(host.tegra.jetpack) if host.tegra and host.tegra.jetpack else None
+    return row is not None and Dotted(row.glibc) < WHEEL_GLIBC
 
 
 def _needing(host: Host, build: Build) -> str:
@@ -222,8 +238,7 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
     builds = [build for release in situation.catalog.releases.values() for build in release.cuda_builds]
     fits = {situation.driver(device, build).fit for device in devices for build in builds}
     names = " and ".join(dict.fromkeys(device.name for device in devices))
-    known = [situation.catalog.gpus.get(device.compute) for device in devices if device.compute]
-    if any(gpu is not None and _beyond_containers(gpu, host) for gpu in known):
+    if any(_beyond_containers(situation.catalog.gpus.get(one.compute), one, host) for one in devices if one.compute):
         return
     if any(fit.runs for fit in fits):
         listed = {capability for build in builds for row in build.rows for capability in row.gpus}
@@ -243,10 +258,13 @@ def _containers(situation: Situation) -> Iterator[Alternative]:
         yield Alternative("container", text)
 
 
-def _beyond_containers(gpu: Gpu, host: Host) -> bool:
+def _beyond_containers(gpu: Gpu | None, device: GpuDevice, host: Host) -> bool:
     """Whether the kernel's driver predates the GPU, or CUDA has dropped it."""
+    if gpu is None:
+        return False
     driver = host.driver.number if host.driver is not None and not host.driver.windows else None
-    return gpu.last_cuda is not None or bool(driver and gpu.first_driver and driver < gpu.first_driver)
+    first = gpu.first_driver_of(device.name)
+    return gpu.last_cuda is not None or bool(driver and first and driver < first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from enum import Enum
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
 from torchtailor.catalog.releases import Build, Method
 from torchtailor.catalog.toolkits import DriverFit
-from torchtailor.catalog.versions import Dotted
+from torchtailor.catalog.versions import Dotted, python_key
 from torchtailor.host.model import GpuDevice, Host, Tegra
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation.drivers import DriverVerdict
@@ -37,6 +37,7 @@ class Refused(Enum):
     DRIVER = "driver"
     DROPPED = "dropped"  # the driver is too new for the GPU
     LIBC = "libc"
+    SYSTEM = "system"  # every build here is for Linux
     TEGRA = "tegra"  # the wheels are built for servers
 
 
@@ -134,6 +135,9 @@ def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[
 
 def judge(situation: Situation, variant: Variant, method: Method, *, any_driver: bool = False) -> Judgement:
     """One variant, built with one method."""
+    if not situation.host.system.linux:
+        text = f"Every variant is for Linux, and this machine runs {situation.host.system.os}."
+        return Refusal(variant, method, Refused.SYSTEM, text)
     tegra = situation.host.tegra
     alike = {(device.compute, device.integrated): device for device in reversed(situation.devices)}
     for device in alike.values():
@@ -177,7 +181,10 @@ def _why_no_wheels(host: Host) -> str | None:
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
     if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < WHEEL_GLIBC:
-        return f"Official wheels need glibc {WHEEL_GLIBC} or newer; this system has {system.libc_version}."
+        return (
+            f"Official wheels need glibc {WHEEL_GLIBC} or newer; this system has {system.libc_version}. They run in a "
+            "container with a newer one."
+        )
     return None
 
 
@@ -273,3 +280,21 @@ def best_candidate(situation: Situation, *, any_driver: bool = False) -> Candida
     """The best of all variants in a situation."""
     order = ranked(judge_all(situation, any_driver=any_driver), situation.isas)
     return order[0] if order else None
+
+
+def best_of_other_pythons(situation: Situation, *, any_driver: bool = False) -> Candidate | None:
+    """The wheel of the newest release that runs, for another Python than the default, where that has nothing.
+
+    Old GPUs have old releases, which are not available for the default Python. None where a Python was asked for.
+    """
+    if (
+        situation.request.python is not None
+        or not situation.devices
+        or best_candidate(situation, any_driver=any_driver)
+    ):
+        return None
+    releases = situation.catalog.releases.values()
+    pythons = {python for release in releases for python in release.pythons if not python.endswith("t")}
+    bests = (best_candidate(situation.for_python(python), any_driver=any_driver) for python in pythons)
+    wheels = [best for best in bests if best is not None and best.method is Method.WHEEL]
+    return max(wheels, key=lambda best: (best.variant.release.version, python_key(best.variant.python)), default=None)

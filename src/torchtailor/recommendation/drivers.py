@@ -27,7 +27,7 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     assert build.cuda is not None
     toolkit = catalog.toolkit(build.cuda)
     gpu = catalog.gpus.get(device.compute) if device.compute else None
-    needs, full = toolkit.drivers_for(gpu, str(build.toolkit) if build.toolkit else None)
+    needs, full = toolkit.drivers_for(gpu, str(build.toolkit) if build.toolkit else None, device.name)
     if device.integrated and host.tegra is not None and (host.tegra.cuda or not host.tegra.unified):
         return _by_jetpack(host, toolkit)
     if host.driver is None:
@@ -40,8 +40,10 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
         last = f"R{gpu.last_driver_branch}"
         text = f"Driver {driver} no longer supports {gpu.sm.upper()}: {last} is the last branch that does."
         return DriverVerdict(DriverFit.DROPPED_GPU, text, needs=needs, full=full)
-    if gpu is not None and gpu.first_driver and driver < gpu.first_driver:
-        text = f"Driver {driver} is too old for {gpu.sm.upper()}, which needs {gpu.first_driver} or newer."
+    first = gpu.first_driver_of(device.name) if gpu is not None else None
+    if gpu is not None and first is not None and driver < first:
+        who = gpu.sm.upper() if first == gpu.first_driver else device.name
+        text = f"Driver {driver} is too old for {who}, which needs {first} or newer."
         return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
     text = {

@@ -9,13 +9,20 @@ from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
+from torchtailor.host.system import NOT_LINUX
 from torchtailor.recommendation.alternatives import alternatives, other_variants
-from torchtailor.recommendation.candidates import Candidate, best_candidate, judge_all, ranked
+from torchtailor.recommendation.candidates import (
+    Candidate,
+    best_candidate,
+    best_of_other_pythons,
+    judge_all,
+    ranked,
+)
 from torchtailor.recommendation.commands import command, stock_command
 from torchtailor.recommendation.explain import machine_line, pick, short_label, why
 from torchtailor.recommendation.hypothetical import GivenParts, resolve_host
 from torchtailor.recommendation.rejections import rejected
-from torchtailor.recommendation.request import Request, Situation, Workload, python_order
+from torchtailor.recommendation.request import Request, Situation, Workload
 from torchtailor.recommendation.result import Pick, Recommendation
 from torchtailor.recommendation.upgrades import upgrades
 from torchtailor.variants import Matrix
@@ -52,7 +59,7 @@ def recommend(
 def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:
     """The same for a machine that is known."""
     situation = Situation.of(matrix, host, request)
-    notes = [note.text for note in host.notes]
+    notes = [note.text for note in host.notes if note.topic != NOT_LINUX]  # that one is the alternative
     if (other := _other_python(situation)) is not None:
         python = other.request.wanted_python
         notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
@@ -86,25 +93,11 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
 
 
 def _other_python(situation: Situation) -> Situation | None:
-    """The same for the Python of the newest release that runs, where none was asked for and the default has nothing.
-
-    Old GPUs have old releases, which are not available for the default Python.
-    """
-    if (
-        situation.request.python is not None
-        or not situation.devices
-        or best_candidate(situation)
-        or any(best_candidate(situation.on([device])) for device in situation.devices)
-    ):
+    """The same for the Python of the newest release that runs, where the default Python has nothing for any GPU."""
+    if any(best_candidate(situation.on([device])) for device in situation.devices):
         return None
-    releases = situation.catalog.releases.values()
-    pythons = {python for release in releases for python in release.pythons if not python.endswith("t")}
-    found = []
-    for python in sorted(pythons - {situation.request.wanted_python}, key=python_order):
-        other = situation.for_python(python)
-        if (best := best_candidate(other)) is not None and best.method is Method.WHEEL:
-            found.append(((best.variant.release.version, python_order(python)), other))
-    return max(found, key=lambda item: item[0])[1] if found else None
+    best = best_of_other_pythons(situation)
+    return situation.for_python(best.variant.python) if best else None
 
 
 def _best_per_kind(situation: Situation) -> tuple[Candidate, ...]:

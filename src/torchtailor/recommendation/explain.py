@@ -58,7 +58,8 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     if candidate.method is Method.WHEEL:
         variant = candidate.variant
         if exceptions := variant.release.wheel_exceptions(variant.arch, situation.host.cpu.flags):
-            reasons.append(f"Known limits of the official wheel on this CPU: {exceptions}")
+            missing, text = exceptions
+            reasons.append(f"Known limits of the official wheel on this CPU, which lacks {', '.join(missing)}: {text}")
     return tuple(reasons)
 
 
@@ -71,7 +72,7 @@ def _why_release(situation: Situation, candidate: Candidate) -> str:
         return f"PyTorch {version} is the release that was asked for."
     if candidate.method is not Method.WHEEL:
         return f"PyTorch {version} is the newest release with a variant for this machine {candidate.method.phrase}."
-    return f"PyTorch {version} is the newest release that runs on this machine."
+    return f"PyTorch {version} is the newest release whose official wheel is known to run on this machine."
 
 
 def _why_another(catalog: Catalog, candidate: Candidate) -> str:

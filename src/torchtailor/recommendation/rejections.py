@@ -15,6 +15,8 @@ from torchtailor.recommendation.result import Rejection
 
 def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> tuple[Rejection, ...]:
     """Everything that was not chosen: instruction sets, wheels, builds, code for other GPUs, releases."""
+    if not situation.host.system.linux:
+        return tuple(_wheels(judgements))
     found = [*_isas(situation.isas), *_wheels(judgements)]
     if situation.devices:
         found += _builds(situation, judgements, best)
@@ -30,10 +32,11 @@ def _isas(isas: IsaRanking) -> Iterator[Rejection]:
 
 
 def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
-    """All wheels, where the system's C library is not the one they are built for."""
-    refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is Refused.LIBC]
-    if refusals:
-        yield Rejection("wheels", refusals[0].text)
+    """All wheels, where the system's C library is not the one they are built for; all builds where it is no Linux."""
+    for kind, what in ((Refused.SYSTEM, "all variants"), (Refused.LIBC, "wheels")):
+        refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is kind]
+        if refusals:
+            yield Rejection(what, refusals[0].text)
 
 
 def _pythons(situation: Situation, best: Candidate | None) -> Iterator[Rejection]:
@@ -82,8 +85,8 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
     for kind in (Refused.DRIVER, Refused.TEGRA, Refused.LIBC, Refused.CPU):
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
-    if method is Method.WHEEL and named:
-        return _no_code(build, named[0].variant.arch, devices)
+    if method is Method.WHEEL and (named or not _any_runs(situation, build)):
+        return _no_code(build, situation.host.cpu.arch, devices)
     if named and len(capabilities) == 1:
         return named[0].text
     if len(capabilities) > 1:
@@ -91,10 +94,20 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
     return f"The matrix has no variant of it for {_names(devices)} and this CPU."
 
 
+def _any_runs(situation: Situation, build: Build) -> bool:
+    """Whether some GPU runs some of the code in the official wheel."""
+    codes = build.wheel_codes(situation.host.cpu.arch)
+    return any(situation.catalog.rules.best(one.compute, codes) for one in situation.devices if one.compute)
+
+
 def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
     assert build.cuda is not None
     code = CodeTarget(CodeKind.CUBIN, gpu.capability)
-    if catalog.toolkit(build.cuda).compiles(code) or gpu.last_cuda is None:
+    if catalog.toolkit(build.cuda).compiles(code):
+        return None
+    if build.cuda < gpu.first_cuda:
+        return f"CUDA {build.cuda} does not support {gpu.sm.upper()} ({gpu.family}) yet: {gpu.first_cuda} is the first."
+    if gpu.last_cuda is None:
         return None
     return f"CUDA {build.cuda.major} no longer supports {gpu.sm.upper()} ({gpu.family}): {gpu.last_cuda} was the last."
 

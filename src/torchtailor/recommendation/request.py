@@ -9,6 +9,7 @@ from enum import Enum
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Method, Release
+from torchtailor.catalog.versions import python_key
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.recommendation.drivers import DriverVerdict, judge_driver
@@ -40,20 +41,12 @@ class Request:
     def check(self, catalog: Catalog) -> None:
         """Refuse a release that does not exist and a Python that is not available."""
         releases = [catalog.release(self.release)] if self.release else list(catalog.releases.values())
-        offered = sorted(
-            {python for release in releases for python in release.pythons},
-            key=python_order,
-        )
+        offered = sorted({python for release in releases for python in release.pythons}, key=python_key)
         if self.wanted_python not in offered:
             where = f"PyTorch {releases[0].version} (release {self.release})" if self.release else "any release"
             raise NoMatchError(
                 f"Python {self.wanted_python} is not supported by {where}.", f"Supported are {', '.join(offered)}."
             )
-
-
-def python_order(python: str) -> tuple[int, str]:
-    """3.9 before 3.10 before 3.13 before 3.13t."""
-    return (int(python.rstrip("t").split(".")[1]), python)
 
 
 @dataclass(frozen=True, slots=True)

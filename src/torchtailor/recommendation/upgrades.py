@@ -9,14 +9,17 @@ from msgspec.structs import replace as replace_struct
 
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.tegra import describe_tegra, tegra_table
-from torchtailor.recommendation.candidates import Candidate, best_candidate, preference
+from torchtailor.recommendation.candidates import Candidate, best_candidate, best_of_other_pythons, preference
 from torchtailor.recommendation.request import Situation
 from torchtailor.recommendation.result import Upgrade
 
 
 def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     """The changes that would lead to something better than `best`, or to anything at all."""
-    if situation.devices:
+    newest = max(release.version for release in situation.catalog.releases.values())
+    if best is not None and best.variant.release.version == newest:
+        return
+    if situation.devices and situation.host.system.linux:
         yield from _by_driver(situation, best)
         yield from _by_jetpack(situation, best)
         yield from _by_python(situation, best)
@@ -30,11 +33,14 @@ def _better(situation: Situation, candidate: Candidate, best: Candidate | None) 
 
 
 def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
-    ideal = best_candidate(situation, any_driver=True)
+    other = best_of_other_pythons(situation, any_driver=True)
+    ideal = other or best_candidate(situation, any_driver=True)
     if ideal is None or ideal.driver is None or not _better(situation, ideal, best):
         return
     variant, verdict = ideal.variant, ideal.driver
     gain = f"PyTorch {variant.release.version} with CUDA {variant.build.cuda} ({variant.short_name})"
+    if other is not None:
+        gain += f" for Python {variant.python}"
     if verdict.fit is DriverFit.DROPPED_GPU:
         known = [situation.catalog.gpus[one.device.compute] for one in ideal.devices if one.device.compute]
         branch = min(gpu.last_driver_branch for gpu in known if gpu.last_driver_branch is not None)

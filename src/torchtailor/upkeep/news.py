@@ -8,8 +8,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from torchtailor.catalog import Catalog, Dotted, Release
+from torchtailor.catalog.versions import python_key
 from torchtailor.upkeep.facts import TorchFacts
-from torchtailor.upkeep.survey import ListedBuild, Survey, python_key
+from torchtailor.upkeep.survey import ListedBuild, Survey
 
 if TYPE_CHECKING:
     from torchtailor.upkeep.measure import Measured
@@ -126,7 +127,7 @@ def _about_build(line: NewLine, build: ReadBuild, catalog: Catalog) -> Iterator[
     label, arch = build.facts.label, build.listed.arch
     known = line.known.build(label) if line.known else None
     kind = NewsKind.PLATFORM if known and known.wheels and not line.is_patch else NewsKind.BUILD
-    contents = "architectures not measured"
+    contents = "architectures not measured (--measure reads them)"
     if build.facts.cuda is None:
         contents = "without CUDA"
     elif build.measured:

@@ -47,6 +47,8 @@ class RowMaker:
         row: Row = {"name": line.name}
         if line.known is None or line.is_patch:
             row |= self._identity(line, read)
+        if line.known is not None and line.is_patch:
+            row["patches"] = [_older_patch(line.known, read)]
         if line.pythons:
             row["pythons"] = list(line.pythons)
         if served := {build.listed.arch: build.facts.label for build in read if not build.listed.local}:
@@ -65,6 +67,8 @@ class RowMaker:
 
     def _identity(self, line: NewLine, read: tuple[ReadBuild, ...]) -> Row:
         row: Row = {"version": str(line.version)}
+        if line.known is not None and line.known.date:
+            row["date"] = ""  # an index's page does not tell it, and the older patch release's is not this one's
         for name in ("git_commit", "triton", "cudnn", "nccl"):
             values = [value for build in read if (value := getattr(build.facts, name))]
             if values:
@@ -79,6 +83,8 @@ class RowMaker:
         believed = [*(["cxx", "gcc_min", "rows"] if line.known is None else []), *guessed]
         if "baseline" in row:
             (verified if any(b.measured for b in read) else believed).append("baseline")
+        if "exceptions" in row:
+            (verified if any(b.measured for b in read) else believed).append("exceptions")
         return {"verified": verified} | ({"believed": believed} if believed else {})
 
     def _host_facts(self, line: NewLine, before: Release, read: tuple[ReadBuild, ...]) -> Row:
@@ -193,6 +199,20 @@ class RowMaker:
 def _row(row: VariantRow) -> Row:
     gpus: Mapping[str, Any] = {"gpus": [str(gpu) for gpu in row.gpus]} if row.gpus else {}
     return {**gpus, "cpus": list(row.cpus)}
+
+
+def _older_patch(known: Release, read: Iterable[ReadBuild]) -> Row:
+    """What the catalog knew about the release so far, kept beside the newer patch release."""
+    new = {build.facts.label for build in read} - {build.label for build in known.builds}
+    facts: Row = {
+        "version": str(known.version),
+        "date": known.date,
+        "git_commit": known.git_commit,
+        "pythons": list(known.pythons),
+        "triton": known.triton,
+        "without": sorted(new),
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _nearest(release: Release, cuda: Dotted) -> Build | None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from packaging.tags import Tag
 
 from torchtailor.catalog import Catalog, Dotted
+from torchtailor.catalog.versions import python_key
 from torchtailor.errors import NetworkError
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -91,11 +92,6 @@ def survey(finder: Finder, catalog: Catalog) -> Survey:
             "Check pip's and uv's settings, or give an index with --index-url.",
         )
     return Survey(tuple(builds), tuple(read), tuple(problems), complete)
-
-
-def python_key(python: str) -> tuple[int, bool]:
-    """Sorts 3.9 before 3.13 before 3.13t."""
-    return int(python.rstrip("t").split(".")[1]), python.endswith("t")
 
 
 def _own_indexes(finder: Finder, catalog: Catalog) -> Iterator[IndexLocation]:

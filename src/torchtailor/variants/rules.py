@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -98,7 +99,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         listed = ", ".join(str(code) for code in codes)
-        text = f"{official} contains {listed}, none of which runs on {gpu.sm.upper()}."
+        text = f"{official} contains {listed}, none of which runs on {gpu.sm.upper()}{_unless(gpu, codes)}."
         return _unavailable(Method.WHEEL, text)
     fit = catalog.rules.fit(gpu.capability, best, unified_tegra=unified)
     text = {
@@ -110,6 +111,14 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     if fit is Fit.COMPATIBLE and unified and gpu.unified:
         text += f" This needs {gpu.unified.condition}."
     return MethodCoverage(Method.WHEEL, True, fit, best, text)
+
+
+def _unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
+    """From which CUDA on a Tegra part runs some of the code that it does not run when an older one made it."""
+    taken = [code for code in codes if gpu.unified and code.capability in gpu.unified.capabilities]
+    if not taken or gpu.unified is None:
+        return ""
+    return f" ({' and '.join(map(str, taken))} code does from CUDA {gpu.unified.cuda} on)"
 
 
 def _by_source(catalog: Catalog, variant: Variant) -> MethodCoverage:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.versions import python_key
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
@@ -93,7 +94,7 @@ def find_variants(
 
 def check_python(catalog: Catalog, python: str | None) -> None:
     """Refuse a Python that no release is available for."""
-    known = sorted({version for release in catalog.releases.values() for version in release.pythons})
+    known = sorted({version for release in catalog.releases.values() for version in release.pythons}, key=python_key)
     if python is not None and python not in known:
         raise NoMatchError(
             f"No release is available for Python {python!r}.", f"Known are {', '.join(known)}, or `all`."

@@ -27,6 +27,10 @@ class BuildVerdict:
         return not self.forbidden
 
     @property
+    def by_wheel(self) -> bool:
+        return any(covered.method is Method.WHEEL and covered.available for covered in self.methods)
+
+    @property
     def where(self) -> str:
         return f"{self.release} ({self.build})"
 
@@ -90,7 +94,7 @@ def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:
             f"{name} is possible, but no release lists it:",
             *_by_build(possible),
             "",
-            _row_to_add(parsed, possible[0]),
+            _row_to_add(parsed, next((one for one in possible if one.by_wheel), possible[0])),
         ]
     else:
         lines = [f"{name} is not possible."]
@@ -112,6 +116,7 @@ def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
 
 
 def _row_to_add(parsed: ParsedName, newest: BuildVerdict) -> str:
+    """The newest build with an official wheel that runs, where there is one: that takes minutes to make."""
     cuda = f'cuda = "{newest.build[2:-1]}.{newest.build[-1]}"\n  gpus = ["{parsed.gpu}"]\n  ' if parsed.gpu else ""
     return (
         "To add it, put this into torchtailor.toml in the working directory:\n"

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import machines
 from tests.unit.backends.conftest import Workshop
-from torchtailor.backends.choose import choose
+from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment
 from torchtailor.catalog import Catalog
@@ -130,6 +131,29 @@ def test_without_a_name_it_is_this_machine_and_this_python(catalog: Catalog) -> 
     assert choice.variant.python == running_python()
     assert choice.notes[0].startswith("This machine is ")
     assert all(older.short_name == choice.variant.short_name for older in choice.fallbacks)
+
+
+def test_this_machine_falls_back_only_to_what_its_cpu_loads(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.10.0 alone runs Armv8.1 atomics when it is loaded."""
+    for name, loads in (("graviton1", False), ("graviton2", True)):
+        monkeypatch.setattr("torchtailor.host.detect.detect", lambda name=name, **_: machines.host(name))
+        (choice,) = choose(catalog, [], python="3.13")
+        versions = {str(older.release.version) for older in choice.fallbacks}
+        assert "2.9.1" in versions and ("2.10.0" in versions) is loads
+
+
+def test_install_falls_back_only_to_what_this_cpu_loads(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchtailor.backends import install
+
+    planned: list[VariantChoice] = []
+    monkeypatch.setattr(install, "plan_choices", lambda _, choices, __: planned.extend(choices))
+    for name in ("graviton1", "graviton2"):
+        monkeypatch.setattr(install, "detect_cpu", lambda _, name=name: machines.host(name).cpu)
+        install.plan_install("cpu-armv8_2", into=tmp_path / "none", python="3.13", catalog=catalog)
+    old, new = ({str(one.release.version) for one in choice.fallbacks} for choice in planned)
+    assert new - old == {"2.10.0"}
 
 
 def test_install_takes_the_python_of_the_environment(

@@ -224,6 +224,23 @@ def test_a_release_without_the_default_python(tmp_path: Path) -> None:
     assert matrix.resolve("cpu-avx2").variant.release.name == newest.name  # a short name means the default Python
 
 
+@pytest.mark.parametrize(
+    ("pythons", "default"),
+    [(["3.14", "3.14t"], "3.14"), (["3.10", "3.9"], "3.10"), (["3.14t"], "3.14t"), (["3.9", "3.13t", "3.12"], "3.12")],
+)
+def test_the_default_python_is_the_newest_whatever_their_order(
+    tmp_path: Path, pythons: list[str], default: str
+) -> None:
+    text = f"[[release]]\nname = 'mine'\nversion = '3.0.0'\npythons = {pythons}\n[[release.build]]\nrows = []"
+    assert load_catalog(write(tmp_path, text)).release("mine").default_python == default
+
+
+def test_a_python_that_is_no_version_is_refused(tmp_path: Path) -> None:
+    text = "[[release]]\nname = 'mine'\nversion = '3.0.0'\npythons = ['newest']\n[[release.build]]\nrows = []"
+    with pytest.raises(UsageError, match="pythons"):
+        load_catalog(write(tmp_path, text))
+
+
 def test_the_oldest_driver_is_the_higher_of_gpu_and_toolkit(catalog: Catalog) -> None:
     cuda13 = catalog.toolkit("13.0")
     assert [str(driver) for driver in cuda13.drivers_for(catalog.gpu("9.0"))] == ["580.65.06", "580.65.06"]

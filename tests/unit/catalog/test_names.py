@@ -189,8 +189,7 @@ def test_cpu_names_as_cpuinfo_prints_them(catalog: Catalog, row: dict[str, str])
 
 @pytest.mark.parametrize(
     "name",
-    ["Intel(R) Xeon(R) Processor @ 2.50GHz", "Intel(R) Xeon(R) CPU @ 2.20GHz", "QEMU Virtual CPU version 2.5+",
-     "AMD Ryzen 7 7799X", "Intel(R) Core(TM) i7", "ARMv8 Processor rev 1 (v8l)", "AMD EPYC 9996"],
+    ["AMD Ryzen 7 7799X", "Intel(R) Core(TM) i7", "ARMv8 Processor rev 1 (v8l)", "AMD EPYC 9996"],
 )  # fmt: skip
 def test_a_cpu_name_that_says_too_little_is_not_guessed(catalog: Catalog, name: str) -> None:
     with pytest.raises(NoMatchError):
@@ -199,13 +198,34 @@ def test_a_cpu_name_that_says_too_little_is_not_guessed(catalog: Catalog, name: 
 
 @pytest.mark.parametrize(
     ("name", "readings"),
-    [("Xeon 5120", ("Core 2", "Gold")), ("AMD EPYC Processor", ("or later", "taken as Zen 1"))],
-)
+    [("Xeon 5120", ("Core 2", "Gold")), ("AMD EPYC Processor", ("or later", "taken as Zen 1")),
+     ("Intel(R) Xeon(R) Processor @ 2.50GHz", ("AVX-512 or less", "x86-64 alone is assumed")),
+     ("Intel(R) Xeon(R) CPU @ 2.20GHz", ("AVX-512 or less", "x86-64 alone is assumed")),
+     ("QEMU Virtual CPU version 2.5+", ("x86-64 alone", "may have more")),
+     ("Common KVM processor", ("x86-64 alone", "may have more")),
+     ("ZHAOXIN KaiXian KX-7000/8", ("AVX is left out", "newer ones have AVX2"))],
+)  # fmt: skip
 def test_a_cpu_name_with_two_readings_says_so_and_takes_the_lower(
     catalog: Catalog, name: str, readings: tuple[str, ...]
 ) -> None:
     _, label = catalog.microarchitecture(name)
     assert all(reading in label for reading in readings)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("POWER9, altivec supported", "ppc64le"), ("IBM POWER10", "ppc64le"), ("sifive,u74-mc", "riscv64"),
+     ("Loongson-3A5000", "loongarch64"), ("IBM/S390", "s390x")],
+)  # fmt: skip
+def test_the_cpus_of_other_platforms_are_known_as_such(catalog: Catalog, name: str, arch: str) -> None:
+    assert catalog.microarchitecture(name)[0].arch == arch
+
+
+@pytest.mark.parametrize("name", ["9950X", "12900K", "6248"])
+def test_a_cpu_without_its_brand_is_asked_for_it(catalog: Catalog, name: str) -> None:
+    with pytest.raises(NoMatchError) as error:
+        catalog.microarchitecture(name)
+    assert "brand" in error.value.hint
 
 
 def test_an_unknown_cpu_name_says_what_to_do(catalog: Catalog) -> None:

@@ -32,6 +32,12 @@ def test_a_shim_of_pyenv_is_passed_over_for_the_python_behind_it(tmp_path: Path)
     assert find_python("3.99t") is None
 
 
+def test_the_newest_patch_release_of_pyenv_comes_first(tmp_path: Path) -> None:
+    for version in ("3.99.9", "3.99.10", "3.99.2"):
+        executable(tmp_path / "pyenv" / "versions" / version / "bin" / "python3.99", "echo 3.99")
+    assert find_python("3.99") == tmp_path / "pyenv" / "versions" / "3.99.10" / "bin" / "python3.99"
+
+
 def test_uv_beside_torchtailor_knows_pythons(tmp_path: Path) -> None:
     assert find_uv() is None
     managed = executable(tmp_path / "managed" / "python3.99", "echo 3.99")

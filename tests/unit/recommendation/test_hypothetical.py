@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import machines
-from torchtailor.catalog import Method
+from torchtailor.catalog import Method, load_catalog
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.host.model import Cpu, Host
 from torchtailor.recommendation import Recommendation, Request, recommend
@@ -127,12 +127,49 @@ def test_torch_compile_on_blackwell_with_a_cuda_12_driver_needs_another_ptxas() 
         assert "torch.compile" not in str(ask(gpu, cpu="zen4", driver=driver).best)
 
 
-def test_rubin_runs_the_wheels_code_for_blackwell() -> None:
-    best = ask("Rubin", cpu="zen4").best
+def test_rubin_runs_the_wheels_code_for_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the page is made from the real catalog
+    best = recommend(gpus="Rubin", cpu="zen4", catalog=load_catalog(Path("/"))).best
     assert best is not None and (best.gpu, best.code, best.method) == ("sm100", "sm_100", "wheel")
     text = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text()
     (row,) = [line for line in text.splitlines() if "| `sm107` |" in line]
     assert f"| {best.pytorch}, CUDA {best.cuda} |" in row and "As `sm100`" in row
+
+
+@pytest.mark.parametrize("board", ["Jetson Nano", "Jetson TX2"])
+def test_jetpack_4_gets_no_advice_to_compile(board: str) -> None:
+    answer = ask(board)
+    assert answer.best is None and not {"source", "wheel", "cpu"} & {one.kind for one in answer.alternatives}
+
+
+def test_a_driver_that_dropped_the_gpu_and_the_python_of_the_last_release_for_it() -> None:
+    answer = ask("Tesla K80", cpu="haswell", driver="535.274.02")
+    assert answer.best is None
+    (upgrade,) = answer.upgrades
+    assert upgrade.needs == "driver R470" and upgrade.variant.startswith("pytorch20-python311-cuda11_7-sm37")
+    assert "for Python 3.11" in upgrade.text
+
+
+def test_the_newest_wheel_is_not_called_the_newest_release_that_runs() -> None:
+    answer = ask("V100", cpu="haswell", driver="575.64.05")
+    assert answer.best is not None
+    assert answer.best.reasons[0] == (
+        "PyTorch 2.14.1 is the newest release whose official wheel is known to run on this machine."
+    )
+    assert any("PyTorch 2.15.0 is newer" in " ".join(other.reasons) for other in answer.other_variants)
+
+
+def test_a_cuda_that_is_older_than_the_gpu_is_said_to_be() -> None:
+    reasons = [one.reason for one in ask("B200", cpu="zen4", driver="570.133.20").rejected]
+    assert "CUDA 12.6 does not support SM100 (Blackwell) yet: 12.8 is the first." in reasons
+
+
+def test_a_board_that_came_later_than_its_chip_has_its_own_first_driver() -> None:
+    server = ask("NVIDIA RTX PRO 6000 Blackwell Server Edition", cpu="zen4", driver="570.133.20")
+    assert server.best is None
+    assert any("which needs 575.57.08 or newer" in one.reason for one in server.rejected)
+    assert not any(one.kind == "container" for one in server.alternatives)
+    assert ask("HGX B200", cpu="zen4", driver="570.124.06").best is None
 
 
 def test_power_is_refused_for_what_is_true_of_it() -> None:

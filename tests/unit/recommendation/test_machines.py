@@ -32,7 +32,8 @@ TABLE = (
     # an instruction set above the CPU's does not veto the official wheel, which needs Armv8.0-A or x86-64 only
     Row("graviton1", "cpu-armv8_2", "2.15.0", alternatives=("source",), says=(
         "armv8_2: This CPU does not support ARMv8.2: it lacks asimddp", "it needs Armv8.0-A only",
-        "Known limits of the official wheel on this CPU: `torch._stack`", "The name says armv8_2 because")),
+        "Known limits of the official wheel on this CPU, which lacks bf16, sve: `torch._stack`",
+        "The name says armv8_2 because")),
     Row("graviton2", "cpu-armv8_2", "2.15.0"),
     Row("graviton3", "cpu-armv8_2", "2.15.0", says=("armv9: This CPU does not support ARMv9: it lacks frint, sve2.",)),
     Row("graviton4", "cpu-armv9", "2.15.0"),
@@ -131,7 +132,7 @@ TABLE = (
     Row("xavier-jetpack-5", None, says=("JetPack 5 supports CUDA up to 11.4", "ARMv8.2: it lacks asimddp"),
         alternatives=("cpu", "source", "container", "remote")),
     Row("tx2-jetpack-4", None,
-        says=("JetPack 4 supports CUDA up to 10.2",), alternatives=("source", "container", "remote")),
+        says=("JetPack 4 supports CUDA up to 10.2",), alternatives=("container", "remote")),
     # broken drivers and containers
     Row("no-driver", "cpu-avx512",
         says=("(10de:2335), but it is bound to the nouveau driver: install the NVIDIA driver",)),

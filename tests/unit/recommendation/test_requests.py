@@ -157,6 +157,18 @@ def test_a_wheel_whose_baseline_the_cpu_lacks_is_refused_with_what_is_missing() 
     assert any("need Armv8.1-A: this CPU lacks asimdrdm, atomics" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize(("system", "says"), [("macOS", "MPS"), ("Windows", "WSL 2"), ("FreeBSD", "for Linux")])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_another_system_than_linux_gets_one_true_sentence_and_no_variant(system: str, says: str, *, gpu: bool) -> None:
+    host = machines.host("t4" if gpu else "zen4")
+    changed = msgspec.structs.replace(host.system, os=system, os_id=system.lower(), libc=None, libc_version=None)
+    answer = ask(msgspec.structs.replace(host, system=changed))
+    assert answer.best is None and answer.command is None and not answer.upgrades
+    assert [one.kind for one in answer.alternatives] == ["system"] and says in answer.alternatives[0].text
+    assert [one.what for one in answer.rejected] == ["all variants"]
+    assert answer.rejected[0].reason == f"Every variant is for Linux, and this machine runs {system}."
+
+
 def test_an_unknown_baseline_keeps_to_the_instruction_set(tmp_path: Path) -> None:
     (tmp_path / "torchtailor.toml").write_text(
         '[[release]]\nname = "9.0"\nversion = "9.0.0"\npythons = ["3.13"]\n'

@@ -211,6 +211,10 @@ def test_why(matrix: Matrix) -> None:
     newest = max(matrix.catalog.releases.values(), key=lambda release: release.version)
     assert f'release = "{newest.name}"' in orin.text
     assert "JetPack 7.2" in orin.text
+    for line in orin.text.splitlines():  # no line denies what another one says
+        if "contains sm_80" in line and "none of which" in line:
+            assert "(sm_80 code does from CUDA 13.2 on)" in line
+    assert 'cuda = "13.2"' in orin.text.partition("To add it")[2]  # the newest with a wheel that runs
     offered = explain(matrix, "pytorch210-python313-cuda13_0-sm90-avx512")
     assert [verdict.where for verdict in offered.verdicts] == ["cuda-13_0 (cu130)"]
 

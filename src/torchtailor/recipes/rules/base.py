@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Release
+from torchtailor.catalog.versions import python_key
 from torchtailor.recipes.pins import NixpkgsRow, Pins
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import spark_names
@@ -59,7 +60,7 @@ class AuditContext:
     def pythons(self) -> tuple[str, ...]:
         """The Python versions that this tree has recipes for."""
         found = {r.recipe_name.parsed.python for r in self.recipes if r.recipe_name and r.recipe_name.parsed.python}
-        return tuple(sorted(found & set(self.release.pythons)))
+        return tuple(sorted(found & set(self.release.pythons), key=python_key))
 
     def owns(self, recipe: Recipe) -> bool:
         """Whether the release has the recipe's CUDA version; only then its pin is known."""
