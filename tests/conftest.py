@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+
+# How long an example takes depends on what else the machine does; what is slow is seen by its place in --durations.
+hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("busy")
 
 # A runner that was started in the background ignores Ctrl-C, and every process it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

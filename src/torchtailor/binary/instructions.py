@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
-
-import numpy as np
-import numpy.typing as npt
+from struct import unpack_from
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import ElfMachine
@@ -14,62 +13,59 @@ _PLTGOT = 3
 _WINDOW = 8 << 20  # bytes of code looked at at a time
 _PAGE = 1 << 12
 _MAX_DISTANCE = 16  # instructions between the two halves of an address
+_OVERLAP = _MAX_DISTANCE * 4
 
-_Words = npt.NDArray[np.int64]
+_LEA = re.compile(rb"\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]")
+_MOVABS = re.compile(rb"[\x48\x49][\xb8-\xbf]")
+_ADR_OR_ADRP = re.compile(rb"[\x10\x30\x50\x70\x90\xb0\xd0\xf0]")  # the last byte of the word
+_ADRP = 0x80000000
 
 
 def named_by_code(elf: ElfFile, addresses: Collection[int]) -> set[int]:
     """Those of the addresses that instructions compute: relative to themselves, or to the GOT."""
     got = elf.dynamic_value(_PLTGOT)
-    wanted = np.array(sorted(addresses), dtype=np.int64)
+    wanted = frozenset(addresses)
+    pages = frozenset(address // _PAGE for address in wanted)
     named: set[int] = set()
     for section in elf.sections:
         if not (section.executable and section.in_file and section.allocated):
             continue
         for start in range(0, section.size, _WINDOW):
-            overlap = _MAX_DISTANCE * 4
-            code = np.frombuffer(
-                bytes(elf.read(section.offset + start, min(_WINDOW + overlap, section.size - start))), dtype=np.uint8
-            )
+            code = bytes(elf.read(section.offset + start, min(_WINDOW + _OVERLAP, section.size - start)))
             at = section.address + start
-            targets = _x86_64(code, at, got) if elf.machine is ElfMachine.X86_64 else _aarch64(code, at, wanted)
-            for some in targets:
-                named.update(map(int, some[np.isin(some, wanted)]))
+            targets = _x86_64(code, at, got) if elf.machine is ElfMachine.X86_64 else _aarch64(code, at, pages)
+            named.update(wanted.intersection(targets))
     return named
 
 
-def _x86_64(code: npt.NDArray[np.uint8], address: int, got: int | None) -> Iterator[_Words]:
+def _x86_64(code: bytes, address: int, got: int | None) -> Iterator[int]:
     """Where `lea disp32(%rip)` leads, and `movabs` of a distance from the GOT; what only looks like one counts too."""
-    if len(code) < 10:
-        return
-    at = np.flatnonzero((code[:-9] == 0x8D) & (code[1:-8] & 0xC7 == 0x05))
-    yield address + at + 6 + _little(code, at + 2, 4).astype(np.int32).astype(np.int64)
+    base, last = address + 6, len(code) - 6
+    for found in _LEA.finditer(code):
+        at = found.start()
+        if at <= last:
+            yield base + at + unpack_from("<i", code, at + 2)[0]
     if got is not None:
-        at = np.flatnonzero((code[:-9] & 0xFE == 0x48) & (code[1:-8] & 0xF8 == 0xB8))
-        yield got + _little(code, at + 2, 8).astype(np.int64)
+        last = len(code) - 10
+        for found in _MOVABS.finditer(code):
+            if found.start() <= last:
+                yield got + unpack_from("<q", code, found.start() + 2)[0]
 
 
-def _little(code: npt.NDArray[np.uint8], at: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.uint64]:
-    """The numbers at some places."""
-    numbers = np.zeros(len(at), dtype=np.uint64)
-    for step in range(size):
-        numbers |= code[at + step].astype(np.uint64) << np.uint64(8 * step)
-    return numbers
-
-
-def _aarch64(code: npt.NDArray[np.uint8], address: int, wanted: _Words) -> Iterator[_Words]:
+def _aarch64(code: bytes, address: int, pages: frozenset[int]) -> Iterator[int]:
     """Where `adr` leads, and `adrp` with an `add` of the rest soon after it."""
-    words = code[: len(code) // 4 * 4].view("<u4")
-    relative = np.flatnonzero(words & 0x1F000000 == 0x10000000)
-    found = words[relative]
-    distance = ((found >> 5 & 0x7FFFF) << 2 | found >> 29 & 3).astype(np.int64)
-    distance -= (distance >> 20) << 21
-    own = address + relative * 4
-    pages = found >> 31 == 1
-    yield (own + distance)[~pages]
-    page = (own // _PAGE + distance) * _PAGE
-    for index in np.flatnonzero(pages & np.isin(page, wanted // _PAGE * _PAGE)):
-        first = relative[index] + 1
-        following = words[first : first + _MAX_DISTANCE]
-        adds = following[(following & 0xFFC00000 == 0x91000000) & (following >> 5 & 31 == found[index] & 31)]
-        yield page[index] + (adds >> 10 & 0xFFF).astype(np.int64)
+    for found in _ADR_OR_ADRP.finditer(code):
+        at = found.start() - 3
+        if at < 0 or at % 4:
+            continue
+        (word,) = unpack_from("<I", code, at)
+        distance = (word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3
+        distance -= (distance >> 20) << 21
+        own = address + at
+        if not word & _ADRP:
+            yield own + distance
+        elif (page := own // _PAGE + distance) in pages:
+            count = min(_MAX_DISTANCE, (len(code) - at) // 4 - 1)
+            for following in unpack_from(f"<{count}I", code, at + 4):
+                if following & 0xFFC00000 == 0x91000000 and following >> 5 & 31 == word & 31:
+                    yield page * _PAGE + (following >> 10 & 0xFFF)

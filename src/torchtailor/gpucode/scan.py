@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
+from torchtailor.binary.instructions import named_by_code
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.bare import CUBIN_START, FRAME_START, read_bare
@@ -332,8 +333,4 @@ def _named_by_code(
     """The bare cubins without a pointer whose address instructions compute."""
     pairs = zip(found, addresses, strict=True)
     unknown = {at for (_, container), at in pairs if container.bare and at is not None and not pointers[at]}
-    if not unknown:
-        return set()
-    from torchtailor.binary.instructions import named_by_code  # it needs numpy, which takes a while to load
-
-    return named_by_code(elf, unknown)
+    return named_by_code(elf, unknown) if unknown else set()

@@ -32,10 +32,12 @@ class DryStore:
             return self._written[path]
         return self._store.read(path) if self._store and path not in self._removed else None
 
-    def has(self, path: str, size: int) -> bool:
-        return path in self._written or bool(self._store and path not in self._removed and self._store.has(path, size))
+    def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
+        if path in self._written:
+            return True
+        return bool(self._store and path not in self._removed and self._store.has(path, size, sha256, listed=listed))
 
-    def put_file(self, source: Path, path: str) -> None:
+    def put_file(self, source: Path, path: str, sha256: str) -> None:
         self._written[path] = None
 
     def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:

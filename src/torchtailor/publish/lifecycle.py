@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.disk import cache_folder, staging_folder
+from torchtailor.disk import cache_folder, hash_file, staging_folder
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import (
@@ -153,7 +153,11 @@ def rollback(store: Store, to: str) -> Changed:
         known = _generations(store)
         wanted = _generation(known, to)
         listed = ((file, stored_at(file)) for file in _rows(wanted.pages))
-        missing = sorted(file.filename for file, place in listed if place and not store.has(place, file.size))
+        missing = sorted(
+            file.filename
+            for file, place in listed
+            if place and not store.has(place, file.size, file.sha256, listed=True)
+        )
         if missing:
             raise ImpossibleError(
                 f"Generation {wanted.number} lists {missing[0]}, which is not stored any more.",
@@ -394,13 +398,13 @@ def _wheel(path: str) -> str:
 def _copy(staging: Store, store: Store, file: IndexedFile, say: Say | None) -> int:
     """Copy one file and its metadata, unless the store has it; returns its size if it was copied."""
     place = stored_at(file)
-    if not place or store.has(place, file.size):
+    if not place or store.has(place, file.size, file.sha256, listed=False):
         return 0
     with _scratch() as folder:
         for path in (place + METADATA_SUFFIX, place):  # the wheel last: it is what `has` asks for
             local = staging.fetch_file(path, folder)
             if local is not None:
-                store.put_file(local, path)
+                store.put_file(local, path, file.sha256 if path == place else file.metadata_sha256 or hash_file(local))
             elif path == place:
                 raise BadInputError(f"The index to promote lists {file.filename}, but lacks it.", "Publish it again.")
     if say:

@@ -12,8 +12,8 @@ import pytest
 
 from torchtailor import disk
 from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.binary.code_hash import instructions_sha256
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import BadInputError
 from torchtailor.hostcode.analyse import HostCode, analyse

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, Unpacked, unpacked
 from torchtailor.artifact.libraries import LibraryFile
+from torchtailor.binary.code_hash import instructions_sha256
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import FileType
-from torchtailor.binary.code_hash import instructions_sha256
 from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
