@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,11 @@ def test_a_python_nobody_offers_is_refused_with_the_list(python: str) -> None:
         ask(machines.host("zen4"), python=python)
     assert f"Python {python} is not supported by any release" in caught.value.message
     assert "3.11, 3.12, 3.13" in caught.value.hint
+
+
+def test_the_command_can_be_pasted_whatever_the_folder_is_called() -> None:
+    command = ask(machines.host("t4"), into="my env").command
+    assert command is not None and shlex.split(command)[-2:] == ["--into", "my env"]
 
 
 def test_the_python_of_old_systems_gets_the_last_release_for_it() -> None:
