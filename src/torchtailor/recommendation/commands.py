@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from torchtailor.catalog.releases import Method
 from torchtailor.recommendation.candidates import Candidate
 
@@ -10,7 +12,7 @@ def command(candidate: Candidate, into: str | None = None) -> str:
     """What makes the variant, and installs it where it is cut from the official wheel."""
     name = candidate.variant.unique_name
     if candidate.method is Method.WHEEL:
-        return f"torchtailor install {name}" + (f" --into {into}" if into else "")
+        return f"torchtailor install {name}" + (f" --into {shlex.quote(into)}" if into else "")
     return f"torchtailor build {name} --via {candidate.method.value}"
 
 

@@ -70,16 +70,16 @@ class NewLine:
 
 
 def new_lines(listed: Survey, catalog: Catalog) -> tuple[NewLine, ...]:
-    """Every line of which there is something new; lines older than the catalog's oldest do not count."""
+    """Every line of which there is something new; an older line that the catalog leaves out is not."""
     known: dict[tuple[int, ...], Release] = {}
     for release in catalog.releases.values():
         line = release.version.parts[:2]
         known[line] = max(known.get(line, release), release, key=lambda item: item.version)
-    oldest = min(known, default=())
+    newest = max(known, default=())
     lines = []
     for line, version in sorted(listed.newest_by_line.items()):
         before = known.get(line)
-        if line < oldest or (before and version < before.version):
+        if (before is None and line < newest) or (before and version < before.version):
             continue
         builds = listed.of(version)
         every = {python for build in builds for python in build.pythons}
@@ -94,6 +94,8 @@ def new_lines(listed: Survey, catalog: Catalog) -> tuple[NewLine, ...]:
 def _is_known(release: Release, listed: ListedBuild) -> bool:
     """Whether the catalog has the contents of this build; one of the default index is known by its platform."""
     label = listed.local or release.default_index.get(listed.arch)
+    if label == "cpu":
+        return True  # it has no GPU code to know
     build = release.build(label) if label else None
     return build is not None and build.wheels and (build.cuda is None or listed.arch in build.architectures)
 

@@ -131,7 +131,7 @@ def test_every_exit_code_has_a_meaning() -> None:
     ("arguments", "code", "said"),
     [
         (["--cpu", "avx99"], ExitCode.NO_MATCH, "instruction set"),
-        (["--why", "sm90-avx512", "--python", "3.9"], ExitCode.NO_MATCH, "Python '3.9'"),
+        (["--why", "sm90-avx512", "--python", "3.7"], ExitCode.NO_MATCH, "Python '3.7'"),
         (["--why", "sm90-avx512", "sm80-*"], ExitCode.USAGE, "--why"),
     ],
 )

@@ -115,7 +115,7 @@ def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(caps
     ("arguments", "code", "says"),
     [
         (["recommend", "--gpu", "Foo"], ExitCode.NO_MATCH, "No GPU is known as 'Foo'"),
-        (["recommend", "--cpu", "zen4", "--python", "3.9"], ExitCode.NO_MATCH, "Supported are 3.10"),
+        (["recommend", "--cpu", "zen4", "--python", "3.7"], ExitCode.NO_MATCH, "Supported are 3.8, 3.9, 3.10"),
         (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
         (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -50,7 +51,7 @@ def test_a_python_that_only_the_newest_release_has_and_what_it_costs() -> None:
     assert any(one.reason == "Not available for Python 3.15." for one in found.rejected)
 
 
-@pytest.mark.parametrize("python", ["3.9", "2.7", "4", "nonsense"])
+@pytest.mark.parametrize("python", ["3.7", "2.7", "4", "nonsense"])
 def test_a_python_nobody_offers_is_refused_with_the_list(python: str) -> None:
     with pytest.raises(NoMatchError) as caught:
         ask(machines.host("zen4"), python=python)
@@ -58,11 +59,22 @@ def test_a_python_nobody_offers_is_refused_with_the_list(python: str) -> None:
     assert "3.11, 3.12, 3.13" in caught.value.hint
 
 
+def test_the_command_can_be_pasted_whatever_the_folder_is_called() -> None:
+    command = ask(machines.host("t4"), into="my env").command
+    assert command is not None and shlex.split(command)[-2:] == ["--into", "my env"]
+
+
+def test_the_python_of_old_systems_gets_the_last_release_for_it() -> None:
+    best = ask(machines.host("t4"), python="3.9").best  # the system's Python of RHEL 9
+    assert best is not None and (best.pytorch, best.python, best.method) == ("2.8.0", "3.9", "wheel")
+
+
 def test_a_python_that_a_release_lacks_is_refused_with_its_list() -> None:
     with pytest.raises(NoMatchError) as caught:
         ask(machines.host("zen4"), python="3.15", release="main")
     assert (
-        "PyTorch 2.8.0" in caught.value.message and caught.value.hint == "Supported are 3.10, 3.11, 3.12, 3.13, 3.13t."
+        "PyTorch 2.8.0" in caught.value.message
+        and caught.value.hint == "Supported are 3.9, 3.10, 3.11, 3.12, 3.13, 3.13t."
     )
 
 

@@ -98,6 +98,25 @@ def test_what_is_no_news(version: str, world: World) -> None:
         assert not find(put(site, known, other), world).behind
 
 
+def test_lines_that_the_catalog_leaves_out_are_no_news(world: World) -> None:
+    """It has the last release for Kepler and the newer ones that matter, not all between them."""
+    lines = sorted(release.version.parts[:2] for release in world.catalog.releases.values())
+    gaps = [
+        (major, minor) for major, minor in ((2, number) for number in range(lines[-1][1])) if (major, minor) > lines[0]
+    ]
+    left_out = [f"{major}.{minor}.1" for major, minor in gaps if (major, minor) not in lines]
+    assert left_out
+    with serve(Site()) as site:
+        assert not find(put(site, *(torch(version, world.cuda, "x86_64") for version in left_out)), world).behind
+
+
+def test_a_cpu_wheel_of_a_release_that_is_listed_for_one_gpu_alone_is_no_news(world: World) -> None:
+    (old,) = [release for release in world.catalog.releases.values() if release.cpu_build is None]
+    wheel = Package("torch", str(old.version), (), "cp311-cp311-manylinux_2_28_aarch64")
+    with serve(Site()) as site:
+        assert not find(put(site, wheel), world).behind
+
+
 def test_other_systems_are_no_news(world: World) -> None:
     known = torch(str(world.newest.version), world.cuda, "x86_64")
     mac = Package("torch", world.minor, (), "cp313-cp313-macosx_14_0_arm64")
