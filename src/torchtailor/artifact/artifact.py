@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.installed import InstalledDistribution, installed_in
-from torchtailor.artifact.libraries import LibraryFile, loose_libraries, packed_libraries
+from torchtailor.artifact.libraries import LibraryFile, loose_code_files, loose_libraries, packed_libraries
 from torchtailor.artifact.sites import find_sites, installed_path, is_environment
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.format import human_bytes
+from torchtailor.gpucode.files import is_code_file
 from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in
@@ -61,9 +62,14 @@ class Artifact:
     def libraries(self) -> tuple[LibraryFile, ...]:
         """The ELF files in it; that a folder holds none is an error, that a wheel holds none is not."""
         found = tuple(self._libraries())
-        if not found and not self.wheels:
+        if not found and not self.wheels and not self.code_files:
             raise nothing_in(self.path)
         return found
+
+    @cached_property
+    def code_files(self) -> tuple[LibraryFile, ...]:
+        """The files that are GPU code by their name: cubins, PTX, bitcode, static libraries."""
+        return tuple(self._code_files())
 
     @cached_property
     def site_packages(self) -> tuple[Path, ...]:
@@ -126,10 +132,26 @@ class Artifact:
                 for member in packed_libraries(archive):
                     yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
         if self.kind is ArtifactKind.LIBRARY:
-            yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
+            if not is_code_file(self.path.name):
+                yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
         elif not self.wheels:
             folders = self.site_packages if self.kind is ArtifactKind.ENVIRONMENT else (self.path,)
             for path, stat in loose_libraries(folders):
+                name = installed_path(path.relative_to(self.path).as_posix())
+                yield LibraryFile(name, "", stat.st_size, path)
+
+    def _code_files(self) -> Iterator[LibraryFile]:
+        for wheel in self.wheels:
+            with WheelArchive(wheel) as archive:
+                for member in archive.files:
+                    if is_code_file(member.name):
+                        yield LibraryFile(installed_path(member.name), wheel.name, member.size, wheel, member)
+        if self.kind is ArtifactKind.LIBRARY:
+            if is_code_file(self.path.name):
+                yield LibraryFile(self.path.name, "", self.path.stat().st_size, self.path)
+        elif not self.wheels:
+            folders = self.site_packages if self.kind is ArtifactKind.ENVIRONMENT else (self.path,)
+            for path, stat in loose_code_files(folders):
                 name = installed_path(path.relative_to(self.path).as_posix())
                 yield LibraryFile(name, "", stat.st_size, path)
 
@@ -214,7 +236,7 @@ def open_artifact(path: Path) -> Artifact:
         raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     if path.suffix == ".whl" or magic in _ZIP_MAGICS:
         return Artifact(path, ArtifactKind.WHEEL, (path,))
-    if magic == MAGIC:
+    if magic == MAGIC or (magic and is_code_file(path.name)):
         return Artifact(path, ArtifactKind.LIBRARY)
     if not magic:
         raise BadInputError(f"{path} is empty.", "Fetch it again.")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.binary.elf_headers import MAGIC
-from torchtailor.binary.source import ByteSource, blamed_on, open_source
-from torchtailor.wheels.archive import Member, WheelArchive, open_member
+from torchtailor.binary.source import BufferSource, ByteSource, blamed_on, open_source
+from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, is_code_file, known_by_head, read_code_file
+from torchtailor.wheels.archive import Member, WheelArchive, head_of_member, open_member
 
 # never libraries, and many: not opening them makes a large environment quick
 _TEXT_SUFFIXES = frozenset((
@@ -19,6 +20,7 @@ _TEXT_SUFFIXES = frozenset((
     ".hxx", ".in", ".inc", ".ini", ".inl", ".ipynb", ".jinja", ".jpg", ".js", ".json", ".lark", ".map",
     ".md", ".mjs", ".pem", ".png", ".proto", ".pth", ".pxd", ".pxi", ".py", ".pyc", ".pyi", ".pyx", ".rst",
     ".sh", ".svg", ".toml", ".ts", ".ttf", ".txt", ".typed", ".xml", ".yaml", ".yml",
+    ".cubin",  # an ELF file, but not for this processor: one of the files of GPU code
 ))  # fmt: skip
 _SHARED_NAME = re.compile(r"\.so(\.[\w.]+)?$")
 
@@ -46,6 +48,18 @@ class LibraryFile:
         else:
             with open_source(self.path) as source, blamed_on(str(self.path)):
                 yield source
+
+    def code(self) -> CodeFile | None:
+        """What it is as a file of GPU code; mostly its first bytes tell, and nothing else is unpacked."""
+        if not known_by_head(self.name):
+            with self.open() as source:
+                return read_code_file(self.name, source, self.size)
+        if self.member is None:
+            with self.path.open("rb") as file:
+                head = file.read(HEAD_SIZE)
+        else:
+            head = head_of_member(self.path, self.member, HEAD_SIZE)
+        return read_code_file(self.name, BufferSource(head), self.size)
 
 
 def is_shared_name(name: str) -> bool:
@@ -79,6 +93,17 @@ def loose_libraries(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_res
                 if stat is not None and (stat.st_dev, stat.st_ino) not in seen:
                     seen.add((stat.st_dev, stat.st_ino))
                     yield path, stat
+
+
+def loose_code_files(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files under some folders that are GPU code by their name; links are left out."""
+    for root in folders:
+        for folder, folders_in, names in os.walk(root):
+            folders_in.sort()
+            for name in sorted(names):
+                path = Path(folder, name)
+                if is_code_file(name) and path.is_file() and not path.is_symlink():
+                    yield path, path.stat()
 
 
 def may_be_elf(name: str) -> bool:

@@ -111,7 +111,7 @@ class InflateSource:
         longest = max(map(len, needles))
         while start < end:
             reach = min(end, start + longest)
-            if start >= self._start:  # else the read starts again, and this window is of no use
+            if start >= self._start - len(self._before):  # else the read starts again, and no window is of use
                 reach = max(reach, min(end, self._start + len(self._window)))
             data = self.read(start, reach - start)
             position = first_of(data, needles, 0, len(data), last=reach == end)

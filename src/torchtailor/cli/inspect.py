@@ -12,6 +12,7 @@ from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.catalog import Gpu
+    from torchtailor.gpucode.files import CodeFile
     from torchtailor.gpucode.report import ImageGroup, LibraryReport
     from torchtailor.inspection.inspection import Inspection
 
@@ -52,6 +53,8 @@ def _print(inspection: Inspection, *, detail: bool) -> None:
         out().print(_architecture_table(library.architectures, title=library.name))
     if len(with_code) > 1:
         out().print(_architecture_table(inspection.architectures, title="All libraries"))
+    if inspection.files:
+        out().print(_file_table(inspection.files))
     for line in _summary(inspection, with_code):
         out().print(line, markup=False)
 
@@ -78,6 +81,22 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
             row.append(human_bytes(inspection.saved(library, device)))
         rows.append(row)
     return table(columns, rows)
+
+
+def _file_table(files: Sequence[CodeFile]) -> object:
+    """Files of GPU code, by kind: a package may have thousands."""
+    from torchtailor.gpucode.report import merge_groups
+    from torchtailor.ui import human_bytes, table
+
+    rows = []
+    for kind in dict.fromkeys(file.kind for file in files):
+        alike = [file for file in files if file.kind is kind]
+        for group in merge_groups(group for file in alike for group in file.architectures):
+            holding = [file for file in alike if any(own.label == group.label for own in file.architectures)]
+            example = holding[0].name.rsplit("/", 1)[-1]
+            more = f" and {len(holding) - 1} more" if len(holding) > 1 else ""
+            rows.append([kind.value, group.label, f"{group.images}", human_bytes(group.stored), f"{example}{more}"])
+    return table(["Files", "Code for", "Images", "Stored", "Such as"], rows, title="Files of GPU code")
 
 
 def _architecture_table(groups: Sequence[ImageGroup], *, title: str) -> object:
@@ -154,8 +173,14 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         yield f"{line}."
+    for name, size in inspection.pinned.items():
+        yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."
+    for library in libraries:
+        if library.texts:
+            held = ", ".join(f"{group.label} {group.images}" for group in library.texts)
+            yield f"{library.name} has PTX as text ({held}), which is not cut."
     if inspection.foreign:
-        yield f"{len(inspection.foreign)} files are for other processors and were not read."
+        yield f"{len(inspection.foreign)} files are for other processors or not what they are named, and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]
     if lookalikes:
         yield f"Bytes that only look like GPU code were found in {', '.join(lookalikes)}."

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from torchtailor.binary.elf_headers import HEADER, MAGIC, SECTION_HEADER
 from torchtailor.binary.source import ByteSource
-from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import MAX_RAW_SIZE, Compression, Container, EntryFlag, Image, ImageKind, code_target
 
 CUBIN_START = MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
@@ -25,9 +24,8 @@ _OLD_ARCH_SPECIFIC = 0x800
 _ARCH_SPECIFIC = 0x8
 _NOBITS = 8
 _SMALLEST = 64
-_MAX_SECTIONS = 1 << 16
 _MAX_BLOCK = 128 << 10
-_RAW_BLOCK, _RLE_BLOCK, _PACKED_BLOCK = range(3)
+_RLE_BLOCK, _PACKED_BLOCK = 1, 2
 _MAX_WINDOW = 1 << 27
 
 
@@ -109,6 +107,14 @@ def _packed_cubin(source: ByteSource, offset: int, limit: int) -> Container | No
     return _container(offset, end - offset, raw_size, header, Compression.ZSTD)
 
 
+def cubin_image(head: bytes, size: int) -> Image | None:
+    """The image that a file of this size with these first 64 bytes is; None where it is no cubin."""
+    header = cubin_header(head)
+    if header is None or header.size > size:
+        return None
+    return _container(0, size, size, header, Compression.NONE).entries[0]
+
+
 def _container(offset: int, size: int, raw_size: int, header: CubinHeader, compression: Compression) -> Container:
     flags = int(EntryFlag.BITS_64) | (int(EntryFlag.ARCH_SPECIFIC) if header.arch_specific else 0)
     kind, target = code_target(int(ImageKind.CUBIN), header.sm, flags)
@@ -154,11 +160,3 @@ def _unpacked_head(first_block: bytes) -> bytes:
         return unpacker.decompress(first_block)[: HEADER.size]
     except (zstandard.ZstdError, MemoryError):
         return b""
-
-
-def read_cubin_file(source: ByteSource) -> Container:
-    """The cubin that a file is."""
-    found = read_bare(source, 0, source.size)
-    if found is None:
-        raise BadInputError("It is not a cubin.", "Fetch it again and compare its hash with the publisher's.")
-    return found

@@ -69,6 +69,7 @@ class LibraryReport:
     soname: str
     architectures: tuple[ImageGroup, ...]
     container_groups: tuple[ContainerGroup, ...]
+    texts: tuple[ImageGroup, ...] = ()  # PTX as text outside of containers, which is never cut
 
     @property
     def containers(self) -> int:
@@ -186,7 +187,20 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
             )
             for counted in alike.values()
         ),
+        texts=merge_groups(
+            ImageGroup(str(text.target), text.target, 1, text.size, text.size, {"text": 1}, {text.section: 1})
+            for text in code.texts
+        ),
     )
+
+
+def group_images(images: Iterable[Image], section: str) -> tuple[ImageGroup, ...]:
+    """Count images that lie in no library."""
+    counted: dict[ArchKey, _Images] = {}
+    for image in images:
+        for held, stored, raw in _codes(image):
+            counted.setdefault(held.arch_key, _Images(held)).add(section, stored, raw, image.compression)
+    return tuple(sorted((one.group() for one in counted.values()), key=lambda group: group.sort_key))
 
 
 def merge_groups(groups: Iterable[ImageGroup]) -> tuple[ImageGroup, ...]:

@@ -18,6 +18,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.binary.instructions import named_by_code
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
+from torchtailor.catalog.gpus import CodeTarget
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.bare import CUBIN_START, FRAME_START, read_bare
 from torchtailor.gpucode.fatbin import (
@@ -32,6 +33,7 @@ from torchtailor.gpucode.fatbin import (
     read_container,
     read_wrapper,
 )
+from torchtailor.gpucode.ptx import PTX_MARK, ptx_target
 
 WRAPPER_SECTION = ".nvFatBinSegment"
 RELOCATABLE_SECTION = "__nv_relfatbin"
@@ -43,6 +45,7 @@ _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 # host code and debug information are half of the bytes to search, and never hold containers, which are data
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
+_PTX_HEAD = 256  # bytes from the version of PTX to its target, with comments between
 _ZEROS_STEP = 1 << 20
 _MAX_SONAME = 256
 _MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
@@ -119,6 +122,14 @@ class FoundWrapper:
         return self.container.addend if self.container else self.wrapper.container_pointer
 
 
+class PtxText(NamedTuple):
+    """PTX as plain text in a library's data: host code gives it to the driver or to a compiler."""
+
+    target: CodeTarget
+    section: str
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryCode:
     """All GPU code of one library."""
@@ -129,6 +140,7 @@ class LibraryCode:
     wrappers: tuple[FoundWrapper, ...]
     lookalikes: tuple[int, ...]  # offsets that begin like a container and are none
     soname: str = ""  # the name by which others load it; empty where it has none
+    texts: tuple[PtxText, ...] = ()  # PTX outside of containers, where it was asked for
 
     @property
     def images(self) -> Iterator[Image]:
@@ -151,29 +163,50 @@ def scan_file(path: Path) -> LibraryCode:
         return scan_source(source)
 
 
-def scan_source(source: ByteSource) -> LibraryCode:
-    """Read all GPU code of the ELF file in `source`."""
+def scan_source(source: ByteSource, *, texts: bool = False) -> LibraryCode:
+    """Read all GPU code of the ELF file in `source`; `texts` looks for PTX outside of containers too."""
     elf = ElfFile(source)
     source.verify()  # now: a packed source has come near its end, where the section table is
-    return scan_elf(elf)
+    return scan_elf(elf, texts=texts)
 
 
-def scan_elf(elf: ElfFile) -> LibraryCode:
+def scan_elf(elf: ElfFile, *, texts: bool = False) -> LibraryCode:
     """Read all GPU code of an ELF file."""
     elf.source.keep([(s.offset, s.size) for s in elf.sections if s.in_file and _needed_later(s)])
     found: list[tuple[Section, Container]] = []
     lookalikes: list[int] = []
+    ptx: list[PtxText] | None = [] if texts else None
     for section in sorted(_searched(elf), key=lambda section: section.offset):
         if section.name in CONTAINER_SECTIONS:
             containers = _only_containers(elf.source, section)
         else:
-            containers = _containers_among_others(elf.source, section, lookalikes)
+            containers = _containers_among_others(elf.source, section, lookalikes, ptx)
         found.extend((section, container) for container in containers)
     if not found:
-        return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes))
+        return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes), texts=tuple(ptx or ()))
     wrappers = tuple(_wrappers(elf))
     referenced = tuple(_referenced(elf, found, wrappers))
-    return LibraryCode(elf.machine, elf.size, referenced, wrappers, tuple(lookalikes), _soname(elf))
+    soname = _soname(elf)
+    return LibraryCode(elf.machine, elf.size, referenced, wrappers, tuple(lookalikes), soname, tuple(ptx or ()))
+
+
+def containers_in(source: ByteSource) -> list[Container]:
+    """All containers and bare cubins of a file that is no library, such as an archive of objects."""
+    whole = Section(
+        index=0,
+        name="",
+        name_offset=0,
+        type=SectionType.PROGBITS,
+        flags=SectionFlag(0),
+        address=0,
+        offset=0,
+        size=source.size,
+        link=0,
+        info=0,
+        alignment=1,
+        entry_size=0,
+    )
+    return list(_containers_among_others(source, whole, []))
 
 
 def _soname(elf: ElfFile) -> str:
@@ -247,11 +280,18 @@ def _skip_zeros(source: ByteSource, position: int, end: int) -> int:
     return end
 
 
-def _containers_among_others(source: ByteSource, section: Section, lookalikes: list[int]) -> Iterator[Container]:
+def _containers_among_others(
+    source: ByteSource, section: Section, lookalikes: list[int], texts: list[PtxText] | None = None
+) -> Iterator[Container]:
     position, end, walked = section.offset, section.file_end, 0
     # tables for unwinding are large and hold nothing else; a container there is found all the same
     starts = (CONTAINER_START,) if section.name in _UNWIND_TABLES else CODE_STARTS
+    if texts is not None:
+        starts = (*starts, PTX_MARK)
     while (start := source.find(starts, position, end)) >= 0:
+        if texts is not None and bytes(source.read(start, 1)) == PTX_MARK[:1]:
+            position = _ptx_text(source, section, start, texts)
+            continue
         try:
             if bytes(source.read(start, min(len(CONTAINER_START), end - start))) == CONTAINER_START:
                 container: Container | None = read_container(source, start, end)
@@ -271,6 +311,19 @@ def _containers_among_others(source: ByteSource, section: Section, lookalikes: l
             continue
         yield container
         position = container.end
+
+
+def _ptx_text(source: ByteSource, section: Section, mark: int, texts: list[PtxText]) -> int:
+    """Where the search goes on behind what may be PTX: its text ends with a zero."""
+    start = max(section.offset, mark - _PTX_HEAD)
+    head = bytes(source.read(start, min(mark + len(PTX_MARK) + 8, section.file_end) - start))
+    target = ptx_target(head[head.rfind(b"\0", 0, mark - start) + 1 :])
+    if target is None:
+        return mark + 1
+    end = source.find(b"\0", mark, section.file_end)
+    end = section.file_end if end < 0 else end
+    texts.append(PtxText(target, section.name, end - mark))
+    return end
 
 
 def _wrappers(elf: ElfFile) -> Iterator[FoundWrapper]:

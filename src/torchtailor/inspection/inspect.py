@@ -16,11 +16,14 @@ from torchtailor.binary.elf import NotElfError, UnsupportedElfError
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
+from torchtailor.gpucode.files import CodeFile, is_code_file
 from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.scan import scan_source
 from torchtailor.host.targets import read_gpus
 from torchtailor.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.progress import NoProgress, Progress
+
+_Found = LibraryReport | CodeFile | BadInputError | None  # None: the file is not what its name says
 
 _WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer than the work
 
@@ -42,34 +45,41 @@ def inspect(
     seen_for = tuple(catalog.gpus[device] for device in read_gpus(gpus, catalog))
     named = [paths] if isinstance(paths, Path | str) else paths
     artifacts = [open_artifact(Path(path)) for path in named]
-    libraries = [library for artifact in artifacts for library in artifact.libraries]
+    libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
     progress = progress or NoProgress()
     progress.begin("Reading libraries", sum(library.size for library in libraries))
-    results: dict[int, LibraryReport | BadInputError] = {}
+    results: dict[int, _Found] = {}
     for library, result in _read_all(libraries, processes):
         results[id(library)] = result
         progress.advance(library.size)
     return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
 
 
-def _collect(artifact: Artifact, results: dict[int, LibraryReport | BadInputError]) -> ArtifactReport:
+def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
     libraries, skipped = [], []
+    files = []
+    for file in artifact.code_files:
+        result = results[id(file)]
+        if isinstance(result, CodeFile):
+            files.append(result)
+        elif isinstance(result, BadInputError):
+            skipped.append(Skipped(file.name, result.message, damaged=True))
+        elif file.name.endswith(".cubin"):
+            skipped.append(Skipped(file.name, "It is not a cubin.", damaged=False))
     alone = artifact.kind is ArtifactKind.LIBRARY
     for library in artifact.libraries:
         result = results[id(library)]
         if isinstance(result, LibraryReport):
             libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
-        elif alone:
+        elif isinstance(result, BadInputError) and alone:
             raise result
-        else:
+        elif isinstance(result, BadInputError):
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
-    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped))
+    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped), tuple(files))
 
 
-def _read_all(
-    libraries: Sequence[LibraryFile], processes: int | None
-) -> Iterator[tuple[LibraryFile, LibraryReport | BadInputError]]:
+def _read_all(libraries: Sequence[LibraryFile], processes: int | None) -> Iterator[tuple[LibraryFile, _Found]]:
     largest_first = sorted(libraries, key=lambda library: library.size, reverse=True)
     workers = min(processes or available_cores(), len(libraries))
     if workers < 2 or sum(library.size for library in libraries) < _WORTH_PROCESSES:
@@ -79,17 +89,17 @@ def _read_all(
     # forking is quicker by the import of everything, and safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=gc.disable) as pool:
-        futures: dict[Future[LibraryReport | BadInputError], LibraryFile] = {
-            pool.submit(_read, library): library for library in largest_first
-        }
+        futures: dict[Future[_Found], LibraryFile] = {pool.submit(_read, library): library for library in largest_first}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def _read(library: LibraryFile) -> LibraryReport | BadInputError:
+def _read(library: LibraryFile) -> _Found:
     try:
+        if is_code_file(library.name):
+            return library.code()
         with library.open() as source:
-            return summarise(library.name, scan_source(source))
+            return summarise(library.name, scan_source(source, texts=True))
     except BadInputError as error:
         return type(error)(error.message, error.hint)  # without the frames that hold the file
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
+from torchtailor.gpucode.files import CodeFile
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
@@ -36,6 +37,7 @@ class ArtifactReport:
     kind: ArtifactKind
     libraries: tuple[LibraryReport, ...]
     skipped: tuple[Skipped, ...]
+    files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,19 @@ class Inspection:
     @property
     def libraries(self) -> tuple[LibraryReport, ...]:
         return tuple(library for report in self.artifacts for library in report.libraries)
+
+    @property
+    def files(self) -> tuple[CodeFile, ...]:
+        return tuple(file for report in self.artifacts for file in report.files)
+
+    @property
+    def pinned(self) -> dict[str, int]:
+        """Bytes of bare cubins that a cut leaves, whatever the GPU, by library: how they are reached is not known."""
+        sizes = {
+            library.name: sum(group.stored for group in library.container_groups if group.bare and not group.can_be_cut)
+            for library in self.libraries
+        }
+        return {name: size for name, size in sizes.items() if size}
 
     @property
     def damaged(self) -> tuple[Skipped, ...]:
@@ -95,6 +110,8 @@ class Inspection:
         return {
             "libraries": len(libraries),
             "libraries_with_gpu_code": sum(library.has_code for library in libraries),
+            "files": len(self.files),
+            "files_size": sum(file.size for file in self.files),
             "size": sum(library.size for library in libraries),
             **_code_numbers(libraries),
             "architectures": [_architecture(group) for group in self.architectures],
@@ -113,6 +130,7 @@ class Inspection:
             "path": report.path,
             "kind": report.kind.value,
             "libraries": [self._library(library) for library in report.libraries],
+            "files": [_file(file) for file in report.files],
             "skipped": [
                 {"name": skipped.name, "reason": skipped.reason, "damaged": skipped.damaged}
                 for skipped in report.skipped
@@ -129,6 +147,7 @@ class Inspection:
             **_code_numbers([library]),
             "architectures": [_architecture(group) for group in library.architectures],
             "places": _places(library),
+            "ptx_texts": [_architecture(group) for group in library.texts],
             "gpus": [self._gpu(library, device) for device in self.devices if library.has_code],
         }
 
@@ -167,13 +186,28 @@ def _architecture(group: ImageGroup) -> dict[str, Any]:
     }
 
 
+def _file(file: CodeFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "size": file.size,
+        "kind": file.kind.value,
+        "architectures": [_architecture(group) for group in file.architectures],
+    }
+
+
 def _places(library: LibraryReport) -> list[dict[str, Any]]:
     """Where the containers are and how they are reached, whatever they hold."""
-    places: dict[tuple[str, str], dict[str, Any]] = {}
+    places: dict[tuple[str, str, bool], dict[str, Any]] = {}
     for group in library.container_groups:
         place = places.setdefault(
-            (group.section, group.reference.value),
-            {"section": group.section, "reference": group.reference.value, "containers": 0, "stored": 0},
+            (group.section, group.reference.value, group.bare),
+            {
+                "section": group.section,
+                "reference": group.reference.value,
+                "bare": group.bare,
+                "containers": 0,
+                "stored": 0,
+            },
         )
         place["containers"] += group.containers
         place["stored"] += group.stored

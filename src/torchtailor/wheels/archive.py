@@ -130,6 +130,12 @@ def open_member(wheel: Path, member: Member) -> Iterator[InflateSource]:
         yield member_source(_reader(file.fileno()), member)
 
 
+def head_of_member(wheel: Path, member: Member, size: int) -> bytes:
+    """The first bytes of a member, fewer where it has fewer; no more than these are unpacked."""
+    with wheel.open("rb") as file, blamed_on(f"{wheel}: {member.name}"):
+        return Unpacker(_packed(_reader(file.fileno()), member), deflated=member.deflated).take(min(size, member.size))
+
+
 def member_source(read: ReadAt, member: Member) -> InflateSource:
     """Random access to the unpacked bytes of a member of the zip that `read` reads from."""
     return InflateSource(_packed(read, member), member.size, member.crc, deflated=member.deflated)
