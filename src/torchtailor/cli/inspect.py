@@ -153,6 +153,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
+        if linkable := inspection.lto_in_all(gpu.capability):
+            line += f", and {human_bytes(linkable)} more with --no-lto"
         yield f"{line}."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors and were not read."

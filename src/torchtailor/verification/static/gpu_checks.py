@@ -18,7 +18,7 @@ from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
-from torchtailor.verification.static.cuts import cut_record
+from torchtailor.verification.static.cuts import cut_record, keeps_lto
 from torchtailor.verification.static.read import LibraryFacts
 
 _SHOWN = 4
@@ -105,7 +105,7 @@ def _why_nothing(
     record = cut_record(artifact, facts)
     if record is None:
         return "it was not cut by torchtailor"
-    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules, keep_lto=keeps_lto(record.manifest))
     if any(policy.fits(gpu, code) for code in record.codes_before):
         return ""
     return "it had none before the cut (torchtailor.json)"

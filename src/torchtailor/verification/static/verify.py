@@ -19,7 +19,7 @@ from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.verification.progress import VerifyProgress
 from torchtailor.verification.result import Check
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
-from torchtailor.verification.static.cuts import unified_tegra
+from torchtailor.verification.static.cuts import keeps_lto, unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -82,7 +82,8 @@ class _Comparison:
             self._stock = {name: replace(stock.libraries[0], name=name)}
         self._expected = expected
         unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
-        self._readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus]
+        lto = all(keeps_lto(manifest) for manifest in artifact.tailored.values())
+        self._readings = [DriverReading(gpu, catalog.rules, unified, lto) for gpu in expected.gpus]
         self.coverages: list[CodeCoverage] = []
         self.stock_facts: dict[str, LibraryFacts] = {}
         self.host_of_stock: dict[str, HostCode] = {}
