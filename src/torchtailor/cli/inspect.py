@@ -172,6 +172,8 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
+        if linkable := inspection.lto_in_all(gpu.capability):
+            line += f", and {human_bytes(linkable)} more with --no-lto"
         yield f"{line}."
     for name, size in inspection.pinned.items():
         yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."

@@ -50,6 +50,9 @@ def command(
         ),
     ] = False,
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
+    no_lto: Annotated[
+        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (docs/tailor.md).")
+    ] = False,
     strip: Annotated[
         bool | None,
         typer.Option(
@@ -90,6 +93,7 @@ def command(
     options = tailor_options(
         gpu or (),
         keep_ptx=keep_ptx,
+        lto=not no_lto,
         nvidia=nvidia,
         strip=strip,
         recompress=recompress,
@@ -143,6 +147,12 @@ def _print(report: TailorReport) -> None:
                 err().print(f"warning: {library.path} {warning}.", markup=False)
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
+    if linkable := sum(result.could_drop_lto for result in results):
+        out().print(
+            f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "
+            "(docs/tailor.md says what needs it).",
+            markup=False,
+        )
     if zeroed := sum(library.zeroed for library in changed):
         out().print(
             f"Another {human_bytes(zeroed)} of removed code stay in the files as zeros: wheels compress them away, and "

@@ -88,6 +88,16 @@ class Inspection:
         policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
         return library.stored - kept_bytes(library, policy)
 
+    def lto_in_all(self, device: Capability) -> int:
+        """About how many bytes --no-lto would take out in addition, in all libraries."""
+        targets = Targets((TorchArch(device),))
+        with_lto, without = (Policy(targets, self.rules, keep_lto=keep) for keep in (True, False))
+        return sum(
+            kept_bytes(library, with_lto) - kept_bytes(library, without)
+            for library in self.libraries
+            if without.keep(library.container_groups, lambda _: frozenset()).served
+        )
+
     def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:
         """The same over all libraries that do (or do not) need --nvidia."""
         return sum(
@@ -120,6 +130,7 @@ class Inspection:
                     "gpu": str(device),
                     "saved": self.saved_in_all(device, proprietary=False) + self.saved_in_all(device, proprietary=True),
                     "saved_only_with_nvidia": self.saved_in_all(device, proprietary=True),
+                    "saved_by_no_lto": self.lto_in_all(device),
                 }
                 for device in self.devices
             ],

@@ -68,6 +68,7 @@ class TailorOptions:
     def to_json(self) -> dict[str, Any]:
         """What decides the bytes of the output, as manifests have it."""
         unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
+        no_lto = {} if self.policy.keep_lto else {"lto": False}
         return {
             "target": {
                 "gpus": [str(device) for device in self.targets.devices],
@@ -80,5 +81,6 @@ class TailorOptions:
                 "strip": self.strip,
                 "nvidia": self.nvidia,
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
+                **no_lto,
             },
         }

@@ -98,5 +98,10 @@ class LibraryResult:
         return self.size_before - self.size_after
 
     @property
+    def lto_kept(self) -> int:
+        """Bytes of LTO-IR that stay, which only linking at run time uses."""
+        return sum(tally.stored for label, tally in self.kept.items() if label.startswith("lto_"))
+
+    @property
     def has_gpu_code(self) -> bool:
         return self.gpu_before > 0

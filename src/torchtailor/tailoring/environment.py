@@ -164,6 +164,11 @@ def _check_earlier(chains: Chains, options: TailorOptions) -> None:
                 f"{path} was cut for {had} and has no code for {lacks} any more.",
                 "Run `torchtailor restore` first.",
             )
+        if options.policy.keep_lto and chain[-1].options["policy"].get("lto") is False:
+            raise ImpossibleError(
+                f"{path} was cut with --no-lto and has no LTO-IR any more.",
+                "Add --no-lto, or run `torchtailor restore` first.",
+            )
 
 
 def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:

@@ -48,7 +48,12 @@ def run_all(
     context = multiprocessing.get_context(method)
     slots = context.Semaphore(processes)
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
-    return _results(pool, {pool.submit(function, job): job for job in ordered})
+    try:
+        futures = {pool.submit(function, job): job for job in ordered}
+    except BaseException:  # Ctrl-C while they start
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    return _results(pool, futures)
 
 
 def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) -> Iterator[tuple[JobT, ResultT]]:

@@ -43,6 +43,11 @@ class TailorResult:
         return sum(library.could_strip for library in self.libraries)
 
     @property
+    def could_drop_lto(self) -> int:
+        """What --no-lto would save."""
+        return sum(library.lto_kept for library in self.changed)
+
+    @property
     def useless_for_target(self) -> bool:
         """Whether there is GPU code, and none of it runs on the target."""
         with_code = [library for library in self.libraries if library.has_gpu_code]
@@ -60,6 +65,7 @@ class TailorResult:
             "sha256_after": self.sha256_after,
             "could_save": self.could_save,
             "could_strip": self.could_strip,
+            "could_drop_lto": self.could_drop_lto,
             "useless_for_target": self.useless_for_target,
             "notes": list(self.notes),
             "libraries": [library_json(library) for library in self.libraries],

@@ -94,6 +94,7 @@ def tailor(
     output: Path | str | None = None,
     env: Path | str | None = None,
     keep_ptx: bool = False,
+    lto: bool = True,
     strip: bool | None = None,
     nvidia: bool = False,
     recompress: bool = False,
@@ -112,6 +113,7 @@ def tailor(
     options = tailor_options(
         gpus,
         keep_ptx=keep_ptx,
+        lto=lto,
         strip=strip,
         nvidia=nvidia,
         recompress=recompress,
@@ -134,6 +136,7 @@ def tailor_options(
     gpus: str | Sequence[str] = (),
     *,
     keep_ptx: bool = False,
+    lto: bool = True,
     nvidia: bool = False,
     environment: Mapping[str, str] = os.environ,
     **options: Any,
@@ -141,7 +144,8 @@ def tailor_options(
     """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
-    return TailorOptions(Policy(targets, catalog.rules), nvidia=nvidia or catalog.tailor.nvidia, **options)
+    policy = Policy(targets, catalog.rules, keep_lto=lto)
+    return TailorOptions(policy, nvidia=nvidia or catalog.tailor.nvidia, **options)
 
 
 def tailor_inputs(

@@ -70,7 +70,9 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert (gpu["gpu"], gpu["fit"], gpu["through"], gpu["verdict"]) == ("9.0", "native", "sm_90", "native")
     assert gpu["containers"] == {"native": 6, "compatible": 0, "jit": 0, "none": 0}
     assert 0 < gpu["saved"] < library["stored"]
-    assert document["totals"]["tailored"] == [{"gpu": "9.0", "saved": gpu["saved"], "saved_only_with_nvidia": 0}]
+    assert document["totals"]["tailored"] == [
+        {"gpu": "9.0", "saved": gpu["saved"], "saved_only_with_nvidia": 0, "saved_by_no_lto": 0}
+    ]
 
 
 @pytest.mark.parametrize("words", [["sm_90a"], ["9.0a,8.9"], ["8.9 9.0"], ["H100", "RTX 4090"], ["9.0+PTX"]])

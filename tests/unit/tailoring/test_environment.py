@@ -6,14 +6,17 @@ import errno
 import fcntl
 import json
 import os
+import random
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
 
+from tests.unit.gpucode.builders import Entry, Place, container, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
@@ -136,6 +139,22 @@ def test_what_was_cut_out_cannot_be_a_target(site: Path) -> None:
     with pytest.raises(ImpossibleError, match=r"cut for 9\.0 and has no code for 8\.0"):
         tailor_environment(site, options("8.0"))
     check_records(site)
+
+
+def test_what_no_lto_removed_cannot_be_kept_later(site: Path, tmp_path: Path) -> None:
+    code = random.Random(2)
+    linkable = container(Entry(code.randbytes(60_000), sm=90), Entry(code.randbytes(60_000), kind=8, sm=80))
+    install(build_wheel(tmp_path / "wheels", {"lto/liblto.so": elf(Place(".nv_fatbin", linkable))}, name="lto"), site)
+    without = replace(options(), policy=replace(options().policy, keep_lto=False))
+    (kept,) = [one for one in tailor_environment(site, options(dry_run=True)).libraries if one.path == "lto/liblto.so"]
+    assert kept.status is LibraryStatus.UNCHANGED
+    result = tailor_environment(site, without)
+    (cut,) = [one for one in result.changed if one.path == "lto/liblto.so"]
+    assert (list(cut.kept), list(cut.dropped), cut.lto_kept) == (["sm_90"], ["lto_80"], 0)
+    assert json.loads((site / "lto-1.0.dist-info/torchtailor.json").read_text())["policy"]["lto"] is False
+    with pytest.raises(ImpossibleError, match="has no LTO-IR any more"):
+        tailor_environment(site, options())
+    assert not tailor_environment(site, without).changed
 
 
 def test_restore_without_kept_bytes_says_the_command(site: Path) -> None:

@@ -197,16 +197,20 @@ from torchtailor.cli import main
 processes._WORTH_PROCESSES = 1
 def wait(job):
     print("staged", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 wheel._cut = wait
 sys.exit(main(sys.argv[1:]))
 """
     words = [sys.executable, "-c", script, "tailor", *map(str, wheels), "--gpu", "9.0", "-o", str(tmp_path / "out")]
     with subprocess.Popen([*words, "--jobs", "2"], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout
-        assert [process.stdout.readline() for _ in wheels] == [b"staged\n"] * 2
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(20) == ExitCode.INTERRUPTED
+        try:
+            assert [process.stdout.readline() for _ in wheels] == [b"staged\n"] * 2
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert process.wait(60) == ExitCode.INTERRUPTED
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     assert [path for path in tmp_path.rglob("*") if path not in (*wheels, tmp_path / "out")] == []
 
 

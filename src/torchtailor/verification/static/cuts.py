@@ -68,7 +68,8 @@ class CutRecord:
         target = self.manifest.get("target", {})
         archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
         targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
-        return Policy(targets, catalog.rules, unified_tegra=unified).for_library(self.library)
+        policy = Policy(targets, catalog.rules, unified_tegra=unified, keep_lto=keeps_lto(self.manifest))
+        return policy.for_library(self.library)
 
 
 def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
@@ -82,6 +83,11 @@ def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
 def unified_tegra(manifest: Mapping[str, Any]) -> bool:
     """Whether the cut was for a driver on which a Tegra part takes desktop cubins."""
     return bool(manifest.get("target", {}).get("unified_tegra"))
+
+
+def keeps_lto(manifest: Mapping[str, Any]) -> bool:
+    """Whether LTO-IR stayed: with --no-lto it was removed on purpose."""
+    return manifest.get("policy", {}).get("lto") is not False
 
 
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:

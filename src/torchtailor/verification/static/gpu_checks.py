@@ -18,7 +18,7 @@ from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
-from torchtailor.verification.static.cuts import CutRecord, cut_record
+from torchtailor.verification.static.cuts import CutRecord, cut_record, keeps_lto
 from torchtailor.verification.static.read import LibraryFacts
 
 _SHOWN = 4
@@ -125,7 +125,7 @@ def _lost(
     record = cut_record(artifact, facts)
     if record is None:
         return _Lost(False, "it was not cut by torchtailor")
-    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules, keep_lto=keeps_lto(record.manifest))
     had = any(policy.fits(gpu, code) for code in record.codes_before)
     return _Lost(had, "it had none before the cut (torchtailor.json)")
 

@@ -13,7 +13,7 @@ from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Check
-from torchtailor.verification.static.cuts import unified_tegra
+from torchtailor.verification.static.cuts import keeps_lto, unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -44,7 +44,8 @@ def verify_static(
     started = time.perf_counter()
     progress = progress or NoVerifyProgress()
     unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
-    readings = [DriverReading(gpu, catalog.rules, unified) for gpu in expected.gpus] if stock else []
+    lto = all(keeps_lto(manifest) for manifest in artifact.tailored.values())
+    readings = [DriverReading(gpu, catalog.rules, unified, lto) for gpu in expected.gpus] if stock else []
     read = read_libraries(artifact, stock, readings, progress)
     libraries, as_stock = read_host_code(artifact, stock, read, expected, progress)
     compared = [one.comparison for one in read if one.comparison]
