@@ -30,7 +30,8 @@ from torchtailor.disk import (
     staging_folder,
     write_atomically,
 )
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.trust import Limit, is_file_name, is_sha256, read_limited
 
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of torchtailor; safe to delete.\n"
 _USED = ".used"
@@ -86,6 +87,8 @@ class Cache:
 
     def find(self, sha256: str, filename: str) -> Path | None:
         """The file with this hash under this name, if it is cached."""
+        if not is_sha256(sha256) or not is_file_name(filename):
+            return None
         folder = self._blob_folder(sha256)
         path = folder / filename
         if not path.is_file():
@@ -129,14 +132,18 @@ class Cache:
     def read_note(self, kind: str, key: str) -> bytes | None:
         """A page or fact kept earlier."""
         try:
-            return (self.root / kind / _hashed(key)).read_bytes()
-        except OSError:
+            return read_limited(self.root / kind / _hashed(key), Limit.NOTE)
+        except (OSError, BadInputError):
             return None
 
     def write_note(self, kind: str, key: str, content: bytes) -> None:
         folder = self.root / kind
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / _hashed(key), content)
+        write_atomically(folder / _hashed(key), content, mode=0o600)  # the address may hold a password
+
+    def drop_note(self, kind: str, key: str) -> None:
+        """Forget a page or fact that is wrong."""
+        (self.root / kind / _hashed(key)).unlink(missing_ok=True)
 
     # Things made from wheels
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import netrc
 import random
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 import urllib3
 
 import torchtailor
-from torchtailor.errors import NetworkError
+from torchtailor.errors import NetworkError, UsageError
 from torchtailor.fetch.locations import redact
 from torchtailor.fetch.settings import IndexSettings
 
@@ -25,6 +28,9 @@ _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
 _FIRST_WAIT = 0.25
 _PAGE_LIMIT = 64 << 20
+_STEP = 1 << 20
+_SMALL_RESPONSE = 60.0  # seconds
+_SLOW = "Try again later, or use another index."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,18 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+@contextmanager
+def worker_threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests; after an error or Ctrl-C nobody waits for those that a slow server still holds."""
+    pool = ThreadPoolExecutor(number, thread_name_prefix="fetch")
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 class StatusError(NetworkError):
@@ -67,6 +85,7 @@ class Client:
         self._pools: dict[tuple[bool, str | None], urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._netrc = _read_netrc()
+        self._open: set[urllib3.BaseHTTPResponse] = set()
         self.received = 0  # bytes of small responses, ranges and streams; downloads count their own
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, retries: int | None = None) -> Answer:
@@ -74,7 +93,7 @@ class Client:
 
         def once() -> Answer:
             with self.open(url, headers, accept=(200, 206, 304, 404, 410)) as response:
-                body = self.counted(read_some(response, _PAGE_LIMIT, url))
+                body = self.counted(read_some(response, _PAGE_LIMIT, url, self._patience))
                 return _answer(url, response, body)
 
         answer: Answer = self.retrying(once, retries=retries)
@@ -88,11 +107,24 @@ class Client:
                 length = response.headers.get("content-length", "")
                 if response.status != 206 or (length.isdigit() and int(length) > limit):
                     raise NetworkError(f"The server of {redact(url)} does not support range requests.")
-                body = self.counted(read_some(response, limit, url))
+                body = self.counted(read_some(response, limit, url, self._patience))
                 return _answer(url, response, body)
 
         answer: Answer = self.retrying(once)
         return answer
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a small response may take in all: a server that drips would hold us for ever."""
+        return max(_SMALL_RESPONSE, 2 * self.settings.timeout)
+
+    def abort(self) -> None:
+        """Break off all responses that are being read, so that no thread waits for a slow server."""
+        with self._lock:
+            responses = list(self._open)
+        for response in responses:
+            with suppress(Exception):  # one that has just ended
+                response.shutdown()
 
     def counted(self, body: bytes) -> bytes:
         """The same bytes, added to those received."""
@@ -126,18 +158,26 @@ class Client:
         sent |= login | dict(headers or {})
         try:
             response = self._pool(url).request(method, address, headers=sent, preload_content=False, redirect=True)
+        except (ValueError, HTTPException) as error:
+            if not isinstance(error, urllib3.exceptions.HTTPError):
+                raise NetworkError(f"{redact(url)} is not a valid address: {_reason(error)}.", "Check it.") from error
+            raise UnreachableError(f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error)) from error
         except urllib3.exceptions.HTTPError as error:
             lasting = isinstance(getattr(error, "reason", error), urllib3.exceptions.NameResolutionError)
             raise UnreachableError(
                 f"{redact(url)} cannot be reached: {_reason(error)}.", _hint(error), lasting=lasting
             ) from error
         try:
+            with self._lock:
+                self._open.add(response)
             if response.status not in accept:
                 raise _status_problem(response, url)
             yield response
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"{redact(url)} broke off: {_reason(error)}.", _hint(error)) from error
         finally:
+            with self._lock:
+                self._open.discard(response)
             response.close()
 
     def retrying(self, once: Any, *, retries: int | None = None) -> Any:
@@ -163,6 +203,15 @@ class Client:
             return self._pools[trusted, proxy]
 
     def _make_pool(self, *, trusted: bool, proxy: str | None) -> urllib3.PoolManager:
+        try:
+            return self._pool_of(trusted=trusted, proxy=proxy)
+        except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
+            raise UsageError(
+                f"The certificates or the proxy of pip's configuration cannot be used: {_reason(error)}.",
+                "Check PIP_CERT, PIP_CLIENT_CERT, PIP_PROXY, SSL_CERT_FILE and the proxy variables.",
+            ) from error
+
+    def _pool_of(self, *, trusted: bool, proxy: str | None) -> urllib3.PoolManager:
         settings = self.settings
         context = ssl.create_default_context(
             cafile=str(settings.ca_bundle) if settings.ca_bundle and settings.ca_bundle.is_file() else None,
@@ -203,12 +252,21 @@ def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer
     return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
 
 
-def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str) -> bytes:
-    """The whole body, up to a limit."""
-    body = response.read(limit + 1, decode_content=True)
-    if len(body) > limit:
-        raise NetworkError(f"The response of {redact(url)} is larger than {limit >> 20} MiB.", "Check the index URL.")
-    return body
+def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str, seconds: float = math.inf) -> bytes:
+    """The whole body, up to a limit and within a time."""
+    give_up = time.monotonic() + seconds
+    parts: list[bytes] = []
+    size = 0
+    while part := response.read1(_STEP, decode_content=True):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise NetworkError(
+                f"The response of {redact(url)} is larger than {limit >> 20} MiB.", "Check the index URL."
+            )
+        if time.monotonic() > give_up:
+            raise UnreachableError(f"{redact(url)} sends too slowly: {size} bytes in {seconds:.0f} seconds.", _SLOW)
+    return b"".join(parts)
 
 
 def worth_retrying(error: NetworkError) -> bool:

@@ -7,7 +7,7 @@ import re
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,10 @@ import urllib3
 from torchtailor.disk import CACHE_VARIABLE, hash_file, locked, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, UnreachableError, wait_before, worth_retrying
+from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
+from torchtailor.fetch.metadata import check_metadata
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.trust import Limit, is_sha256, read_limited
 
 _CHUNK = 1 << 20
 PARALLEL = 6
@@ -91,15 +93,14 @@ class Downloader:
         progress = progress or NoDownloadProgress()
         progress.expected(sum((file.size or 0) - self.resumable(file) for file in self.missing(files)))
         ordered = sorted(files, key=lambda file: -(file.size or 0))
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
+        with worker_threads(self._parallel) as pool:
             futures = {pool.submit(self._one, file, progress): file for file in ordered}
             try:
                 if wait(futures, return_when=FIRST_EXCEPTION).not_done:
                     self._stop.set()
             except BaseException:
                 self._stop.set()
-                for future in futures:
-                    future.cancel()
+                self._client.abort()
                 raise
         return {futures[future].url: future.result() for future in _failures_first(futures)}
 
@@ -143,16 +144,19 @@ class Downloader:
         """The hash of a local file, cached for as long as its size, time and inode stay the same."""
         status = path.stat()
         key = f"{path}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}"
-        if (known := self._cache.read_note("facts", key)) is not None:
-            return known.decode("ascii")
+        if known := self._hash_note(key):
+            return known
         digest = hash_file(path)
         self._cache.write_note("facts", key, digest.encode("ascii"))
         return digest
 
+    def _hash_note(self, key: str) -> str | None:
+        """A hash that was kept; what is none was damaged."""
+        known = (self._cache.read_note("facts", key) or b"").decode("ascii", "replace")
+        return known if is_sha256(known) else None
+
     def _cached(self, file: WheelAddress) -> Path | None:
-        sha256 = file.sha256
-        if sha256 is None and (known := self._cache.read_note("facts", f"sha256 of {file.key}")) is not None:
-            sha256 = known.decode("ascii")
+        sha256 = file.sha256 or self._hash_note(f"sha256 of {file.key}")
         return self._cache.find(sha256, file.filename) if sha256 else None
 
     def _download(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> Fetched:
@@ -174,10 +178,13 @@ class Downloader:
                     raise
                 wrong = True
             except NetworkError as error:
+                if self._stop.is_set():
+                    raise _Stopped from error
                 fruitless = 0 if part.stat().st_size > before else fruitless + 1
                 if not worth_retrying(error) or fruitless > self._client.settings.retries:
                     raise
                 self._pause(wait_before(fruitless, error))
+        check_metadata(self._cache, file, part)
         part.with_suffix(".json").unlink(missing_ok=True)
         path = self._cache.adopt(part, digest, file.filename)
         if file.sha256 is None:
@@ -303,8 +310,8 @@ def _keep_state(part: Path, response: urllib3.BaseHTTPResponse) -> None:
 
 def _read_state(part: Path) -> _State:
     try:
-        return msgspec.json.decode(part.with_suffix(".json").read_bytes(), type=_State)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_limited(part.with_suffix(".json"), Limit.STATE), type=_State)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, BadInputError):
         return _State()
 
 

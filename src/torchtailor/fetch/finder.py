@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,12 +13,13 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.errors import NetworkError, TorchtailorError
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, UnreachableError
+from torchtailor.fetch.client import Client, UnreachableError, worker_threads
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
+from torchtailor.trust import Limit, read_limited
 
 _PARALLEL = 8
 
@@ -95,7 +95,7 @@ class Finder:
                 self.fitting(name, target)
 
         if len(projects) > 1:
-            with ThreadPoolExecutor(_PARALLEL) as pool:
+            with worker_threads(_PARALLEL) as pool:
                 list(pool.map(one, projects))
 
     def warm_facts(self, files: Iterable[WheelFile]) -> None:
@@ -105,7 +105,7 @@ class Finder:
             with suppress(TorchtailorError):
                 self.facts(file)
 
-        with ThreadPoolExecutor(_PARALLEL) as pool:
+        with worker_threads(_PARALLEL) as pool:
             list(pool.map(one, files))
 
     def _index_page(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
@@ -120,7 +120,7 @@ class Finder:
         path = source.local_path
         if path is not None:
             if path.is_file():
-                return parse_page(path.read_bytes(), "text/html", path.as_uri(), source)
+                return parse_page(read_limited(path, Limit.PAGE), "text/html", path.as_uri(), source)
             return list_folder(path, source) if path.is_dir() else ()
         page = self._fetch_page(source.url)
         return parse_page(page.body, page.content_type, page.url, source) if page else ()
@@ -151,7 +151,7 @@ class Finder:
         stored = self.cache.read_note("pages", url)
         try:
             return msgspec.msgpack.decode(stored, type=_Page) if stored else None
-        except msgspec.DecodeError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
 
@@ -160,5 +160,5 @@ def _local_page(folder: Path, source: IndexLocation) -> tuple[WheelFile, ...]:
     for filename, content_type in (("index.json", JSON_TYPE), ("index.html", "text/html")):
         path = folder / filename
         if path.is_file():
-            return parse_page(path.read_bytes(), content_type, path.resolve().as_uri(), source)
+            return parse_page(read_limited(path, Limit.PAGE), content_type, path.resolve().as_uri(), source)
     return list_folder(folder, source) if folder.is_dir() else ()

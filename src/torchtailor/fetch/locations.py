@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from torchtailor.errors import UsageError
 
 # what is before the host: up to the last @ of the part before the path
-_LOGIN = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/{2,})[^/?#\s]*@")
+_LOGIN = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:/+)?)[^/?#\s@]*(?:@[^/?#\s@]*)*@")
 
 
 class LocationKind(Enum):
@@ -62,10 +62,14 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
         scheme = text.split(":", 1)[0].lower()
         if scheme not in ("http", "https", "file"):
             raise UsageError(f"{origin} has the URL {redact(text)}, which is not http, https or file.")
+        try:
+            urlsplit(text).port  # noqa: B018  (what is no number is only found when it is read)
+        except ValueError as error:
+            raise UsageError(f"{origin} has the URL {redact(text)}, which is not valid: {error}.") from error
         return IndexLocation(text, kind, origin)
     path = (directory / Path(text).expanduser()).resolve()
     if origin.startswith("--") and not path.exists():
-        raise UsageError(f"{origin} names {text!r}, which is neither a URL nor an existing path.")
+        raise UsageError(f"{origin} names {redact(text)!r}, which is neither a URL nor an existing path.")
     return IndexLocation(path.as_uri(), kind, origin)
 
 

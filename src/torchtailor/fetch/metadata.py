@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from packaging.metadata import parse_email
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchtailor.binary.source import blamed_on
@@ -20,12 +20,13 @@ from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
 from torchtailor.fetch.locations import redact
-from torchtailor.fetch.pages import WheelFile
+from torchtailor.fetch.pages import WheelAddress, WheelFile
+from torchtailor.trust import Limit
 from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
 _BLOCK = 32 << 10
-_METADATA_LIMIT = 16 << 20
+_TABLE_LIMIT = 256 << 20  # of the tables of a zip: 2 MB in torch
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Facts:
         for line in raw.get("requires_dist", []):
             try:
                 requirements.append(Requirement(line))
-            except InvalidRequirement as error:
+            except (ValueError, RecursionError) as error:  # InvalidRequirement, or a version of thousands of digits
                 raise BadInputError(
-                    f"The metadata of {raw.get('name', 'a wheel')} has an invalid requirement: {line!r}."
+                    f"The metadata of {raw.get('name', 'a wheel')[:100]} has an invalid requirement: {line[:200]!r}."
                 ) from error
         return tuple(requirements)
 
@@ -71,7 +72,7 @@ class FactsReader:
             try:
                 kept = msgspec.msgpack.decode(stored, type=_Stored)
                 return Facts(kept.text, kept.size)
-            except msgspec.DecodeError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 pass  # a damaged cache entry is replaced
         if (path := self._blob(file)) is not None:
             return Facts(read_local(path), path.stat().st_size)
@@ -90,7 +91,7 @@ class FactsReader:
     def _ask(self, file: WheelFile) -> Facts:
         if file.metadata is not None:
             answer = self._client.get(file.url + ".metadata")
-            if answer.status == 200 and _is(answer.body, file):
+            if answer.status == 200 and len(answer.body) <= Limit.METADATA and _is(answer.body, file):
                 return Facts(answer.body, file.size or self._size(file))
         remote = RangeFile(self._client, file.url)
         return Facts(_from_remote(remote, file.filename), remote.size)
@@ -110,11 +111,11 @@ def _is(text: bytes, file: WheelFile) -> bool:
     return True
 
 
-def read_local(path: Path) -> bytes:
-    """The METADATA of a wheel on disk."""
+def read_local(path: Path, filename: str = "") -> bytes:
+    """The METADATA of a wheel on disk; `filename` is its own name where it lies under another."""
     try:
         with WheelArchive(path) as archive:
-            return archive.read(_metadata(archive.members.values(), path.name).name)
+            return archive.read(_metadata(archive.members.values(), filename or path.name).name)
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -132,9 +133,31 @@ def _metadata(members: Iterable[Member], filename: str) -> Member:
     for member in members:
         folder, _, rest = member.name.partition("/")
         match = re.fullmatch(r"(.+)-[^-]+\.dist-info", folder)
-        if rest == "METADATA" and match and canonicalize_name(match[1]) == name and member.size <= _METADATA_LIMIT:
+        if rest == "METADATA" and match and canonicalize_name(match[1]) == name and member.size <= Limit.METADATA:
             return member
     raise BadInputError(f"{filename} has no readable METADATA.", "It is not a wheel of that name.")
+
+
+def check_metadata(cache: Cache, file: WheelAddress, path: Path) -> None:
+    """Refuse a wheel that needs something else than was said before it was fetched, and what was resolved by."""
+    stored = cache.read_note("facts", file.key)
+    try:
+        said = Facts(msgspec.msgpack.decode(stored, type=_Stored).text, 0) if stored else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        said = None
+    if said is None:
+        return
+    own = Facts(read_local(path, file.filename), 0)
+    for what, before, now in (
+        ("dependencies", set(map(str, said.requires)), set(map(str, own.requires))),
+        ("Requires-Python", said.requires_python, own.requires_python),
+    ):
+        if before != now:
+            cache.drop_note("facts", file.key)
+            raise NetworkError(
+                f"{file.filename} has other {what} than the metadata that its index serves beside it.",
+                "Report it to whoever runs the index, and use another one.",
+            )
 
 
 class RangeFile(io.RawIOBase):
@@ -142,7 +165,7 @@ class RangeFile(io.RawIOBase):
 
     def __init__(self, client: Client, url: str) -> None:
         self._client, self._url = client, url
-        self._position = 0
+        self._position = self._fetched = 0
         self._blocks: list[tuple[int, bytes]] = []
         try:
             answer = client.get_range(url, f"bytes=-{_TAIL}", _TAIL)
@@ -188,6 +211,9 @@ class RangeFile(io.RawIOBase):
             if at <= start and end <= at + len(data):
                 return data[start - at : end - at]
         last = min(max(end, start + _BLOCK), self.size)
+        self._fetched += last - start
+        if self._fetched > _TABLE_LIMIT:
+            raise NetworkError(f"The table of {redact(self._url)} is larger than any real wheel's.", "Do not use it.")
         answer = self._client.get_range(self._url, f"bytes={start}-{last - 1}", last - start)
         if (
             len(answer.body) != last - start

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 from packaging.tags import Tag
-from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.utils import BuildTag, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
 from torchtailor.errors import NetworkError
 from torchtailor.fetch.locations import IndexLocation, local_path, redact
+from torchtailor.trust import is_file_name
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 # Best first; md5 and sha1 no longer prove anything.
 _HASHES = ("sha256", "sha512", "sha384", "sha3_256", "sha3_512", "blake2b", "blake2s")
+
+
+_HEX = {
+    name: re.compile(rf"[0-9a-f]{{{2 * hashlib.new(name).digest_size}}}").fullmatch
+    for name in _HASHES
+    if name in hashlib.algorithms_available
+}
+
+
+def _anything(_: str) -> bool:
+    return True
 
 
 _parse = lru_cache(maxsize=1 << 16)(parse_wheel_filename)
@@ -116,39 +128,73 @@ class Anchor:
     attributes: Mapping[str, str]
 
 
-class _Anchors(HTMLParser):
-    """Collects the links and the base URL of a page."""
+_TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)(?=[\s/>])")
+_ATTRIBUTE = re.compile(r"""([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+)))?""")
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.anchors: list[Anchor] = []
-        self.base: str | None = None
-        self._open: dict[str, str] | None = None
-        self._text: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "base" and self.base is None:
-            self.base = dict(attrs).get("href")
-        if tag == "a":
-            self._flush()
-            self._open = {name: value or "" for name, value in attrs}
+def read_anchors(text: str) -> tuple[list[Anchor], str | None]:
+    """The links of a page and its base URL, in one pass: what is never closed ends the page."""
+    anchors: list[Anchor] = []
+    base: str | None = None
+    opened: dict[str, str] | None = None
+    words: list[str] = []
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "a":
-            self._flush()
+    def flush() -> None:
+        nonlocal opened
+        if opened is not None and "href" in opened:
+            anchors.append(Anchor(html.unescape("".join(words)).strip(), opened))
+        opened = None
+        words.clear()
 
-    def handle_data(self, data: str) -> None:
-        if self._open is not None:
-            self._text.append(data)
+    position = 0
+    while (start := text.find("<", position)) >= 0:
+        if opened is not None:
+            words.append(text[position:start])
+        if text.startswith("<!--", start):
+            end = text.find("-->", start + 4) + 2
+            if end < 3:
+                break
+        elif (found := _TAG_NAME.match(text, start)) is None:
+            end = start  # a lone < is text
+        else:
+            end = _end_of_tag(text, found.end())
+            if end < 0:
+                break
+            name = found[1].lower()
+            if name == "a":
+                flush()
+            if text[start + 1] != "/" and (name == "a" or (name == "base" and base is None)):
+                attributes = _attributes(text[found.end() : end])
+                if name == "a":
+                    opened = attributes
+                else:
+                    base = attributes.get("href")
+        position = end + 1
+    flush()
+    return anchors, base
 
-    def _flush(self) -> None:
-        if self._open is not None and "href" in self._open:
-            self.anchors.append(Anchor("".join(self._text).strip(), self._open))
-        self._open, self._text = None, []
 
-    def close(self) -> None:
-        super().close()
-        self._flush()
+def _end_of_tag(text: str, position: int) -> int:
+    """Where the > of a tag is, which is not one inside of quotes; -1 where there is none."""
+    while True:
+        end = text.find(">", position)
+        if end < 0:
+            return -1
+        quotes = [(at, mark) for mark in "\"'" if (at := text.find(mark, position, end)) >= 0]
+        if not quotes:
+            return end
+        at, mark = min(quotes)
+        closed = text.find(mark, at + 1)
+        if closed < 0:
+            return -1
+        position = closed + 1
+
+
+def _attributes(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, *values in _ATTRIBUTE.findall(text):
+        found.setdefault(name.lower(), html.unescape("".join(values)))
+    return found
 
 
 def parse_page(body: bytes, content_type: str, url: str, source: IndexLocation) -> tuple[WheelFile, ...]:
@@ -162,7 +208,7 @@ def parse_page(body: bytes, content_type: str, url: str, source: IndexLocation) 
 def _from_json(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFile]:
     try:
         page = msgspec.json.decode(body, type=_JsonPage)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NetworkError(
             f"The page {redact(url)} is not valid JSON of a package index: {error}.",
             "Check that the URL is that of an index (the simple API).",
@@ -171,7 +217,7 @@ def _from_json(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFi
         metadata = item.core_metadata or item.dist_info_metadata
         yield from _wheel(
             item.filename,
-            urljoin(url, item.url),
+            _joined(url, item.url),
             source,
             hashes={name.lower(): value.lower() for name, value in item.hashes.items()},
             size=item.size,
@@ -182,15 +228,13 @@ def _from_json(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFi
 
 
 def _from_html(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFile]:
-    parser = _Anchors()
-    parser.feed(body.decode("utf-8", "replace"))
-    parser.close()
-    base = urljoin(url, parser.base) if parser.base else url
-    for anchor in parser.anchors:
-        target, fragment = urldefrag(urljoin(base, anchor.attributes["href"]))
+    anchors, base = read_anchors(body.decode("utf-8", "replace"))
+    base = _joined(url, base) if base else url
+    for anchor in anchors:
+        target, _, fragment = _joined(base, anchor.attributes["href"]).partition("#")
         hashed = re.search(r"(?:^|&)(\w+)=([0-9a-fA-F]+)(?:&|$)", fragment)
         yield from _wheel(
-            unquote(urlsplit(target).path.rsplit("/", 1)[-1]),
+            unquote(target.partition("?")[0].rsplit("/", 1)[-1]),
             target,
             source,
             hashes={hashed[1].lower(): hashed[2].lower()} if hashed else {},
@@ -198,6 +242,16 @@ def _from_html(body: bytes, url: str, source: IndexLocation) -> Iterator[WheelFi
             yanked="data-yanked" in anchor.attributes,
             metadata=_metadata_attribute(anchor.attributes),
         )
+
+
+def _joined(base: str, url: str) -> str:
+    """The address of a link; empty where it is none (`http://[x`)."""
+    try:
+        joined = urljoin(base, url)
+        urlsplit(joined).port  # noqa: B018  (what is no number is only found when it is read)
+    except ValueError:
+        return ""
+    return joined
 
 
 def _metadata_attribute(attributes: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -233,12 +287,16 @@ def _wheel(
     yanked: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> Iterator[WheelFile]:
-    if not filename.endswith(".whl"):
+    if not filename.endswith(".whl") or not is_file_name(filename) or not url:
         return
+    if not all(_HEX.get(name, _anything)(value) for name, value in hashes.items()):
+        return  # what cannot be checked is not offered
     try:
         _parse(filename)
-    except InvalidWheelFilename:
-        return  # a wheel variant, or a name older than the specification
+    except ValueError:  # InvalidWheelFilename: a wheel variant, or a name older than the specification
+        return
+    if metadata:
+        metadata = {name: value for name, value in metadata.items() if name in _HASHES}
     yield WheelFile(
         filename, url, hashes, size, source=source, requires_python=requires_python, yanked=yanked, metadata=metadata
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import platformdirs
 
-from torchtailor.errors import UsageError
+from torchtailor.errors import BadInputError, UsageError
 from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
+from torchtailor.trust import Limit, read_limited
 
 _SECTIONS = ("global", "install", "download")  # later ones win, as in pip
 
@@ -66,16 +67,28 @@ def config_files(environment: Mapping[str, str]) -> Iterator[Path]:
 def _read_file(path: Path) -> Iterator[tuple[str, str]]:
     parser = configparser.RawConfigParser()
     try:
-        parser.read_string(path.read_text("utf-8"), source=str(path))
-    except (OSError, UnicodeDecodeError, configparser.Error) as error:
-        message = " ".join(str(error).split())
+        parser.read_string(read_limited(path, Limit.CONFIGURATION).decode("utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError, BadInputError, configparser.Error) as error:
         raise UsageError(
-            f"pip's configuration file {path} cannot be read: {message}.", "Correct or move it."
-        ) from error
+            f"pip's configuration file {path} cannot be read: {_problem(error)}.", "Correct or move it."
+        ) from None  # the error itself quotes the file, which may hold a password
     for section in _SECTIONS:
         if parser.has_section(section):
             for key, value in parser.items(section):
                 yield key.lower().replace("_", "-"), value
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong, without a word of the file."""
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {error.lineno} is in no [section]"
+    if isinstance(error, configparser.ParsingError):
+        return f"line {error.errors[0][0]} is not `name = value`" if error.errors else "it is no configuration file"
+    if isinstance(error, configparser.DuplicateOptionError | configparser.DuplicateSectionError):
+        return f"line {error.lineno} repeats an earlier one"
+    if isinstance(error, OSError):
+        return error.strerror or "the disk refuses"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "it is too large or no plain file"
 
 
 def default_index() -> IndexLocation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
@@ -15,7 +16,7 @@ from resolvelib import BaseReporter, ResolutionImpossible, Resolver
 from resolvelib.providers import AbstractProvider
 from resolvelib.resolvers import ResolutionTooDeep
 
-from torchtailor.errors import NoMatchError
+from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
@@ -158,10 +159,19 @@ def needs(facts: Facts, target: Target, extras: Iterable[str] = ()) -> Iterator[
     asked = ["", *extras]
     for requirement in facts.requires:
         marker = requirement.marker
-        if marker is None or any(marker.evaluate(target.environment | {"extra": extra}) for extra in asked):
+        if marker is None or any(_applies(marker, target, extra, str(requirement)) for extra in asked):
             bare = Requirement(str(requirement))
             bare.marker = None
             yield bare
+
+
+def _applies(marker: Marker, target: Target, extra: str, shown: str) -> bool:
+    try:
+        return marker.evaluate(target.environment | {"extra": extra})
+    except (ValueError, TypeError, RecursionError) as error:  # such as UndefinedComparison: `os_name ~= "x"`
+        raise BadInputError(
+            f"The condition of the requirement {shown[:200]!r} cannot be evaluated.", "Report it to the package."
+        ) from error
 
 
 def resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,8 +81,8 @@ def read_settings(
         client_cert=_existing(pip.values.get("client-cert"), "pip's client-cert"),
         trusted_hosts=frozenset(pip.values.get("trusted-host", "").split()),
         proxy=pip.values.get("proxy") or None,
-        timeout=_number(pip.values.get("timeout") or pip.values.get("default-timeout"), DEFAULT_TIMEOUT),
-        retries=int(_number(pip.values.get("retries"), DEFAULT_RETRIES)),
+        timeout=_number(pip.values.get("timeout") or pip.values.get("default-timeout"), DEFAULT_TIMEOUT, 0.001, 86_400),
+        retries=int(_number(pip.values.get("retries"), DEFAULT_RETRIES, 0, 1000)),
     )
 
 
@@ -103,8 +104,15 @@ def _first_existing(environment: Mapping[str, str], names: Sequence[str]) -> Pat
     return next((path for path in paths if path.exists()), None)
 
 
-def _number(text: str | None, default: float) -> float:
+def _number(text: str | None, default: float, least: float, most: float) -> float:
+    """A number of pip's configuration, within what makes sense."""
     try:
-        return float(text) if text else default
+        number = float(text) if text else default
     except ValueError:
-        raise UsageError(f"pip's configuration has {text!r} instead of a number.", "Correct it.") from None
+        number = math.nan
+    if not least <= number <= most:
+        raise UsageError(
+            f"pip's configuration has {(text or '')[:40]!r} instead of a number from {least:g} to {most:g}.",
+            "Correct PIP_TIMEOUT, PIP_RETRIES or pip.conf.",
+        )
+    return number

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from torchtailor.errors import UsageError
@@ -76,7 +76,7 @@ class Target:
         """Whether its Python satisfies a Requires-Python; an invalid one counts as satisfied."""
         try:
             return SpecifierSet(requires).contains(self.environment["python_full_version"], prereleases=True)
-        except InvalidSpecifier:
+        except ValueError:  # InvalidSpecifier, or a version of thousands of digits
             return True
 
     @cached_property

@@ -139,13 +139,12 @@ def _with_label(seen: Iterable[_Seen], label: str) -> _Seen | None:
 
 def closure_requirements(choice: TorchChoice, companions: Iterable[str]) -> list[Requirement]:
     """torch itself and the requested companions, which pin the torch they belong to."""
-    from packaging.requirements import InvalidRequirement
 
     requirements = [Requirement(f"torch==={choice.file.version}")]
     for word in companions:
         try:
             requirements.append(Requirement(word))
-        except InvalidRequirement as error:
+        except ValueError as error:  # InvalidRequirement, or thousands of digits
             raise NoMatchError(
                 f"--with {word!r} is not a package name.", "Write --with torchvision,torchaudio."
             ) from error

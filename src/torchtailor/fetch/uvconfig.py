@@ -12,8 +12,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import platformdirs
 
-from torchtailor.errors import UsageError
+from torchtailor.errors import BadInputError, UsageError
 from torchtailor.fetch.locations import ConfiguredIndexes, IndexLocation, LocationKind, make_location
+from torchtailor.trust import Limit, read_limited
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -61,9 +62,11 @@ def config_files(environment: Mapping[str, str], directory: Path) -> Iterator[Pa
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"uv's configuration file {path} cannot be read: {error}.", "Correct or move it.") from error
+        return tomllib.loads(read_limited(path, Limit.CONFIGURATION).decode("utf-8"))
+    except (OSError, ValueError, BadInputError, RecursionError) as error:
+        said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}"
+        said = str(error) if isinstance(error, tomllib.TOMLDecodeError) else said
+        raise UsageError(f"uv's configuration file {path} cannot be read: {said}.", "Correct or move it.") from None
 
 
 def _uv_table(path: Path) -> dict[str, Any] | None:
@@ -88,7 +91,7 @@ def _read_tables(path: Path, environment: Mapping[str, str], found: ConfiguredIn
         found.links += [
             make_location(url, LocationKind.LINKS, origin, folder) for url in _strings(part.get("find-links"))
         ]
-        for row in part.get("index", []):
+        for row in part["index"] if isinstance(part.get("index"), list) else []:
             _read_index_row(row, origin, folder, environment, found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from torchtailor.errors import BadInputError
 
@@ -30,7 +30,7 @@ class Metadata:
         name, version = headers.get("Name", ""), headers.get("Version", "")
         try:
             Version(version)
-        except InvalidVersion as error:
+        except ValueError as error:  # InvalidVersion, or thousands of digits
             raise BadInputError(
                 f"{owner} has no valid version in its METADATA", "reinstall or fetch it again"
             ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from torchtailor.errors import BadInputError
 
@@ -39,7 +39,7 @@ class WheelName:
         name = cls(**{key: value or "" for key, value in match.groupdict().items()})
         try:
             Version(name.version)
-        except InvalidVersion as error:
+        except ValueError as error:  # InvalidVersion, or thousands of digits
             raise BadInputError(f"{path.name} has no valid version in its name", "rename it as published") from error
         return name
 

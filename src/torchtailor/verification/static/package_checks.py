@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.markers import default_environment
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -256,7 +256,7 @@ def _wanted(packages: Iterable[Metadata], environment: dict[str, str]) -> Iterat
         for text in package.requires:
             try:
                 requirement = Requirement(text)
-            except InvalidRequirement:
+            except ValueError:  # InvalidRequirement, or thousands of digits
                 continue
             if requirement.marker is None or requirement.marker.evaluate(environment):
                 yield package.name, requirement
