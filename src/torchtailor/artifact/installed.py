@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.metadata import Metadata
-from torchtailor.wheels.record import Record, RecordRow
+from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,28 @@ def find_installed(root: Path) -> tuple[InstalledDistribution, ...]:
     for place, names, _ in os.walk(root):
         found += [Path(place, name) for name in names if name.endswith(".dist-info")]
         names[:] = [name for name in names if name not in ("__pycache__", "include")]
-    return read_installed(root, found)
+    return read_installed(root, found, strict=False)
 
 
 def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
     """The distributions of one site-packages folder."""
-    return read_installed(site, site.glob("*.dist-info"))
+    return read_installed(site, site.glob("*.dist-info"), strict=False)
+
+
+def unreadable_in(root: Path) -> tuple[str, ...]:
+    """The distributions anywhere under a folder that are left alone because their RECORD is unusual, and why."""
+    reasons: list[str] = []
+    for place, names, _ in os.walk(root):
+        for name in sorted(name for name in names if name.endswith(".dist-info")):
+            record = Path(place, name, "RECORD")
+            try:
+                Record.parse(record.read_bytes())
+            except UnusualRecordError as error:
+                reasons.append(f"{name.removesuffix('.dist-info')} is left alone: {error.message}.")
+            except (BadInputError, OSError):
+                continue
+        names[:] = [name for name in names if name not in ("__pycache__", "include")]
+    return tuple(reasons)
 
 
 def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tuple[InstalledDistribution, ...]]:
@@ -55,15 +71,19 @@ def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tupl
     return owners
 
 
-def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[InstalledDistribution, ...]:
+def read_installed(root: Path, dist_infos: Iterable[Path], *, strict: bool = True) -> tuple[InstalledDistribution, ...]:
     """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
-    ours to change."""
+    ours to change, nor is, unless `strict`, what has one in a form of its own."""
     found = []
     for dist_info in sorted(dist_infos):
         try:
             metadata = Metadata.parse((dist_info / "METADATA").read_bytes(), dist_info.name)
             record = Record.parse((dist_info / "RECORD").read_bytes())
         except FileNotFoundError:
+            continue
+        except UnusualRecordError as error:
+            if strict:
+                raise BadInputError(f"{dist_info}: {error.message}", error.hint) from error
             continue
         except BadInputError as error:
             raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error

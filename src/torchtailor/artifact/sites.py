@@ -45,6 +45,12 @@ def active_environment() -> Path | None:
     return Path(prefix) if prefix else None
 
 
+def project_environment(folder: Path) -> Path | None:
+    """The `.venv` of a folder or of the nearest above it, where uv looks too."""
+    candidates = (place / ".venv" for place in (folder.absolute(), *folder.absolute().parents))
+    return next((place for place in candidates if (place / "pyvenv.cfg").is_file()), None)
+
+
 def installed_path(path: str) -> str:
     """`lib/python3.13/site-packages/torch/lib/x.so` -> `torch/lib/x.so`; so also `k2-1.0.data/platlib/k2/x.so` of a
     wheel, whose folder has the version in its name."""

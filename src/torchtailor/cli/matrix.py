@@ -49,7 +49,7 @@ def command(
         print_json("matrix-why", explanation) if json else out().print(explanation.text, markup=False)
         return
     chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
-    if not chosen and not json:
+    if not chosen:
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     rows = [tables.row(catalog, variant) for variant in chosen]
     if json:

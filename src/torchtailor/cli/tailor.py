@@ -118,8 +118,7 @@ def command(
 
 
 def _print(report: TailorReport) -> None:
-    from torchtailor.surgery.result import LibraryStatus
-    from torchtailor.ui import err, human_bytes, human_seconds, out, table
+    from torchtailor.ui import human_bytes, human_seconds, out, table
 
     results = report.results
     changed = [library for result in results for library in result.changed]
@@ -140,11 +139,7 @@ def _print(report: TailorReport) -> None:
             sizes = f": {before} -> {after} ({left})" if result.changed and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
-        for library in result.libraries:
-            if library.status is LibraryStatus.SKIPPED:
-                err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
-            for warning in library.warnings:
-                err().print(f"warning: {library.path} {warning}.", markup=False)
+        _warn(result)
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     if linkable := sum(result.could_drop_lto for result in results):
@@ -169,6 +164,24 @@ def _print(report: TailorReport) -> None:
             "(read `torchtailor help licences` first).",
             markup=False,
         )
+    if not saved:
+        out().print(report.why_nothing, markup=False)
+
+
+def _warn(result: TailorResult) -> None:
+    """What was left unchanged although nobody asked for that."""
+    from torchtailor.surgery.result import LibraryStatus
+    from torchtailor.tailoring.result import COPIED
+    from torchtailor.ui import err
+
+    for library in result.libraries:
+        if library.status is LibraryStatus.SKIPPED:
+            err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
+        for warning in library.warnings:
+            err().print(f"warning: {library.path} {warning}.", markup=False)
+    for note in result.notes:
+        if note != COPIED:
+            err().print(f"warning: {note}", markup=False)
 
 
 def _done(result: TailorResult) -> str:

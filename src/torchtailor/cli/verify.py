@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtailor.errors import ExitCode
+from torchtailor.errors import EnvironmentProblem, ExitCode
 
 if TYPE_CHECKING:
     from torchtailor.verification import Check, VerifyReport
@@ -74,6 +74,11 @@ def command(
         _print(result)
     if plot:
         _plot(result, on_stderr=json)
+    if result.passed and result.not_reached:
+        raise EnvironmentProblem(
+            f"Level {level.value} could not be checked here: {result.not_reached}.",
+            "Run it where it can be checked; without --level, verify goes as far as it can.",
+        )
     return ExitCode.OK if result.passed else ExitCode.CHECK_FAILED
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.disk import write_output
-from torchtailor.errors import BadInputError
+from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.host.model import SCHEMA, Host
 
 _LIMIT = 4 << 20  # a real description is some tens of kilobytes
@@ -29,6 +29,8 @@ def load(path: Path) -> Host:
     name = "standard input" if str(path) == "-" else str(path)
     try:
         data = sys.stdin.buffer.read(_LIMIT + 1) if str(path) == "-" else _read(path)
+    except FileNotFoundError as error:
+        raise NoMatchError(f"{name} does not exist.", _AGAIN) from error
     except OSError as error:
         raise BadInputError(f"{name} cannot be read: {error.strerror}.", _AGAIN) from error
     return loads(data, name)

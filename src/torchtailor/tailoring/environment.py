@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
-from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
-from torchtailor.artifact.sites import active_environment
+from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
+from torchtailor.artifact.sites import active_environment, project_environment
 from torchtailor.disk import disk_errors, give_to, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
@@ -63,8 +65,9 @@ def _seen(path: Path) -> tuple[int, ...]:
 
 
 def environment_sites(environment: Path | None) -> tuple[Path, ...]:
-    """The site-packages folders of an environment; without one, of the active or else the running one."""
-    environment = environment or active_environment()
+    """The site-packages folders of an environment; without one, of the active one, of the project's `.venv`, or of the
+    one that torchtailor runs in."""
+    environment = environment or active_environment() or project_environment(Path.cwd())
     if environment is None:
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
@@ -100,7 +103,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
-        _check_earlier(chains, options)
+        _check_earlier(site, chains, options)
         jobs, skipped = _jobs(site, journal.folder, options)
         progress.begin(str(site), sum(job.size for job in jobs))
         known = {path: chain[-1].after for path, chain in chains.items()}
@@ -151,10 +154,11 @@ def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptio
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     before = sum(library.size_before for library in ordered)
     after = sum(library.size_after for library in ordered)
-    return TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
+    notes = unreadable_in(site)
+    return TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run, notes=notes)
 
 
-def _check_earlier(chains: Chains, options: TailorOptions) -> None:
+def _check_earlier(site: Path, chains: Chains, options: TailorOptions) -> None:
     """What an earlier cut removed cannot be kept by this one."""
     wanted = {str(device) for device in options.targets.devices}
     for path, chain in chains.items():
@@ -162,7 +166,7 @@ def _check_earlier(chains: Chains, options: TailorOptions) -> None:
             had, lacks = ", ".join(chain[-1].gpus), ", ".join(sorted(missing))
             raise ImpossibleError(
                 f"{path} was cut for {had} and has no code for {lacks} any more.",
-                "Run `torchtailor restore` first.",
+                f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
             )
         if options.policy.keep_lto and chain[-1].options["policy"].get("lto") is False:
             raise ImpossibleError(

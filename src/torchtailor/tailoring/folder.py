@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
 from torchtailor.disk import (
     check_replaceable,
     copy_file,
@@ -71,7 +71,10 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             libraries = tuple(results[name] for name in sorted(results))
             before = tree.size_of_others + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
-            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            notes = unreadable_in(folder)
+            whole = TailorResult(
+                ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run, notes=notes
+            )
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()

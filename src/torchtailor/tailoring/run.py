@@ -6,7 +6,9 @@ results = tailor(Path("torch-2.10.0-...whl"), gpus=["9.0"], output=Path("out"))
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +17,26 @@ from typing import Any
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.catalog import load_catalog
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel
+
+_IMMOVABLE = "all of its GPU code is needed, or what is not lies in pieces smaller than a page of memory"
+_UNCHANGED = {
+    LibraryStatus.NO_GPU_CODE: "no GPU code",
+    LibraryStatus.NOTHING_FOR_TARGET: "nothing for the target, unchanged",
+    LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, unchanged without --nvidia",
+    LibraryStatus.STRIPPED: "only symbol tables removed",
+    LibraryStatus.CUT: "as large as before",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,14 @@ class TailorReport:
             f"{useless.source.name} has no GPU code that runs on {self.options.targets}; no output was written for it.",
             "`torchtailor inspect` lists its GPU code; another build of the package may have more.",
         )
+
+    @property
+    def why_nothing(self) -> str:
+        """Why nothing was saved: what became of the libraries, by the reason."""
+        libraries = [library for result in self.results for library in result.libraries]
+        reasons = Counter(_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries)
+        done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
+        return f"Nothing is smaller: {done or 'there are no libraries'}."
 
     def to_json(self) -> dict[str, Any]:
         """The document of `tailor --json`."""
@@ -167,9 +188,13 @@ def tailor_inputs(
         raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
     started = time.monotonic()
     if in_place:
-        done: list[TailorResult | TailorFailure] = [
-            tailor_environment(site, options, progress) for site in environment_sites(env)
-        ]
+        sites = environment_sites(env)
+        done: list[TailorResult | TailorFailure] = [tailor_environment(site, options, progress) for site in sites]
+        if not any(one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each)):
+            raise NoMatchError(
+                f"{', '.join(map(str, sites))} holds no library with GPU code.",
+                "Name the environment that torch is installed in: --env .venv",
+            )
     else:
         done = list(_tailor_paths(paths, output, options, progress))
     results = tuple(one for one in done if isinstance(one, TailorResult))
@@ -177,10 +202,14 @@ def tailor_inputs(
     return TailorReport(options, results, failures, time.monotonic() - started)
 
 
+def _libraries(done: TailorResult | TailorFailure) -> tuple[LibraryResult, ...]:
+    return done.libraries if isinstance(done, TailorResult) else ()
+
+
 def _tailor_paths(
     paths: Sequence[Path], output: Path | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
-    tasks = plan_tasks(paths, output)
+    tasks = plan_tasks(paths, output, dry_run=options.dry_run)
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
     done: dict[TailorTask, TailorResult | TailorFailure] = {}
     if len(wheels) > 1 and options.workers > 1:
@@ -219,12 +248,14 @@ def _tailor_one(task: TailorTask, options: TailorOptions, progress: Progress | N
         return TailorFailure(task.source, error)
 
 
-def plan_tasks(paths: Sequence[Path], output: Path | None) -> list[TailorTask]:
+def plan_tasks(paths: Sequence[Path], output: Path | None, *, dry_run: bool = False) -> list[TailorTask]:
     """What each path is and where its output goes; nothing is read or written yet."""
     found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
     several = len(found) > 1
     if several and output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
+    if output is None and dry_run:  # nothing is written: any free name will do
+        output = Path(tempfile.gettempdir(), f"torchtailor-dry-run-{os.getpid()}")
     tasks = [TailorTask(kind, source, _output(source, kind, output, several=several)) for source, kind in found]
     if not tasks:
         raise NoMatchError(

@@ -27,7 +27,7 @@ from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_version
 from torchtailor.wheels.name import labelled_version
-from torchtailor.wheels.record import FileHash, Record, RecordRow
+from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 
 _QUICK_TO_PACK = 16 << 20  # bytes
@@ -86,7 +86,10 @@ def tailor_wheel_each(
     progress = progress or NoProgress()
     first = orders[0]
     with WheelArchive(wheel) as archive, disk_errors(first.folder):
-        distribution = WheelDistribution.of(archive)
+        try:
+            distribution = WheelDistribution.of(archive)
+        except UnusualRecordError as error:
+            return tuple(_left_alone(wheel, order, error) for order in orders)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
             if not order.options.dry_run:
@@ -101,6 +104,18 @@ def tailor_wheel_each(
                 own = {name: each[index] for name, each in libraries.items()}
                 results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
     return tuple(results)
+
+
+def _left_alone(wheel: Path, order: WheelOrder, error: UnusualRecordError) -> TailorResult:
+    """A wheel whose RECORD cannot be written anew is copied as it is."""
+    size, sha256 = wheel.stat().st_size, hash_file(wheel)
+    dry_run = order.options.dry_run
+    result = TailorResult(ArtifactKind.WHEEL, wheel, None, (), size, size, dry_run, sha256, sha256)
+    note = f"{wheel.name} is left unchanged: {error.message}."
+    if dry_run:
+        return replace(result, notes=(note,))
+    order.folder.mkdir(parents=True, exist_ok=True)
+    return replace(_copied(result, order.folder), notes=(note,))
 
 
 # Libraries that are in a finished wheel already, by their hash, their mode and the effort of packing.

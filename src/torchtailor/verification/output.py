@@ -26,6 +26,7 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
         "format": FORMAT,
         "target": report.target,
         "passed": report.passed,
+        "level_not_reached": report.not_reached,
         "counts": {outcome.value: report.count(outcome) for outcome in CheckOutcome},
         "facts": _plain(report.facts),
         "checks": [_check_json(check) for check in report.checks],

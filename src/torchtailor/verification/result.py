@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -64,11 +64,20 @@ class VerifyReport:
     target: str
     checks: tuple[Check, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    asked: Level | None = None  # the level that was asked for by name
 
     @property
     def passed(self) -> bool:
         """Whether nothing failed; a report in which nothing could be checked has not passed."""
         return not self.failures and any(check.outcome is CheckOutcome.PASS for check in self.checks)
+
+    @property
+    def not_reached(self) -> str:
+        """Why nothing could be checked at the level that was asked for; empty where something was."""
+        if self.asked is None or any(check.outcome is not CheckOutcome.NOT_APPLICABLE for check in self.at(self.asked)):
+            return ""
+        reasons = dict.fromkeys(check.reason for check in self.at(self.asked) if check.reason)
+        return "; ".join(reasons) or "a check before it failed"
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -87,7 +96,7 @@ class VerifyReport:
 
     def plus(self, checks: Iterable[Check], **facts: Any) -> VerifyReport:
         """This report with more checks and facts after its own."""
-        return VerifyReport(self.target, (*self.checks, *checks), {**self.facts, **facts})
+        return replace(self, checks=(*self.checks, *checks), facts={**self.facts, **facts})
 
     def summary(self) -> str:
         """`12 passed, 1 failed, 3 not applicable`."""

@@ -58,5 +58,6 @@ def verify(
         asked=level != "all",
         say=progress.stage,
     )
-    report = VerifyReport(str(artifact.path), proof.checks, facts).plus(running)
+    asked = None if level == "all" else Level(level)
+    report = VerifyReport(str(artifact.path), proof.checks, facts, asked).plus(running)
     return report.plus((), total_seconds=round(time.time() - started, 3))

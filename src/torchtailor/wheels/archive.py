@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torchtailor.binary.inflate import InflateSource, ReadAt, Unpacker
 from torchtailor.binary.source import blamed_on
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -65,7 +65,7 @@ class WheelArchive:
         try:
             self._file = path.open("rb")
         except FileNotFoundError as error:
-            raise BadInputError(f"{path} does not exist.", "Check the path.") from error
+            raise NoMatchError(f"{path} does not exist.", "Check the path.") from error
         except OSError as error:
             raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
         try:

@@ -7,6 +7,7 @@ import binascii
 import csv
 import hashlib
 import io
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ _ALGORITHMS = ("sha256", "sha384", "sha512")  # the specification forbids weaker
 _AGAIN = "fetch the wheel again, or reinstall the package"
 
 
+class UnusualRecordError(BadInputError):
+    """A RECORD that its publisher wrote in a form of their own; the package may be whole, and is left alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileHash:
     """A hash as RECORD spells it: `sha256=` and urlsafe base64 without padding."""
@@ -30,8 +35,11 @@ class FileHash:
     @classmethod
     def parse(cls, text: str) -> FileHash:
         algorithm, separator, encoded = text.partition("=")
-        if not separator or algorithm not in _ALGORITHMS:
-            raise BadInputError(f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)}", _AGAIN)
+        if not separator or algorithm not in _ALGORITHMS or _is_hex(algorithm, encoded):
+            raise UnusualRecordError(
+                f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)} in base64",
+                "such a package is left unchanged: ask its publisher for one whose RECORD follows the specification",
+            )
         try:
             digest = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as error:
@@ -119,6 +127,11 @@ class Record:
             else:
                 rows[path] = row
         return Record([*rows.values(), *([last[1]] if last else [])], self._newline)
+
+
+def _is_hex(algorithm: str, encoded: str) -> bool:
+    """Debian writes hashes as hex digits."""
+    return len(encoded) == 2 * hashlib.new(algorithm).digest_size and set(encoded) <= set(string.hexdigits)
 
 
 def _quoted(path: str) -> str:

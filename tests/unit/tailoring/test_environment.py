@@ -157,6 +157,26 @@ def test_what_no_lto_removed_cannot_be_kept_later(site: Path, tmp_path: Path) ->
     assert not tailor_environment(site, without).changed
 
 
+def test_the_hint_names_the_environment(site: Path) -> None:
+    tailor_environment(site, options("9.0"))
+    with pytest.raises(ImpossibleError) as caught:
+        tailor_environment(site, options("8.0"))
+    assert caught.value.hint == f"Run `torchtailor restore --env {site}` first."
+
+
+def test_a_package_with_an_unusual_record_is_left_alone_and_named(site: Path, tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, {"blinker/__init__.py": b"x"}, name="blinker", version="1.5")
+    install(wheel, site)
+    record = site / "blinker-1.5.dist-info" / "RECORD"
+    record.write_text("blinker/__init__.py,sha256=" + "0f" * 32 + ",1\n")
+    before = record.read_bytes()
+    result = tailor_environment(site, options("9.0"))
+    assert result.changed
+    assert record.read_bytes() == before
+    (note,) = result.notes
+    assert note.startswith("blinker-1.5 is left alone: RECORD holds the hash 'sha256=0f0f")
+
+
 def test_restore_without_kept_bytes_says_the_command(site: Path) -> None:
     tailor_environment(site, options(nvidia=True))
     (site.parents[2] / "bin").mkdir()

@@ -223,3 +223,55 @@ def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:
         tailor(library, gpus=["5.0"], output=tmp_path / "none.so")
     with pytest.raises(UsageError, match="in place"):
         tailor(gpus=["9.0"], env=tmp_path, output=tmp_path / "none.so")
+
+
+def test_a_dry_run_needs_no_output(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    code, out, _ = run(capsys, "tailor", library, "--gpu", "9.0", "--dry-run")
+    assert code == ExitCode.OK
+    assert "Would save 24.5 kB" in out
+    assert list(tmp_path.iterdir()) == [library]
+
+
+def test_nothing_saved_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    assert run(capsys, "tailor", library, "--gpu", "9.0", "-o", tmp_path / "once.so")[0] == ExitCode.OK
+    code, out, _ = run(capsys, "tailor", tmp_path / "once.so", "--gpu", "9.0", "-o", tmp_path / "twice.so")
+    assert code == ExitCode.OK
+    assert "Saved 0 B" in out
+    assert "Nothing is smaller: 1 library: all of its GPU code is needed" in out
+
+
+def test_the_environment_of_a_project_is_meant_where_none_is_active(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`uvx torchtailor tailor` runs in an environment of its own, which holds nothing to cut."""
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    site = tmp_path / "project" / ".venv" / "lib" / "python3.13" / "site-packages"
+    install(build_wheel(tmp_path, {"x/libx.so": fat}, name="x"), site)
+    (tmp_path / "project" / ".venv" / "pyvenv.cfg").write_text("home = /usr\n")
+    (tmp_path / "project" / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "project" / "src")
+    code, out, _ = run(capsys, "tailor", "--gpu", "9.0")
+    assert code == ExitCode.OK
+    assert "Saved 24.5 kB" in out
+    assert str(site) in out.replace("\n", "")
+
+
+def test_an_environment_without_gpu_code_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(build_wheel(tmp_path, {"x/__init__.py": b""}, name="x"), site)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr\n")
+    code, _, err = run(capsys, "tailor", "--env", tmp_path / "env", "--gpu", "9.0")
+    assert code == ExitCode.NO_MATCH
+    assert "holds no library with GPU code" in err
+
+
+def test_a_wheel_with_an_unusual_record_is_copied_and_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    record = f"x/libx.so,{'a' * 64},{len(fat)}\n"
+    wheel = build_wheel(tmp_path, {"x/libx.so": fat}, name="x", record=record)
+    code, _, err = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    assert "is left unchanged: RECORD holds the hash" in " ".join(err.split())
+    assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()

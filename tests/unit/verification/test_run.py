@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.verification.conftest import HOST
 from torchtailor.catalog import Capability
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
 from torchtailor.verification import Level, verify
 
 
@@ -57,3 +61,15 @@ def test_another_gpu_than_that_of_the_manifest_is_named_as_asked_for(stock: Path
     report = verify(cut, gpus=["9.0"], level=Level.STATIC)
     assert report.facts["expected"]["from"] == "--gpu"
     assert not report.passed
+
+
+def test_a_level_that_cannot_be_checked_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that asks for the GPU level must not take "not applicable" for a pass."""
+    library = HOST / "x86_64" / "startup_base.so"
+    report = verify(library, level="gpu")
+    assert report.passed
+    assert report.not_reached == "a library alone cannot be imported"
+    assert verify(library).not_reached == ""
+    assert main(["verify", str(library), "--level", "gpu"]) == ExitCode.ENVIRONMENT
+    assert "Level gpu could not be checked here: a library alone cannot be imported." in capsys.readouterr().err
+    assert main(["verify", str(library)]) == ExitCode.OK

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.wheels.builder import build_wheel
 from tests.unit.wheels.hostile import LIBRARIES, TABLES, Hostile, lie
-from torchtailor.errors import BadInputError
+from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.wheels.archive import WheelArchive, check_name
 from torchtailor.wheels.distribution import WheelDistribution
 
@@ -110,7 +110,7 @@ def test_truncated(tmp_path: Path, size: int) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="does not exist"):
+    with pytest.raises(NoMatchError, match="does not exist"):
         open_wheel(tmp_path / "none-1-py3-none-any.whl")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError
-from torchtailor.wheels.record import FileHash, Record, RecordRow
+from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 
 paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 hashes = st.one_of(
@@ -78,3 +78,10 @@ def test_update_keeps_order_and_puts_new_rows_before_the_last() -> None:
     )
     assert [row.path for row in changed] == ["b.py", "a.so", "m.json", "x.dist-info/RECORD"]
     assert [row.path for row in changed.updated({"m.json": None})] == ["b.py", "a.so", "x.dist-info/RECORD"]
+
+
+@pytest.mark.parametrize("text", ["a" * 64, "sha256=" + "0f" * 32, "md5=abc", "T" * 43])
+def test_hashes_in_a_form_of_their_own(text: str) -> None:
+    """Debian writes hex digits, and mlx-cuda no algorithm: nothing is damaged, and nothing can be written anew."""
+    with pytest.raises(UnusualRecordError, match="in base64"):
+        Record.parse(f"x.py,{text},1\n".encode())

@@ -13,9 +13,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.installed import unreadable_in
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted
-from torchtailor.verification.result import Check, Level
+from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.cuts import cut_records
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.read import LibraryFacts
@@ -23,7 +24,7 @@ from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.distribution import WheelDistribution
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.name import WheelName
-from torchtailor.wheels.record import FileHash
+from torchtailor.wheels.record import FileHash, UnusualRecordError
 
 _EXTENSION = re.compile(r"\.cpython-3(?P<minor>\d+)(?P<free>t?)-(?P<arch>x86_64|aarch64)-linux-gnu\.so$")
 _ARCHS = ("x86_64", "aarch64")
@@ -60,6 +61,8 @@ def _wheel(path: Path, libraries: Sequence[LibraryFacts]) -> tuple[Check, Metada
                     for _ in wheel.checked_chunks(member):
                         pass
             count = sum(1 for _ in archive.files)
+    except UnusualRecordError as error:  # its publisher's fault: the bytes may be right, and nobody can tell
+        return Check.not_applicable(Level.STATIC, name, f"{error.message}: hashes cannot be compared"), None
     except BadInputError as error:
         return Check.of(Level.STATIC, name, False, error.message), None
     broken = [facts.problem for facts in libraries if facts.file.owner == path.name and _differs(facts)]
@@ -71,8 +74,8 @@ def _wheel(path: Path, libraries: Sequence[LibraryFacts]) -> tuple[Check, Metada
 
 def _together(checks: Sequence[Check]) -> Iterator[Check]:
     """Every failure as its own line; what passed, where it is more than one wheel, as one."""
-    yield from (check for check in checks if check.failed)
-    passed = [check for check in checks if not check.failed]
+    yield from (check for check in checks if check.outcome is not CheckOutcome.PASS)
+    passed = [check for check in checks if check.outcome is CheckOutcome.PASS]
     if len(passed) == 1:
         yield passed[0]
     elif passed:
@@ -115,6 +118,8 @@ def _installed_record(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> 
         f"{counted(files, 'file')} of {counted(len(installed), 'package')} are there with their sizes, "
         f"{counted(hashed, 'library', 'libraries')} with their hashes"
     )
+    unusual = [text for place in artifact.site_packages for text in unreadable_in(place)]
+    reason += "".join(f"; {text.rstrip('.').replace('is left alone', 'is not checked')}" for text in unusual[:_SHOWN])
     return Check.of(Level.STATIC, name, True, reason)
 
 
