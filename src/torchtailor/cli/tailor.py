@@ -57,7 +57,7 @@ def command(
         bool | None,
         typer.Option(
             "--strip/--no-strip",
-            help="Remove symbol tables; by default from packages that are cut.",
+            help="Remove symbol tables; by default from packages with GPU code.",
             rich_help_panel=_SMALLER,
         ),
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,27 +122,27 @@ def _settle(journal: Journal, known: Mapping[str, FileState]) -> None:
 
 
 class _Stripped:
-    """The rule for symbol tables: a package of which GPU code is cut loses them too; no package is changed for them
-    alone, unless --strip asked for that."""
+    """The rule for symbol tables: a package with GPU code for the target loses them too (also Triton, most of whose
+    bytes they are, and whose GPU code is NVIDIA's); no other package is changed, unless --strip asked for that."""
 
     def __init__(self, *, everywhere: bool) -> None:
         self._everywhere = everywhere
-        self._cut: set[str] = set()
+        self._with_code: set[str] = set()
 
     def note_earlier(self, chains: Chains) -> None:
         """What an earlier run cut, which may have been stopped before it came to the package's other libraries."""
         changes = (change for chain in chains.values() for change in chain)
         cut = (change for change in changes if change.library.get("status") == LibraryStatus.CUT.value)
-        self._cut.update(name for change in cut for name in change.distributions)
+        self._with_code.update(name for change in cut for name in change.distributions)
 
     def note(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> None:
-        if result.status is LibraryStatus.CUT:
-            self._cut.update(owner.dist_info.name for owner in owners)
+        if result.has_gpu_code and result.status is not LibraryStatus.NOTHING_FOR_TARGET:
+            self._with_code.update(owner.dist_info.name for owner in owners)
 
     def wanted(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> bool:
         """Whether this result may be put in place, by what is known so far."""
         alone = result.status is LibraryStatus.STRIPPED and not self._everywhere
-        return not alone or any(owner.dist_info.name in self._cut for owner in owners)
+        return not alone or any(owner.dist_info.name in self._with_code for owner in owners)
 
 
 def _not_stripped(result: LibraryResult) -> LibraryResult:
@@ -244,7 +243,7 @@ def _cut_all(
         progress.advance(done.size)
         waiting.append(staged)
         if staged.status is LibraryStatus.STRIPPED and not stripped.wanted(by_name[staged.path].owners, staged):
-            continue  # until GPU code of its package is cut, or nothing of it was
+            continue  # until GPU code of its package is found, or there is none
         for one in _in_order(waiting):
             job = by_name[one.path]
             if not stripped.wanted(job.owners, one):

@@ -47,11 +47,14 @@ def run(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_uv_locks_the_cut_wheels_with_their_hashes_and_pip_installs_them(project: tuple[Path, str]) -> None:
+def test_uv_locks_the_cut_wheels_with_their_hashes_and_pip_installs_them(
+    project: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, address = project
     if (python := find_base_python("3.13")) is None:
         pytest.skip("no Python 3.13 is installed, which the page's project is for")
-    run(folder, "uv", "lock", "--offline", "--python", str(python))
+    monkeypatch.setenv("UV_PYTHON", str(python))
+    run(folder, "uv", "lock", "--offline")
     lock = (folder / "uv.lock").read_text()
     assert f'version = "{CUT}"' in lock
     assert re.search(r'torch-2\.8\.0(\+|%2B)cu128\.sm90[^"]*whl"(, hash = "sha256:[0-9a-f]{64}")?', lock)

@@ -101,6 +101,29 @@ def test_a_package_that_is_cut_loses_its_symbol_tables_and_no_other_does(site: P
     assert [one.path for one in tailor_environment(site, options(strip=True)).changed] == ["other/aaa.so"]
 
 
+def test_a_package_whose_gpu_code_is_nvidias_loses_its_own_symbol_tables(
+    site: Path, tmp_path: Path, fat: bytes
+) -> None:
+    """As Triton: its CUPTI is left alone without --nvidia, its own library is not."""
+    symbols = library(Recipe(symtab=True))
+    both = {"triton/_C/libtriton.so": symbols, "triton/backends/nvidia/lib/cupti/libcupti.so.12": fat}
+    install(build_wheel(tmp_path / "wheels", both, name="triton"), site)
+    done = {one.path: one.status for one in tailor_environment(site, options()).libraries}
+    assert done["triton/_C/libtriton.so"] is LibraryStatus.STRIPPED
+    assert done["triton/backends/nvidia/lib/cupti/libcupti.so.12"] is LibraryStatus.NEEDS_NVIDIA_OPTION
+    check_records(site)
+
+
+def test_nothing_is_stripped_where_nothing_is_for_the_target(tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (tmp_path / "wheels").mkdir()
+    both = {"old/libx.so": fat, "old/liby.so": library(Recipe(symtab=True))}
+    install(build_wheel(tmp_path / "wheels", both, name="old"), site)
+    before = tree(site)
+    assert tailor_environment(site, options("6.0")).useless_for_target
+    assert tree(site) == before
+
+
 def test_symbol_tables_stay_where_asked(site: Path) -> None:
     assert not any(one.stripped for one in tailor_environment(site, options(strip=False)).libraries)
 
