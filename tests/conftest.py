@@ -112,6 +112,15 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ui, "print_json", checked)
 
 
+@pytest.fixture(autouse=True)
+def own_consoles() -> Iterator[None]:
+    """What one test printed to, such as a terminal, is not what the next one prints to."""
+    yield
+    if console := sys.modules.get("torchtailor.ui.console"):
+        console.out.cache_clear()
+        console.err.cache_clear()
+
+
 def move_into(place: Path, patch: pytest.MonkeyPatch) -> Path:
     home, current = place / "home", place / "current"
     home.mkdir(parents=True)

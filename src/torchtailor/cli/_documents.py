@@ -80,6 +80,7 @@ class PolicyDocument(Struct):
     strip: bool | None
     nvidia: bool
     recompress: RecompressionPolicy | None
+    lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):
@@ -98,6 +99,8 @@ class TailoredLibrary(Struct):
     kept: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
     dropped: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
     stripped: list[str] | UnsetType = UNSET
+    instructions_sha256: Annotated[Sha256, Meta(description="of its machine code")] | UnsetType = UNSET
+    zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
     could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET
@@ -115,6 +118,7 @@ class TailoredInput(Struct):
     sha256_after: Sha256
     could_save: Bytes
     could_strip: Bytes
+    could_drop_lto: Bytes
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]

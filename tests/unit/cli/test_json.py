@@ -86,6 +86,7 @@ def test_real_output_is_as_documented(name: str, arguments: list[str], capsys: p
     ("arguments", "code", "words"),
     [
         (["matrix", "--release", "9.9"], ExitCode.NO_MATCH, "No release"),
+        (["matrix", "zzz*"], ExitCode.NO_MATCH, "No variant matches"),
         (["matrix", "--nope"], ExitCode.USAGE, "--nope"),
         (["matrix", "--csv"], ExitCode.USAGE, "mutually exclusive"),
         (["nocommand"], ExitCode.USAGE, "no command"),
@@ -93,7 +94,7 @@ def test_real_output_is_as_documented(name: str, arguments: list[str], capsys: p
         (["verify", "missing.whl"], ExitCode.NO_MATCH, "missing.whl"),
         (["tailor", "missing.whl", "--gpu", "9.0"], ExitCode.NO_MATCH, "missing.whl"),
         (["publish", "--to", "nowhere", "--list"], ExitCode.NO_MATCH, "no index"),
-        (["recommend", "--from", "missing.json"], ExitCode.BAD_INPUT, "missing.json"),
+        (["recommend", "--from", "missing.json"], ExitCode.NO_MATCH, "missing.json"),
         (["cache", "prune", "--older-than", "x"], ExitCode.USAGE, "not a time"),
     ],
 )
