@@ -44,6 +44,10 @@ def command(
     driver: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
     ] = None,
+    loose_cubins: Annotated[
+        bool,
+        typer.Option("--loose-cubins", help="Leave .cubin files for other GPUs out of new wheels and folders."),
+    ] = False,
     keep_removed: Annotated[
         bool, typer.Option("--keep-removed", help="In place: keep what is cut out, so that it can be restored.")
     ] = False,
@@ -65,6 +69,7 @@ def command(
         recompress=recompress,
         level=level,
         driver=driver,
+        loose_cubins=loose_cubins,
         keep_removed=keep_removed,
         dry_run=dry_run,
         processes=jobs,
@@ -103,7 +108,7 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if result.changed and not result.dry_run else ""
+            sizes = f": {before} -> {after} ({left})" if _cut(result) and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
         for library in result.libraries:
@@ -111,6 +116,12 @@ def _print(report: TailorReport) -> None:
                 err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
             for warning in library.warnings:
                 err().print(f"warning: {library.path} {warning}.", markup=False)
+    if removed := [file for result in results for file in result.removed]:
+        size = human_bytes(sum(file.size for file in removed))
+        what = removed[0].path.rsplit("/", 1)[-1]
+        what = f"1 file for other GPUs ({what})" if len(removed) == 1 else f"{len(removed)} files such as {what}"
+        verb = "Would leave out" if report.options.dry_run else "Left out"
+        out().print(f"{verb} {what}: {size}.", markup=False)
     if missed := sum(result.could_save for result in results):
         out().print(
             f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
@@ -125,11 +136,15 @@ def _print(report: TailorReport) -> None:
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
 
 
+def _cut(result: TailorResult) -> bool:
+    return bool(result.changed or result.removed)
+
+
 def _done(result: TailorResult) -> str:
     """What was done to an input, in a few words."""
     if result.useless_for_target:
         return "nothing for the target"
-    if not result.changed:
+    if not _cut(result):
         return "nothing to cut" if result.output in (None, result.source) else "copied unchanged"
     if result.output is None:
         return "would be cut"
