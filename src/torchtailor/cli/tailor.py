@@ -73,6 +73,10 @@ def command(
     driver: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
     ] = None,
+    loose_cubins: Annotated[
+        bool,
+        typer.Option("--loose-cubins", help="Leave .cubin files for other GPUs out of new wheels and folders."),
+    ] = False,
     keep_removed: Annotated[
         bool,
         typer.Option(
@@ -99,6 +103,7 @@ def command(
         recompress=recompress,
         level=level,
         driver=driver,
+        loose_cubins=loose_cubins,
         keep_removed=keep_removed,
         dry_run=dry_run,
         processes=jobs,
@@ -136,10 +141,16 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if result.changed and not result.dry_run else ""
+            sizes = f": {before} -> {after} ({left})" if _cut(result) and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
         _warn(result)
+    if removed := [file for result in results for file in result.removed]:
+        size = human_bytes(sum(file.size for file in removed))
+        what = removed[0].path.rsplit("/", 1)[-1]
+        what = f"1 file for other GPUs ({what})" if len(removed) == 1 else f"{len(removed)} files such as {what}"
+        verb = "Would leave out" if report.options.dry_run else "Left out"
+        out().print(f"{verb} {what}: {size}.", markup=False)
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     if linkable := sum(result.could_drop_lto for result in results):
@@ -184,11 +195,15 @@ def _warn(result: TailorResult) -> None:
             err().print(f"warning: {note}", markup=False)
 
 
+def _cut(result: TailorResult) -> bool:
+    return bool(result.changed or result.removed)
+
+
 def _done(result: TailorResult) -> str:
     """What was done to an input, in a few words."""
     if result.useless_for_target:
         return "nothing for the target"
-    if not result.changed:
+    if not _cut(result):
         return "nothing to cut" if result.output in (None, result.source) else "copied unchanged"
     if result.output is None:
         return "would be cut"

@@ -27,6 +27,7 @@ class TailorOptions:
     recompress: bool = False  # store LZ4 and raw images as zstd
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
+    loose_cubins: bool = False  # leave out files that are cubins for other GPUs
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
@@ -80,6 +81,7 @@ class TailorOptions:
             "policy": {
                 "strip": self.strip,
                 "nvidia": self.nvidia,
+                **({"loose_cubins": True} if self.loose_cubins else {}),
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
             },

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
+from torchtailor.artifact.libraries import LibraryFile, loose_code_files
 from torchtailor.disk import (
     check_replaceable,
     copy_file,
@@ -19,10 +20,12 @@ from torchtailor.disk import (
     write_atomically,
 )
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.gpucode.files import CodeFile, known_by_head
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.code_files import RemovedFile, removed_files
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.processes import run_all
@@ -56,8 +59,10 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
         installed = find_installed(folder)
         with staging_folder(existing_parent(output.parent)) as scratch:
             tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
-            if not tree.libraries:
+            if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
+            removed = removed_files(_code_files(folder, installed, options), options)
+            tree.leave_out(file.path for file in removed)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
             work = run_all(_cut_or_copy, jobs, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in jobs))
@@ -69,18 +74,20 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
                 results = {job.name: _whole(job, results[job.name]) for job in jobs}
             libraries = tuple(results[name] for name in sorted(results))
-            before = tree.size_of_others + sum(library.size_before for library in libraries)
+            gone = sum(file.size for file in removed)
+            before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
             notes = unreadable_in(folder)
             whole = TailorResult(
                 ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run, notes=notes
             )
+            whole = replace(whole, removed=removed)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            _update_records(folder, scratch / "tree", installed, results)
+            _update_records(folder, scratch / "tree", installed, results, removed)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
-            document = manifest(options, names, {}, libraries)
+            document = manifest(options, names, {}, libraries, removed)
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
@@ -174,6 +181,12 @@ class _Tree:
             self.size_of_others += status.st_size
             self._others.append(path)
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Do not copy these."""
+        gone = {self._source / name for name in names}
+        self.size_of_others -= sum(path.stat().st_size for path in gone)
+        self._others = [path for path in self._others if path not in gone]
+
     def copy_others(self) -> None:
         for path in self._others if self._copying else ():
             if path.is_symlink():
@@ -190,6 +203,22 @@ class _Tree:
         """Folders get their modes last: one may be read-only."""
         for folder, mode in reversed(self._modes):
             folder.chmod(mode & 0o7777)
+
+
+def _code_files(
+    folder: Path, installed: tuple[InstalledDistribution, ...], options: TailorOptions
+) -> Iterator[CodeFile]:
+    """The files of GPU code that may be left out: not those with several names, nor NVIDIA's without --nvidia."""
+    owners = owners_by_file(installed)
+    for path, status in loose_code_files([folder]):
+        name = path.relative_to(folder).as_posix()
+        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
+        if status.st_nlink > 1 or not known_by_head(name):
+            continue
+        if options.nvidia or not any(needs_nvidia_option(name, package) for package in packages):
+            file = LibraryFile(name, "", status.st_size, path).code()
+            if file:
+                yield file
 
 
 def _jobs(
@@ -210,11 +239,17 @@ def _jobs(
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], results: Mapping[str, LibraryResult]
+    folder: Path,
+    target: Path,
+    installed: tuple[InstalledDistribution, ...],
+    results: Mapping[str, LibraryResult],
+    removed: Iterable[RemovedFile],
 ) -> None:
     """A RECORD in the copy must describe the copy."""
+    gone = {file.path for file in removed}
     for one in installed:
-        changes = {
+        changes: dict[str, RecordRow | None] = {row.path: None for path, row in one.files.items() if path in gone}
+        changes |= {
             row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
             for path, row in one.files.items()
             if (result := results.get(path)) and result.status.changed

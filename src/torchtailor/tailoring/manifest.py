@@ -10,15 +10,20 @@ from torchtailor import __version__
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
+from torchtailor.tailoring.code_files import RemovedFile
 
 SCHEMA = 1
 
 
 def manifest(
-    options: TailorOptions, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[LibraryResult]
+    options: TailorOptions,
+    source: Mapping[str, Any],
+    output: Mapping[str, Any],
+    libraries: Iterable[LibraryResult],
+    removed: Iterable[RemovedFile] = (),
 ) -> bytes:
     """The JSON text of a manifest."""
-    return _encode(options.to_json(), source, output, map(library_json, libraries))
+    return _encode(options.to_json(), source, output, map(library_json, libraries), map(removed_json, removed))
 
 
 def environment_manifest(
@@ -33,9 +38,11 @@ def _encode(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
+    removed: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
+    files = list(removed)
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
@@ -43,6 +50,7 @@ def _encode(
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,
+        **({"removed_files": files} if files else {}),
         "totals": {
             "libraries": len(rows),
             "size_before": sum(row["size_before"] for row in rows),
@@ -50,6 +58,11 @@ def _encode(
         },
     }
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+
+
+def removed_json(file: RemovedFile) -> dict[str, Any]:
+    """One file of a manifest that the output goes without."""
+    return {"path": file.path, "size": file.size, "code": file.code}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.manifest import library_json
+from torchtailor.tailoring.code_files import RemovedFile
+from torchtailor.tailoring.manifest import library_json, removed_json
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -27,6 +28,7 @@ class TailorResult:
     sha256_before: str = ""
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
+    removed: tuple[RemovedFile, ...] = ()  # files of GPU code that the output goes without
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -69,4 +71,5 @@ class TailorResult:
             "useless_for_target": self.useless_for_target,
             "notes": list(self.notes),
             "libraries": [library_json(library) for library in self.libraries],
+            "removed_files": [removed_json(file) for file in self.removed],
         }

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.libraries import packed_libraries
+from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, UsageError
+from torchtailor.gpucode.files import CodeFile, known_by_head
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.code_files import removed_files
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.processes import run_all
@@ -98,11 +100,12 @@ def tailor_wheel_each(
             jobs = _jobs(distribution, scratch, [order.options for order in orders])
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
+            files = _code_files(distribution)
             packed: _Packed = {}
             results = []
             for index, making in enumerate(makings):
                 own = {name: each[index] for name, each in libraries.items()}
-                results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
+                results.append(making.finish(index, jobs, own, files, stock_sha256, packed, finished))
     return tuple(results)
 
 
@@ -148,6 +151,7 @@ class _Making:
         index: int,
         jobs: Sequence[_MemberJob],
         cut: dict[str, LibraryResult],
+        files: Sequence[CodeFile],
         stock_sha256: str,
         packed: _Packed,
         finished: ExitStack,
@@ -157,12 +161,16 @@ class _Making:
         cut = _worth_it(cut, options)
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
         libraries = tuple(cut[name] for name in sorted(cut))
+        metadata = self.distribution.metadata
+        ours = [file for file in files if options.nvidia or not needs_nvidia_option(file.name, metadata)]
+        removed = removed_files(ours, options)
         size = self.distribution.archive.size
         kind = ArtifactKind.WHEEL
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
+        result = replace(result, removed=removed)
         if options.dry_run or result.useless_for_target:
             return result
-        if not changed:
+        if not changed and not removed:
             return _copied(result, self.order.folder)
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
@@ -172,10 +180,12 @@ class _Making:
             {"name": target.name, "version": self.version},
             # as they are in the output: the name of a `.data` folder has the version in it
             [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries],
+            [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in removed],
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
-            _write(writer, self.distribution, self.version, changed, cut, document, packed, effort)
+            left_out = frozenset(file.path for file in removed)
+            _write(writer, self.distribution, self.version, changed, cut, document, packed, effort, left_out)
         made = finished.enter_context(WheelArchive(target))
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
@@ -211,6 +221,14 @@ def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[Tail
         folder = scratch / str(len(jobs))
         jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, stripping, proprietary))
     return jobs
+
+
+def _code_files(distribution: WheelDistribution) -> list[CodeFile]:
+    """The files of the wheel that are GPU code and may be left out."""
+    path = distribution.path
+    named = (member for member in distribution.archive.files if known_by_head(member.name))
+    files = (LibraryFile(member.name, path.name, member.size, path, member).code() for member in named)
+    return [file for file in files if file]
 
 
 def _cut_all(
@@ -296,11 +314,14 @@ def _write(
     document: bytes,
     packed: _Packed,
     effort: Effort,
+    left_out: frozenset[str],
 ) -> None:
     """All members in their order, the changed ones compressed again; manifest and RECORD come last."""
     rows: list[RecordRow] = []
     metadata_name = f"{distribution.dist_info}/METADATA"
     for member in distribution.payload():
+        if member.name in left_out:
+            continue
         name = distribution.renamed(member.name, version)
         if member.name in changed:
             cut, result = changed[member.name], results[member.name]

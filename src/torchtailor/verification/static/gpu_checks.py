@@ -11,11 +11,14 @@ from typing import Any
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
 from torchtailor.format import counted, human_bytes
+from torchtailor.gpucode.files import CodeFileKind
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailoring.code_files import removed_files
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
 from torchtailor.verification.static.cuts import CutRecord, cut_record, keeps_lto
@@ -170,6 +173,7 @@ def foreign_checks(
                     left[f"{facts.file.short_name} ({image.label})"] += size
                 elif size:
                     foreign[f"{facts.file.short_name} ({image.label})"] += size
+    left += _foreign_files(artifact, gpus, catalog)
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
     wanted = ", ".join(map(str, gpus or cut_for))
     if foreign or removed:
@@ -186,8 +190,8 @@ def foreign_checks(
         most = ", ".join(f"{where} {human_bytes(size)}" for where, size in left.most_common(_SHOWN))
         reason = (
             f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are {whose}, and"
-            f" {human_bytes(left.total())} for others stay, because how they are reached is not known or they are"
-            f" never loaded: {most}"
+            f" {human_bytes(left.total())} for other GPUs were left, because it is not known that nothing needs"
+            f" them: {most}"
         )
     yield Check.of(Level.STATIC, name, True, reason, libraries=looked_at, bytes=kept, left=left)
 
@@ -202,6 +206,25 @@ def _removed(record: CutRecord, facts: LibraryFacts, others: Collection[Capabili
                 for code in record.codes_removed
                 if catalog.rules.fit(gpu, code) in (Fit.NATIVE, Fit.COMPATIBLE)
             )
+
+
+def _foreign_files(artifact: Artifact, gpus: Sequence[Capability], catalog: Catalog) -> Counter[str]:
+    """Bytes of files with code for other GPUs, by what they are for."""
+    left: Counter[str] = Counter()
+    for owner, manifest in artifact.tailored.items():
+        archs = " ".join(map(str, gpus)) or " ".join(manifest.get("target", {}).get("archs", ()))
+        policy = Policy(Targets(TorchArch.parse_list(archs)), catalog.rules)
+        found = (file.code() for file in artifact.code_files if file.owner in ("", owner))
+        files = [file for file in found if file]
+        for removed in removed_files(files, TailorOptions(policy, loose_cubins=True)):
+            left[f"files of {removed.code}"] += removed.size
+        for file in files:
+            for group in file.architectures if file.kind in (CodeFileKind.ARCHIVE, CodeFileKind.FATBIN) else ():
+                if group.target and not any(policy.fits(gpu, group.target) for gpu in policy.devices):
+                    left[f"{file.kind.value} ({group.label})"] += group.stored
+        if not artifact.wheels:
+            break  # loose files belong to all of them
+    return left
 
 
 def coverage_checks(
