@@ -34,7 +34,10 @@ ALIGNMENT = 8  # of entries and payloads inside a container, and of containers w
 ArchKey = tuple[int, int, int]
 _MAX_HEADER = 1 << 16
 _MAX_SM = 999
-MAX_RAW_SIZE = 1 << 31
+# the largest image met in real libraries has 150 MB; those of more than 16 MB are never packed to a hundredth
+MAX_RAW_SIZE = 1 << 30
+MAX_RATIO = 200
+_SMALL_IMAGE = 64 << 20
 _AT_ONCE = 1 << 24
 
 
@@ -368,6 +371,8 @@ def decompress_payload(
     """Undo the compression of a payload; anything but exactly `raw_size` bytes is an error."""
     if raw_size > max_size:
         raise BadInputError(f"An image says it is {raw_size} bytes long, more than the {max_size} allowed.")
+    if raw_size > _SMALL_IMAGE and raw_size > len(payload) * MAX_RATIO:
+        raise BadInputError(f"An image says it unpacks from {len(payload)} to {raw_size} bytes, as no real one does.")
     if compression is Compression.NONE:
         data = bytes(payload)
     elif compression is Compression.LZ4:

@@ -2,6 +2,6 @@
 
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ui.bar import ProgressBar
-from torchtailor.ui.console import err, out, print_json, progress, table
+from torchtailor.ui.console import err, out, print_json, print_text, progress, table
 
-__all__ = ["ProgressBar", "err", "human_bytes", "human_seconds", "out", "print_json", "progress", "table"]
+__all__ = ["ProgressBar", "err", "human_bytes", "human_seconds", "out", "print_json", "print_text", "progress", "table"]

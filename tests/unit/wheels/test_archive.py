@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import struct
 import zipfile
@@ -182,3 +183,37 @@ def test_zip64_is_read(tmp_path: Path) -> None:
                 member.write(data)
     assert struct.pack("<HH", 1, 16) in path.read_bytes()
     open_wheel(path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("METADATA", 20 << 20), ("RECORD", 80 << 20), ("WHEEL", 80 << 20)])
+def test_what_is_read_whole_has_a_limit(tmp_path: Path, name: str, size: int) -> None:
+    """A few kilobytes of METADATA would otherwise take gigabytes of memory."""
+    path = tmp_path / "big-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"big-1.0.dist-info/{name}", random.Random(1).randbytes(1 << 20) * (size >> 20))
+    with WheelArchive(path) as archive, pytest.raises(BadInputError, match="as no real one does"):
+        archive.read(f"big-1.0.dist-info/{name}")
+
+
+def test_names_are_checked_the_quick_way_and_the_slow_way() -> None:
+    for name in ("a/b.py", "a-1.0.dist-info/RECORD", "_x/", "a/.hidden", "A+b/c_d"):
+        check_name("wheel", name)
+    for name in (
+        "..",
+        "../x",
+        "a/../b",
+        "a/..",
+        ".",
+        "./a",
+        "a/.",
+        "a//b",
+        "/a",
+        "",
+        "a/./b",
+        "c:x",
+        "a\\b",
+        "a\0b",
+        "a../..",
+    ):
+        with pytest.raises(BadInputError):
+            check_name("wheel", name)
