@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import struct
 
-import lz4.block
 import pytest
 import zstandard
 from hypothesis import given
@@ -193,10 +192,8 @@ def test_wrappers_are_checked(magic: int, version: int) -> None:
         read_wrapper(BufferSource(struct.pack("<iiQQ", magic, version, 0, 0)), 0)
 
 
-@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.LZ4])
-def test_a_small_image_does_not_unpack_to_gigabytes(compression: Compression) -> None:
+def test_a_small_image_does_not_unpack_to_gigabytes() -> None:
     """Refused by its header, before a byte is unpacked."""
     raw = bytes(100 << 20)
-    packed = zstandard.compress(raw) if compression is Compression.ZSTD else lz4.block.compress(raw, store_size=False)
     with pytest.raises(BadInputError, match="as no real one does"):
-        decompress_payload(packed, compression, len(raw))
+        decompress_payload(zstandard.compress(raw), Compression.ZSTD, len(raw))
