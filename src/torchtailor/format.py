@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def human_bytes(size: float) -> str:
     """1044000000 -> `1.04 GB` (decimal units, three significant digits)."""
@@ -29,3 +31,19 @@ def human_seconds(seconds: float) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 library`, `2 libraries`; the plural is made with an s where none is given."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# what a terminal acts upon, or what makes text read otherwise than it is: C0 and C1, bidirectional marks, surrogates
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere as it may be shown: what a terminal would obey is spelt out, such as `\\x1b`."""
+    return _INVISIBLE.sub(_spelt, text)
+
+
+def _spelt(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -49,11 +49,10 @@ class Unpacker:
             return self._feed(room) or None
         if self._inflate.eof:
             return None
-        step = b""
-        if self._inflate.needs_input and not (step := self._feed(_INPUT_STEP)):
-            return None
-        unpacked: bytes = self._inflate.decompress(step, room)
-        return unpacked
+        hungry = self._inflate.needs_input
+        step = self._feed(_INPUT_STEP) if hungry else b""
+        unpacked: bytes = self._inflate.decompress(step, room)  # it may hold bytes even when all input is read
+        return None if hungry and not step and not unpacked else unpacked
 
     def _feed(self, size: int) -> bytes:
         step = self._packed(self._fed, size)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from torchtailor import __version__
@@ -60,6 +62,7 @@ def help_text() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code (docs/exit-codes.md)."""
+    _stand_on_three_feet()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if os.environ.get(COMPLETE_VARIABLE):
         from torchtailor.cli.run import run_root
@@ -77,4 +80,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_root(arguments)
     from torchtailor.cli.run import run_command
 
-    return run_command(arguments[0], arguments[1:])
+    code = run_command(arguments[0], arguments[1:])
+    if argv is None and any(thread.name.startswith("fetch") for thread in threading.enumerate()):
+        # threads that a slow server still holds are not waited for: all files are whole, or known as partial
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _stand_on_three_feet() -> None:
+    """Open what the caller closed of stdin, stdout and stderr: else the next file we open would take its place."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            with suppress(OSError):
+                while os.open(os.devnull, os.O_RDWR) < number:
+                    pass
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif number and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

@@ -17,7 +17,6 @@ def command(
 
     What was built, how, for how long, what failed and how to fix it.
     """
-    import sys
 
     from torchtailor import ui
     from torchtailor.ledger.history import switch_columns
@@ -28,7 +27,7 @@ def command(
         ui.print_json("history", {"attempts": attempts})
         return
     if markdown:
-        sys.stdout.write(as_markdown(attempts, switch_columns(attempts)))
+        ui.print_text(as_markdown(attempts, switch_columns(attempts)))
         return
     if not attempts:
         ui.out().print("No build attempts yet.")

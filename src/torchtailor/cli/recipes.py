@@ -100,7 +100,6 @@ def check(
     json: Json = False,
 ) -> None:
     """Audit a tree of recipes, generated or hand-written; exits with 6 if it fails."""
-    import sys
 
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
@@ -113,7 +112,7 @@ def check(
     if json or format is Format.JSON:
         ui.print_json("recipes-check", audit_json(reports, strict=strict))
     elif format is Format.GITHUB:
-        sys.stdout.writelines(f"{line}\n" for line in github_lines(reports, Path()))
+        ui.print_text("".join(f"{line}\n" for line in github_lines(reports, Path())))
     else:
         _print(audit_lines(reports))
     if not all(report.passed(strict=strict) for report in reports):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,14 +37,16 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 def _run(name: str, arguments: Sequence[str]) -> int:
     _said.clear()
     try:
-        result = _load(name).main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
+        command = _load(name)
+        _listen()
+        result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()
     except TorchtailorError as error:
         return _say(error.message, error.hint, error.code)
     except typer.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _say_stopped()
+        return _stop()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
         return ExitCode.OK
@@ -61,7 +65,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             raise
         return _say_bug(error)
     if result == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this result
-        return _say_stopped()
+        return _stop()
     return result if isinstance(result, int) else ExitCode.OK
 
 
@@ -96,8 +100,16 @@ def _load(name: str) -> Any:
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def _say_stopped() -> int:
-    return _say("Stopped.", "Run the same command to resume.", ExitCode.INTERRUPTED)
+def _listen() -> None:
+    """From now on Ctrl-C is an exception, so that everything is left whole; see `__main__`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop() -> int:
+    with suppress(KeyboardInterrupt):  # a second Ctrl-C adds nothing
+        return _say("Stopped.", "Run the same command to resume.", ExitCode.INTERRUPTED)
+    return ExitCode.INTERRUPTED
 
 
 _said: list[tuple[str, str]] = []  # the error of this run: its sentence and the next step

@@ -24,6 +24,7 @@ from torchtailor.failures.known import (
     names_of,
     summary_patterns,
 )
+from torchtailor.failures.literals import Literals
 from torchtailor.failures.log import MAX_LINE, LogLine, blocks, clean, last_percent
 
 CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
@@ -130,7 +131,7 @@ class _Reading:
         known = [(failure, pattern) for failure in failures for pattern in failure.patterns]
         known.sort(key=lambda pair: pair[1].rank)  # stable: then in the tables' order
         self._patterns: Patterns = [*known, *((None, pattern) for pattern in errors)]
-        self._literals = {pattern.literal for _, pattern in self._patterns}
+        self._literals = Literals(pattern.literal for _, pattern in self._patterns)
         self._every = every
         self._first: LogLine | None = None
         self._first_context: list[LogLine] = []
@@ -143,7 +144,7 @@ class _Reading:
     def take(self, block: bytes) -> None:
         """Look at some whole lines."""
         rows = block.splitlines()
-        literals = {literal for literal in self._literals if literal in block}
+        literals = self._literals.found_in(block)
         present = [pair for pair in self._patterns if pair[1].literal in literals]
         passed = 0 if present or self._open else max(len(rows) - CONTEXT_BEFORE, 0)
         self._number += passed

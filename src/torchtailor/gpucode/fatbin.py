@@ -35,6 +35,8 @@ ArchKey = tuple[int, int, int]
 _MAX_HEADER = 1 << 16
 _MAX_SM = 999
 MAX_RAW_SIZE = 1 << 31
+MAX_RATIO = 200  # of zstd; real code is packed to a tenth, and LZ4 cannot do better than 255
+_SMALL_IMAGE = 64 << 20
 _AT_ONCE = 1 << 24
 
 
@@ -413,6 +415,8 @@ def _unlz4(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
 def _unzstd(payload: bytes | bytearray | memoryview, raw_size: int) -> bytes:
     import zstandard
 
+    if raw_size > _SMALL_IMAGE and raw_size > len(payload) * MAX_RATIO:
+        raise BadInputError(f"An image says it unpacks from {len(payload)} to {raw_size} bytes, as no real one does.")
     try:
         declared = zstandard.frame_content_size(payload)
         if declared not in (-1, raw_size):

@@ -240,14 +240,18 @@ def _cut_all(
     work = run_all(_cut, jobs, processes=options.workers)
     results = {}
     with ThreadPoolExecutor(1) as checker:
-        checked = [checker.submit(distribution.check, member) for member in others]
+        checked = checker.submit(_check_all, distribution, others)
         sha256 = checker.submit(hash_file, distribution.path)
         for job, each in work:
             results[job.member.name] = each
             progress.advance(job.size)
-        for check in checked:
-            check.result()
+        checked.result()
         return results, sha256.result()
+
+
+def _check_all(distribution: WheelDistribution, members: Sequence[Member]) -> None:
+    for member in members:
+        distribution.check(member)
 
 
 def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict[str, LibraryResult]:

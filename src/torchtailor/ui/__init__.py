@@ -2,7 +2,7 @@
 
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ui.bar import ProgressBar
-from torchtailor.ui.console import err, out, print_json, printed_documents, progress, schema_of, table
+from torchtailor.ui.console import err, out, print_json, print_text, printed_documents, progress, schema_of, table
 
 __all__ = [
     "ProgressBar",
@@ -11,6 +11,7 @@ __all__ = [
     "human_seconds",
     "out",
     "print_json",
+    "print_text",
     "printed_documents",
     "progress",
     "schema_of",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress
     from rich.table import Table
+
+
+# what a terminal acts upon and JSON does not escape by itself
+_TERMINAL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @cache
@@ -27,13 +33,24 @@ def err() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
+    from rich.segment import Segment
 
-    class PipedConsole(Console):
+    from torchtailor.format import printable
+
+    class CleanConsole(Console):
+        """Shows nothing that a terminal would obey: names and messages come from elsewhere."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                clean = segment.text if segment.control else printable(segment.text)
+                yield segment if clean == segment.text else Segment(clean, segment.style)
+
+    class PipedConsole(CleanConsole):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1; a reader that went away is no error
 
     if (sys.stderr if stderr else sys.stdout).isatty():
-        return Console(stderr=stderr, highlight=False)
+        return CleanConsole(stderr=stderr, highlight=False)
     # Nobody's window: a script that reads a table wants one line a row.
     return PipedConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
@@ -52,15 +69,26 @@ def print_json(name: str, value: Any) -> None:
     import msgspec
 
     global _documents  # noqa: PLW0603  (one process writes one document)
-    plain = msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encode, order="deterministic"))
+    plain = msgspec.to_builtins(value, enc_hook=_encode, order="deterministic")
     document = {"schema": schema_of(name)} | {key: plain[key] for key in plain if key != "schema"}
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    try:
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    except UnicodeEncodeError:  # file names that are not UTF-8; Python reads them back from `\\udc..`
+        text = json.dumps(document, indent=2)
+    sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
     _documents += 1
 
 
 def printed_documents() -> int:
     """How many JSON documents were written so far."""
     return _documents
+
+
+def print_text(text: str) -> None:
+    """Write plain text, such as a table in Markdown, to stdout."""
+    from torchtailor.format import printable
+
+    sys.stdout.write(printable(text))
 
 
 def table(
@@ -95,13 +123,15 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     from rich.table import Table
     from rich.text import Text
 
+    from torchtailor.format import printable
+
     drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         cells = [str(row[index]) for row in rows]
         numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
         drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=index == 0)
     for row in rows:
-        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     return drawn
 
 

@@ -190,3 +190,10 @@ def test_scrambled_code_is_said_to_be_so() -> None:
 def test_wrappers_are_checked(magic: int, version: int) -> None:
     with pytest.raises(BadInputError, match="wrapper"):
         read_wrapper(BufferSource(struct.pack("<iiQQ", magic, version, 0, 0)), 0)
+
+
+def test_a_small_image_does_not_unpack_to_gigabytes() -> None:
+    """Refused by its header, before a byte is unpacked."""
+    raw = bytes(100 << 20)
+    with pytest.raises(BadInputError, match="as no real one does"):
+        decompress_payload(zstandard.compress(raw), Compression.ZSTD, len(raw))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import struct
 import zipfile
@@ -49,6 +50,13 @@ def test_bytes_come_out_whole(tmp_path: Path, size: int, method: int, pattern: b
         chunks = list(archive.chunks(archive.members["demo/a"]))
     assert b"".join(chunks) == data
     assert max(map(len, chunks), default=0) <= 1 << 20
+
+
+@pytest.mark.parametrize("size", [(1 << 20) + 1, (2 << 20) + 1, 3 << 20])
+def test_the_last_byte_may_wait_in_the_decompressor(tmp_path: Path, size: int) -> None:
+    """All input is read already when it is asked for the byte behind a window."""
+    with WheelArchive(build_wheel(tmp_path, {"demo/a": bytes(size)})) as archive:
+        assert archive.read("demo/a") == bytes(size)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a/../../b", "a\\b", "C:evil", "a//b", "./a", "a\0b", ""])
@@ -182,3 +190,22 @@ def test_zip64_is_read(tmp_path: Path) -> None:
                 member.write(data)
     assert struct.pack("<HH", 1, 16) in path.read_bytes()
     open_wheel(path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("METADATA", 20 << 20), ("RECORD", 80 << 20), ("WHEEL", 80 << 20)])
+def test_what_is_read_whole_has_a_limit(tmp_path: Path, name: str, size: int) -> None:
+    """A few kilobytes of METADATA would otherwise take gigabytes of memory."""
+    path = tmp_path / "big-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"big-1.0.dist-info/{name}", random.Random(1).randbytes(1 << 20) * (size >> 20))
+    with WheelArchive(path) as archive, pytest.raises(BadInputError, match="as no real one does"):
+        archive.read(f"big-1.0.dist-info/{name}")
+
+
+def test_names_are_checked_the_quick_way_and_the_slow_way() -> None:
+    for name in ("a/b.py", "a-1.0.dist-info/RECORD", "_x/", "a/.hidden", "A+b/c_d"):
+        check_name("wheel", name)
+    outside = ("..", "../x", "a/../b", "a/..", ".", "./a", "a/.", "a//b", "/a", "", "a/./b", "c:x", "a\\b", "a\0b")
+    for name in (*outside, "a../.."):
+        with pytest.raises(BadInputError):
+            check_name("wheel", name)

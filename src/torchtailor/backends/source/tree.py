@@ -17,10 +17,11 @@ from torchtailor.catalog import Capability
 from torchtailor.disk import copy_file, hash_file, locked, new_folder
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.locations import redact
+from torchtailor.trust import no_option
 from torchtailor.variants.variant import Variant
 
 OFFICIAL = "https://github.com/pytorch/pytorch.git"
-_GIT = re.compile(r"(?:https?|ssh|git|file)://\S+|\S+@\S+:\S+")
+_GIT = re.compile(r"(?:https?|ssh|git|file)://\S+|[^\s-]\S*@[^\s-]\S*:\S+")
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _MARKS = ("setup.py", "CMakeLists.txt")
 # What is not copied: results of the user's own builds in that folder.
@@ -48,6 +49,7 @@ class TorchSource:
         """`GIT-URL@REF`, a tarball or a folder; None: the official tag of the variant's release."""
         if not text:
             return cls(SourceOrigin.GIT, OFFICIAL, f"v{variant.release.version}")
+        no_option(text, "--source")
         path = Path(text).expanduser()
         if path.is_dir():
             return cls(SourceOrigin.FOLDER, str(path.absolute()))
@@ -57,7 +59,7 @@ class TorchSource:
             return cls(SourceOrigin.TARBALL, str(path.absolute()))
         url, at, ref = text.rpartition("@")
         if at and "/" not in ref.partition(":")[0] and _GIT.fullmatch(url):
-            return cls(SourceOrigin.GIT, url, ref)
+            return cls(SourceOrigin.GIT, url, no_option(ref, "The ref of --source"))
         if _GIT.fullmatch(text):
             return cls(SourceOrigin.GIT, text, "HEAD")
         raise UsageError(
@@ -202,7 +204,7 @@ def _commit(path: Path) -> str:
 def _remote_commit(source: TorchSource) -> str:
     if re.fullmatch(r"[0-9a-f]{40}", source.ref):
         return source.ref
-    done = _git("ls-remote", source.place, source.ref, f"{source.ref}^{{}}")
+    done = _git("ls-remote", "--", source.place, source.ref, f"{source.ref}^{{}}")
     lines = [line.split("\t") for line in done.splitlines() if "\t" in line]
     if not lines:
         raise NetworkError(f"{source.shown} has no {source.ref!r}.", "Give a tag, a branch or a full commit hash.")
@@ -211,8 +213,8 @@ def _remote_commit(source: TorchSource) -> str:
 
 
 def _clone(source: TorchSource, commit: str, stage: Path) -> None:
-    _git("init", "-q", str(stage))
-    _git("-C", str(stage), "fetch", "-q", "--depth", "1", source.place, commit)
+    _git("init", "-q", "--", str(stage))
+    _git("-C", str(stage), "fetch", "-q", "--depth", "1", "--", source.place, commit)
     _git("-C", str(stage), "checkout", "-q", "FETCH_HEAD")
     if (stage / ".gitmodules").is_file():
         _git("-C", str(stage), "submodule", "update", "-q", "--init", "--recursive", "--depth", "1")

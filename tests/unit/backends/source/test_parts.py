@@ -82,6 +82,21 @@ def test_git_addresses(variant: Named, text: str | None, origin: SourceOrigin, r
     assert not source.place.endswith(ref)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--upload-pack=touch x",
+        "--upload-pack=touch x@host:y",
+        "-x@host:y",
+        "https://example.org/pytorch.git@--upload-pack=x",
+        "git@-oProxyCommand=x:y",
+    ],
+)
+def test_a_source_is_never_an_option_of_git(variant: Named, text: str) -> None:
+    with pytest.raises(UsageError):
+        TorchSource.parse(text, variant("cpu-avx2"))
+
+
 def test_a_token_in_a_git_url_is_not_shown(variant: Named) -> None:
     source = TorchSource.parse("https://me:t0ken@example.org/pytorch.git@main", variant("cpu-avx2"))
     assert source.place == "https://me:t0ken@example.org/pytorch.git"

@@ -1,0 +1,42 @@
+"""Which of many literals occur in a block of a log: one pass for all of them, not one for each.
+
+Every four bytes of the block set a mark in a small table; a literal can only occur where all of its own are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+_GRAM = 4
+_BITS = 17
+_FACTOR = np.uint32(2654435761)  # Knuth's multiplicative hash
+_SHIFT = np.uint32(32 - _BITS)
+
+
+class Literals:
+    """A set of literals to look for."""
+
+    def __init__(self, literals: Iterable[bytes]) -> None:
+        known = sorted(set(literals))
+        self._short = [literal for literal in known if len(literal) < _GRAM]
+        self._long = [literal for literal in known if len(literal) >= _GRAM]
+        marks = [_marks(literal) for literal in self._long]
+        self._marks = np.concatenate(marks) if marks else np.zeros(0, np.uint32)
+        self._starts = np.cumsum([0, *(len(mark) for mark in marks[:-1])]) if marks else np.zeros(0, np.intp)
+
+    def found_in(self, block: bytes) -> set[bytes]:
+        """Those that the block holds."""
+        found = {literal for literal in self._short if literal in block}
+        if len(block) >= _GRAM and self._long:
+            seen = np.zeros(1 << _BITS, np.bool_)
+            seen[_marks(block)] = True
+            possible = np.logical_and.reduceat(seen[self._marks], self._starts)
+            found.update(self._long[index] for index in np.flatnonzero(possible) if self._long[index] in block)
+        return found
+
+
+def _marks(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    grams = np.ndarray((len(data) - _GRAM + 1,), np.dtype("<u4"), data, strides=(1,))
+    return (grams * _FACTOR) >> _SHIFT

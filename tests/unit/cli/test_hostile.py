@@ -1,0 +1,89 @@
+"""What is printed, and how a process ends that is stopped or has nowhere to print."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchtailor.format import printable
+from torchtailor.ui import console
+
+COMMAND = (sys.executable, "-m", "torchtailor")
+ESCAPES = "\x1b[2J\x1b]0;title\x07 \x9b31m \u202egnp.exe \r over \udcff\x00"
+
+
+def test_what_a_terminal_would_obey_is_spelt_out() -> None:
+    assert printable("a\tb\nc é 漢") == "a\tb\nc é 漢"
+    shown = printable(ESCAPES)
+    assert shown == r"\x1b[2J\x1b]0;title\x07 \x9b31m \u202egnp.exe \x0d over \xff\x00"
+    assert all(letter.isprintable() for letter in shown)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_everything_that_is_printed_is_clean(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = console._console(stderr=True)
+    from rich.text import Text
+
+    shown.print(ESCAPES, markup=False)
+    shown.print(Text(ESCAPES))
+    shown.print(console.table(("name", "size"), [(ESCAPES, 5)]))
+    for bad in ("\x1b[2J", "\x1b]0", "\x07", "\x9b", "\u202e", "\r", "\x00"):
+        assert bad not in written.getvalue()
+    assert written.getvalue().count("gnp.exe") == 3
+
+
+def test_json_of_names_that_are_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"path": "lib\udcff.so", "evil": "\x9b\u202e"})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"path": "lib\udcff.so", "evil": "\x9b\u202e"}
+    assert text.isascii()
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/lib\xff\x1b[2J.so"
+    with open(path, "wb") as file:  # noqa: PTH123
+        file.write(b"no library")
+    for words in ((), ("--json",)):
+        done = subprocess.run([*COMMAND, "inspect", path, *words], capture_output=True, check=False, timeout=60)
+        assert done.returncode == 4, done.stderr
+        assert b"\x1b" not in done.stderr + done.stdout
+        assert b"bug" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams(closed: str) -> None:
+    for words in ("matrix --json", "--help", "matrix nosuch"):
+        code = {"matrix nosuch": 3}.get(words, 0)
+        line = f"exec {sys.executable} -m torchtailor {words} {closed}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == code, (words, done.returncode, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_at_the_start() -> None:
+    """No traceback, whenever it comes; before Python itself has started nobody can do anything about it."""
+    dice = random.Random(5)
+    for _ in range(6):
+        process = subprocess.Popen([*COMMAND, "matrix"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(dice.uniform(0.03, 0.25))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode in (0, 130, -signal.SIGINT)
+        assert "__main__.py" not in errors, errors
