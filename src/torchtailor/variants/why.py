@@ -90,7 +90,7 @@ def _text(parsed: ParsedName, name: str, verdicts: list[BuildVerdict]) -> str:
             f"{name} is possible, but no release lists it:",
             *_by_build(possible),
             "",
-            _row_to_add(parsed, possible[0]),
+            _row_to_add(parsed, next((one for one in possible if _has_wheels(one)), possible[0])),
         ]
     else:
         lines = [f"{name} is not possible."]
@@ -111,7 +111,12 @@ def _by_build(verdicts: list[BuildVerdict]) -> list[str]:
     return lines
 
 
+def _has_wheels(verdict: BuildVerdict) -> bool:
+    return any(covered.method is Method.WHEEL and covered.available for covered in verdict.methods)
+
+
 def _row_to_add(parsed: ParsedName, newest: BuildVerdict) -> str:
+    """The row for the newest build, of those with wheels where there are such."""
     cuda = f'cuda = "{newest.build[2:-1]}.{newest.build[-1]}"\n  gpus = ["{parsed.gpu}"]\n  ' if parsed.gpu else ""
     return (
         "To add it, put this into torchtailor.toml in the working directory:\n"
