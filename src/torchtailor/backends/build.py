@@ -33,6 +33,7 @@ def build(
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
+    cuda: str | None = None,
     out: Path | str = "dist",
     progress: BuildProgress | None = None,
     catalog: Catalog | None = None,
@@ -41,6 +42,7 @@ def build(
 ) -> BuildResult:
     """Build the variants that the selectors name (names or globs; none: this machine's own) into `out`.
 
+    `cuda` leaves out the builds of other CUDA toolkits. Of a glob, what is available is built; the plan lists the rest.
     `options` is the method's own type (WheelOptions, SourceOptions, NixOptions); `changes` are single fields of it.
     """
     planned = plan_build(
@@ -50,6 +52,7 @@ def build(
         everything=everything,
         release=release,
         python=python,
+        cuda=cuda,
         out=out,
         catalog=catalog,
         ledger=ledger,
@@ -65,6 +68,7 @@ def plan_build(
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
+    cuda: str | None = None,
     out: Path | str = "dist",
     catalog: Catalog | None = None,
     ledger: Ledger | None = None,
@@ -79,6 +83,7 @@ def plan_build(
         everything=everything,
         release=release,
         python=python,
+        cuda=cuda,
         method=method,
         glob_release=backend.glob_release,
     )

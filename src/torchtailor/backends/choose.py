@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import Catalog, Dotted, Method
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
@@ -24,6 +24,7 @@ class VariantChoice:
     variant: Variant
     fallbacks: tuple[Variant, ...] = ()
     notes: tuple[str, ...] = ()
+    optional: bool = False  # one of a glob: where it is not available, the others are built all the same
 
 
 def choose(
@@ -33,14 +34,17 @@ def choose(
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
+    cuda: str | None = None,
     method: Method = Method.WHEEL,
     glob_release: str | None = None,
 ) -> tuple[VariantChoice, ...]:
     """The variants that the selectors name; a name that several releases share may fall back to an older one.
 
-    A glob is expanded in one release: the one given, else `glob_release`, else the newest.
+    A glob is expanded in one release: the one given, else `glob_release`, else the newest. `cuda` leaves out the
+    builds of other toolkits.
     """
-    chooser = _Chooser(Matrix(catalog), release, python, method, glob_release)
+    line = catalog.toolkit(cuda).version if cuda else None
+    chooser = _Chooser(Matrix(catalog), release, python, line, method, glob_release)
     if everything and selectors:
         raise UsageError("--all and names are mutually exclusive.", "Give one of them.")
     if not selectors and not everything:
@@ -62,6 +66,7 @@ class _Chooser:
     matrix: Matrix
     release: str | None
     python: str | None
+    cuda: Dotted | None
     method: Method
     glob_release: str | None
 
@@ -72,21 +77,32 @@ class _Chooser:
         found = [
             variant
             for variant in select(self.matrix.variants(release, self.python), [glob])
-            if self._available(variant)
+            if self._wanted(variant) and self._available(variant)
         ]
         if not found:
+            which = f" with CUDA {self.cuda}" if self.cuda else ""
             raise NoMatchError(
-                f"No variant of release {release} that can be built with --via {self.method.value} matches {glob!r}.",
+                f"No variant of release {release}{which} that can be built with --via {self.method.value} matches "
+                f"{glob!r}.",
                 f"`torchtailor matrix {glob!r}` lists the variants; --release selects another release.",
             )
-        return [VariantChoice(variant) for variant in found]
+        return [VariantChoice(variant, optional=len(found) > 1) for variant in found]
 
     def named(self, name: str) -> VariantChoice:
         found = self.matrix.resolve(name, via=self.method, release=self.release, python=self.python)
-        fallbacks = tuple(
-            variant for variant in found.others if variant.python == found.variant.python and self._available(variant)
+        older = [one for one in found.others if one.python == found.variant.python and self._available(one)]
+        first, *fallbacks = self._of_cuda(name, [found.variant, *older])
+        return VariantChoice(first, tuple(fallbacks), (found.message,) if fallbacks else ())
+
+    def _of_cuda(self, name: str, variants: Sequence[Variant]) -> list[Variant]:
+        """Those of the CUDA that was asked for, at least one."""
+        if found := [one for one in variants if self._wanted(one)]:
+            return found
+        known = dict.fromkeys(str(one.build.cuda) for one in variants if one.build.cuda)
+        raise NoMatchError(
+            f"{name} is not available with CUDA {self.cuda}.",
+            f"It is with CUDA {', '.join(known)}." if known else "It is a variant for the CPU: omit --cuda.",
         )
-        return VariantChoice(found.variant, fallbacks, (found.message,) if fallbacks else ())
 
     def this_machine(self) -> VariantChoice:
         from torchtailor.host.detect import detect
@@ -106,8 +122,10 @@ class _Chooser:
         best = self.matrix.resolve(
             answer.best.variant, via=self.method, release=answer.best.release, python=answer.best.python
         ).variant
-        older = () if self.release else self._older(best, Situation.of(self.matrix, host, request))
-        return VariantChoice(best, older, (f"This machine is {answer.machine}; its variant is {best.unique_name}.",))
+        runs = self._older(best, Situation.of(self.matrix, host, request)) if self.cuda or not self.release else ()
+        best, *rest = self._of_cuda(best.short_name, [best, *runs])
+        note = f"This machine is {answer.machine}; its variant is {best.unique_name}."
+        return VariantChoice(best, () if self.release else tuple(rest), (note,))
 
     def _older(self, best: Variant, situation: Situation) -> tuple[Variant, ...]:
         """The same GPU and ISA in older builds that run on this machine too, newest first."""
@@ -128,6 +146,9 @@ class _Chooser:
             key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True
         )
         return tuple(older)
+
+    def _wanted(self, variant: Variant) -> bool:
+        return self.cuda is None or variant.build.cuda == self.cuda
 
     def _available(self, variant: Variant) -> bool:
         return coverage(self.matrix.catalog, variant, self.method).available

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtailor import ui
 from torchtailor.catalog.releases import Method
+from torchtailor.format import counted
 
 if TYPE_CHECKING:
     from torchtailor.backends.base import BuildPlan, BuildResult
@@ -38,6 +39,10 @@ def _wheel_plan(plan: WheelPlan, dry_run: bool) -> None:
         others = (f"Needs another build method: {text}" for text in item.other_methods)
         for line in (*item.notes, item.gives, *others):
             say.print(f"  {line}", markup=False)
+    for reason, names in plan.unavailable.items():
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        say.print(f"warning: {counted(len(names), 'variant')} not available: {shown}", markup=False)
+        say.print(f"  {reason}", markup=False)
     rows = [
         (
             wheel.name,

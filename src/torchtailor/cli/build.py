@@ -22,6 +22,7 @@ def command(
     out: options.Out = Path("dist"),
     release: options.Release = None,
     python: options.Python = None,
+    cuda: options.Cuda = None,
     companions: options.With = None,
     nvidia: options.Nvidia = None,
     recompress: options.Recompress = False,
@@ -102,6 +103,7 @@ def command(
         everything=everything,
         release=release,
         python=python,
+        cuda=cuda,
         out=out,
     )
     if dry_run and json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -16,10 +16,11 @@ from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
 from torchtailor.verification.output import as_json
-from torchtailor.verification.result import Check, CheckOutcome, VerifyReport
+from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 
 _WORDS = {CheckOutcome.PASS: "pass", CheckOutcome.FAIL: "fail", CheckOutcome.NOT_APPLICABLE: "n/a"}
+_FOLDED = 4  # lines of the same kind and outcome that are shown as one
 _ABOUT = {
     "static": "read from the files, without hardware",
     "import": "in a fresh process",
@@ -43,7 +44,8 @@ def render(report: VerifyReport) -> str:
         style=_resource("style.css"),
         script=_resource("script.js"),
         verdict="pass" if report.passed else "fail",
-        verdict_text="Verified" if report.passed else "Not verified",
+        verdict_text=_verdict(report),
+        answer=_answer(report, facts, drawn),
         summary=escape(report.summary()),
         target=escape(report.target),
         expected=_expected(facts),
@@ -56,6 +58,43 @@ def render(report: VerifyReport) -> str:
         made_by=escape(_made_by(facts)),
         data=_embedded(document),
     )
+
+
+def _verdict(report: VerifyReport) -> str:
+    """`Verified to level 2 of 3 (import)`: how far is part of the answer."""
+    if not report.passed:
+        return "Not verified"
+    reached = [level for level in report.levels if any(c.outcome is CheckOutcome.PASS for c in report.at(level))]
+    return f"Verified to level {reached[-1].number} of {len(Level)} ({reached[-1].value})"
+
+
+def _answer(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> str:
+    """How much smaller, of what, and whether it is safe: before everything else."""
+    lines = []
+    gpus = ", ".join(facts.get("expected", {}).get("gpus", ()))
+    what = " for ".join(
+        filter(None, [f"PyTorch {facts['torch']}" if facts.get("torch") else "", gpus and f"GPU {gpus}"])
+    )
+    if drawn.before and drawn.before.total > drawn.now.total:
+        saved = 1 - drawn.now.total / drawn.before.total
+        change = f"{human_bytes(drawn.before.total)} of libraries became {human_bytes(drawn.now.total)}"
+        lines.append(f"<strong>{saved:.0%} smaller</strong>: {escape(f'{what}, {change}' if what else change)}.")
+    elif what:
+        lines.append(f"<strong>{escape(what)}</strong>")
+    whose = f"GPU {gpus}" if gpus else "a GPU"
+    against = next((c for c in report.checks if c.name == "coverage against stock" and c.details.get("images")), None)
+    if report.failures:
+        count = len(report.failures)
+        lines.append(f"Do not use it: {'1 check' if count == 1 else f'{count} checks'} failed.")
+    elif against is not None and against.outcome is CheckOutcome.PASS:
+        images = against.details["images"]
+        lines.append(f"All {images} images that {escape(whose)} would load are there, byte for byte.")
+    elif facts.get("kept_images"):
+        lines.append(
+            f"All {facts['kept_images']} images kept for {escape(whose)} are stock's, byte for byte: the cut compared "
+            "them, and these are the files that it wrote."
+        )
+    return "".join(f'<p class="answer">{line}</p>' for line in lines)
 
 
 def _resource(name: str) -> str:
@@ -129,8 +168,8 @@ def _sizes(drawn: Chart) -> str:
         for label in drawn.labels
     )
     return (
-        f'<ul class="legend">{legend}</ul><h3>All libraries</h3><div class="scroll">{svg.totals(drawn)}</div>'
-        f'<h3>Each library <small>all on one scale</small></h3><div class="scroll">{svg.bars(drawn)}</div>'
+        f'<ul class="legend">{legend}</ul><h3>All libraries</h3>{svg.totals(drawn)}'
+        f"<h3>Each library <small>all on one scale</small></h3>{svg.bars(drawn)}"
         f"<details><summary>The same as a table</summary><div class=scroll>{_table(drawn)}</div></details>"
     )
 
@@ -190,10 +229,28 @@ def _made(facts: Mapping[str, Any]) -> str:
 
 def _proof(report: VerifyReport) -> Iterator[str]:
     for level in report.levels:
-        lines = "".join(_line(check) for check in report.at(level))
+        lines = "".join(_folded(report.at(level)))
         yield (
             f"<h3>Level {level.number}: {level.value} <small>{_ABOUT[level.value]}</small></h3>"
             f'<ol class="proof" data-level="{level.value}">{lines}</ol>'
+        )
+
+
+def _folded(checks: Sequence[Check]) -> Iterator[str]:
+    """Lines of one kind and one outcome as one that opens, where they are many; failures are never folded."""
+    groups: dict[tuple[str, CheckOutcome], list[Check]] = {}
+    for check in checks:
+        kind = check.name.partition(": ")[0] if not check.failed else check.name
+        groups.setdefault((kind, check.outcome), []).append(check)
+    for (kind, outcome), group in groups.items():
+        if len(group) < _FOLDED or outcome is CheckOutcome.FAIL:
+            yield from map(_line, group)
+            continue
+        inside = "".join(map(_line, group))
+        yield (
+            f'<li class="{outcome.value} fold"><span class="outcome">{_WORDS[outcome]}</span><details><summary>'
+            f"<strong>{escape(kind)}</strong> {len(group)} of the same</summary>"
+            f'<ol class="proof">{inside}</ol></details></li>'
         )
 
 

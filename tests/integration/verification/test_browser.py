@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchtailor.format import human_bytes
 from torchtailor.report import write_report
 from torchtailor.report.chart import chart
 from torchtailor.verification.output import as_json
+from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.facts import HOST
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -153,6 +155,50 @@ def test_narrow_screens_do_not_overflow(page: Any) -> None:
         assert ask(page, "return document.documentElement.scrollWidth <= window.innerWidth")
     finally:
         page.set_window_size(1200, 1600)
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_bars_and_text_fit_any_screen(browser: Any, tmp_path: Path, width: int) -> None:
+    """On a telephone nothing is cut off or has to be scrolled: bars scale, and their figures stay on the page."""
+    path = tmp_path / "wide.html"
+    names = ["nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9", "torch/lib/libtorch_cuda.so"]
+    sizes = ({HOST: 5_000_000}, {HOST: 1_000_000_000, "sm_90": 500_000_000})
+    libraries = [library(name, now, {**now, "sm_80": 900_000_000}) for name, now in zip(names, sizes, strict=True)]
+    write_report(report(libraries=libraries), path)
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        browser.get(path.as_uri())
+        assert ask(browser, "return window.innerWidth") == width
+        assert ask(browser, "return document.documentElement.scrollWidth <= window.innerWidth")
+        script = "return [...document.querySelectorAll('svg text, svg rect')].filter(e => e.getClientRects().length)"
+        rights = ask(browser, f"{script}.map(e => e.getBoundingClientRect().right)")
+        assert max(rights) <= width
+        assert min(ask(browser, f"{script}.map(e => e.getBoundingClientRect().left)")) >= 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_many_lines_of_one_kind_are_folded(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "many.html"
+    checks = [Check.of(Level.STATIC, f"GPU code for sm90: lib{i}.so", True, "native") for i in range(25)]
+    checks += [Check.not_applicable(Level.STATIC, f"host code unattributed: lib{i}.so", "x") for i in range(9)]
+    checks += [Check.of(Level.STATIC, f"coverage: lib{i}.so", False, "missing") for i in range(5)]
+    write_report(replace(report(), checks=tuple(checks)), path)
+    browser.get(path.as_uri())
+    shown = "return [...document.querySelectorAll('.proof li')].filter(l => l.checkVisibility()).length"
+    assert ask(browser, shown) == 7
+    browser.find_element("css selector", ".fold summary").click()
+    assert ask(browser, shown) == 7 + 25
+    browser.find_element("css selector", '[data-show="not-applicable"]').click()
+    assert ask(browser, shown) == 1
+
+
+def test_what_does_not_apply_is_grey(page: Any) -> None:
+    ask(page, "document.documentElement.dataset.theme = 'light'")
+    colour = ask(page, "return getComputedStyle(document.querySelector('.not-applicable .outcome')).color")
+    channels = [int(number) for number in colour[4:-1].split(",")]
+    assert max(channels) - min(channels) < 30
 
 
 def test_long_names_are_not_clipped(browser: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,3 +178,34 @@ def test_install_takes_the_python_of_the_environment(
         install.plan_install("cpu-avx2", into=tmp_path / "env", python=wanted, catalog=catalog)
     install.plan_install("cpu-avx2", into=tmp_path / "none", catalog=catalog)
     assert asked == ["3.12", "3.14", None]
+
+
+def test_of_a_glob_what_is_available_is_built(workshop: Workshop, catalog: Catalog) -> None:
+    """The release has several CUDAs, and this index one of them."""
+    choices = choose(catalog, ["sm90-avx*"], release="2.8.0")
+    assert {str(choice.variant.build.cuda) for choice in choices} == {"12.6", "12.8", "12.9"}
+    backend = workshop.backend(explicit_index=True)
+    plan = backend.plan(choices, workshop.out)
+    assert {one.label for one in plan.plans} == {"cu128"}
+    elsewhere = [choice for choice in choices if str(choice.variant.build.cuda) != "12.8"]
+    missing = {name for names in plan.unavailable.values() for name in names}
+    assert missing == {choice.variant.unique_name for choice in elsewhere}
+    document = plan.to_json()["unavailable"]
+    assert isinstance(document, list)
+    assert {row["variant"] for row in document} == missing
+    with pytest.raises(NoMatchError, match="not as cu"):  # none of them
+        backend.plan(elsewhere, workshop.out)
+    with pytest.raises(NoMatchError, match="not as cu"):  # one that was asked for by its name
+        backend.plan([*choices, replace(elsewhere[0], optional=False)], workshop.out)
+
+
+def test_one_cuda(catalog: Catalog) -> None:
+    found = choose(catalog, ["sm90-*"], release="2.8.0", cuda="12.6")
+    assert {str(choice.variant.build.cuda) for choice in found} == {"12.6"}
+    (named,) = choose(catalog, ["sm90-avx2"], cuda="12.6")
+    assert str(named.variant.build.cuda) == "12.6"
+    assert {str(variant.build.cuda) for variant in named.fallbacks} == {"12.6"}
+    with pytest.raises(NoMatchError, match=r"sm90-avx2 is not available with CUDA 11\.8"):
+        choose(catalog, ["sm90-avx2"], release="2.15", cuda="11.8")
+    with pytest.raises(NoMatchError, match=r"with CUDA 11\.8"):
+        choose(catalog, ["sm90-*"], release="2.15", cuda="11.8")

@@ -201,6 +201,18 @@ def test_rules(
     assert all(reason.text.endswith(".") for reason in reasons)
 
 
+def test_a_row_to_add_is_for_a_build_with_wheels(matrix: Matrix) -> None:
+    """The newest CUDA of a release may have none."""
+    found = explain(matrix, "sm87-armv8_2")
+    wheels = next(
+        verdict
+        for verdict in found.verdicts
+        if any(covered.method is Method.WHEEL and covered.available for covered in verdict.methods)
+    )
+    cuda = f"{wheels.build[2:-1]}.{wheels.build[-1]}"
+    assert f'release = "{wheels.release}"\n  cuda = "{cuda}"' in found.text
+
+
 def test_why(matrix: Matrix) -> None:
     impossible = explain(matrix, "sm121-avx2")
     assert not impossible.possible

@@ -168,3 +168,18 @@ def test_bars_are_as_long_as_their_bytes() -> None:
 
 def test_bars_of_nothing() -> None:
     assert list(bars({"libraries": []}, 80)) == []
+
+
+def test_the_answer_comes_first_and_says_how_far_it_was_verified() -> None:
+    covered = Check.of(Level.STATIC, "coverage against stock", True, "all", images=12185)
+    imported = Check.of(Level.IMPORT, "import torch", True, "torch 2.10.0")
+    not_here = Check.not_applicable(Level.GPU, "op suite", "there is no GPU")
+    facts = {**report().facts, "torch": "2.10.0", "expected": {"gpus": ["9.0"]}}
+    page = render(VerifyReport("x", (covered, imported, not_here), facts))
+    assert "Verified to level 2 of 3 (import)" in page
+    assert "All 12185 images that GPU 9.0 would load are there, byte for byte." in page
+    assert "PyTorch 2.10.0 for GPU 9.0" in page
+    assert page.index("% smaller") < page.index("At a glance")
+    manifest = render(VerifyReport("x", (imported,), {**facts, "kept_images": 77}))
+    assert "All 77 images kept for GPU 9.0 are stock's, byte for byte" in manifest
+    assert "Do not use it: 1 check failed." in render(report())

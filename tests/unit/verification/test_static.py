@@ -103,6 +103,14 @@ class TestGpuCode:
         assert "sm_80" in rows["torch/lib/libtorch_cuda.so"]["before"]["bytes"]
         assert "sm_80" not in rows["torch/lib/libtorch_cuda.so"]["bytes"]
 
+    def test_what_a_wheel_was_made_from_has_both_sizes(self, stock: Path, tmp_path: Path) -> None:
+        cut = tailored(stock, "9.0", tmp_path)
+        facts = prove(cut).facts
+        (made,) = facts["made"]["wheels"]
+        assert (made["input"]["size"], made["output"]["size"]) == (stock.stat().st_size, cut.stat().st_size)
+        assert facts["torch"] == "2.10.0"
+        assert facts["kept_images"] > 0
+
     def test_foreign_code_in_what_says_it_was_cut(self, stock: Path, tmp_path: Path, fat: bytes) -> None:
         """Somebody put the stock library back under the manifest of a cut."""
         wheel = tailored(stock, "9.0", tmp_path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -126,6 +126,7 @@ class WheelPlan:
     options: WheelOptions
     out: Path
     cost: WheelCost
+    unavailable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the reason, variants of a glob
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -161,6 +162,9 @@ class WheelPlan:
             "disk_free": self.cost.disk_free,
             "memory": self.cost.memory,
             "seconds": round(self.cost.seconds, 1),
+            "unavailable": [
+                {"variant": name, "reason": reason} for reason, names in self.unavailable.items() for name in names
+            ],
         }
 
     def check(self) -> None:
@@ -183,8 +187,20 @@ class Planner:
         self._resolved: dict[tuple[object, ...], tuple[TorchChoice, tuple[Resolved, ...]]] = {}
 
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> WheelPlan:
-        plans = tuple(self._plan_choice(choice) for choice in choices)
-        return WheelPlan(plans, self._options, out, self._cost(plans, out))
+        plans: list[VariantPlan] = []
+        problems: list[TorchtailorError] = []
+        unavailable: dict[str, tuple[str, ...]] = {}
+        for choice in choices:
+            try:
+                plans.append(self._plan_choice(choice))
+            except (NoMatchError, NetworkError) as error:
+                if not choice.optional:
+                    raise
+                problems.append(error)
+                unavailable[error.message] = (*unavailable.get(error.message, ()), choice.variant.unique_name)
+        if not plans:
+            raise problems[0]
+        return WheelPlan(tuple(plans), self._options, out, self._cost(plans, out), unavailable)
 
     def _plan_choice(self, choice: VariantChoice) -> VariantPlan:
         """The first of a choice's variants whose wheel is available."""

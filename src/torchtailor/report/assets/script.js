@@ -11,7 +11,7 @@
     button.addEventListener("click", () => {
       for (const other of filters) other.setAttribute("aria-pressed", String(other === button));
       for (const line of document.querySelectorAll(".proof li")) {
-        line.hidden = Boolean(button.dataset.show) && line.dataset.outcome !== button.dataset.show;
+        line.hidden = Boolean(button.dataset.show) && !line.classList.contains(button.dataset.show);
       }
     });
   }

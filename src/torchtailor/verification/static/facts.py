@@ -33,6 +33,10 @@ def artifact_facts(
         "path": str(artifact.path),
         "wheels": [{"name": wheel.name, "size": wheel.stat().st_size} for wheel in artifact.wheels],
         "size": artifact.size,
+        "torch": artifact.torch_version,
+        "kept_images": sum(
+            int(tally["images"]) for record in cut_records(artifact) for tally in record.row.get("kept", {}).values()
+        ),
         "stock": _stock(artifact, stock),
         "expected": {
             "variant": expected.name,
@@ -95,10 +99,12 @@ def _made(artifact: Artifact) -> dict[str, Any]:
         ]
         keys = ("variant", "target", "pytorch", "way", "gives", "tool", "totals")
         return {**{key: artifact.manifest[key] for key in keys if key in artifact.manifest}, "wheels": wheels}
+    sizes = {wheel.name: wheel.stat().st_size for wheel in artifact.wheels}
     inputs = [
         {
             "name": owner,
             "input": manifest.get("input", {}),
+            "output": {"size": sizes[owner]} if owner in sizes else {},
             "target": manifest.get("target", {}),
             "policy": manifest.get("policy", {}),
         }
