@@ -123,7 +123,8 @@ class _Chooser:
             answer.best.variant, via=self.method, release=answer.best.release, python=answer.best.python
         ).variant
         runs = self._older(best, Situation.of(self.matrix, host, request)) if self.cuda or not self.release else ()
-        best, *rest = self._of_cuda(best.short_name, [best, *runs])
+        same = [one for one in runs if not self.release or one.release.version == best.release.version]
+        best, *rest = self._of_cuda(best.short_name, [best, *same])
         note = f"This machine is {answer.machine}; its variant is {best.unique_name}."
         return VariantChoice(best, () if self.release else tuple(rest), (note,))
 

@@ -46,9 +46,9 @@ def test_everything_that_is_printed_is_clean(monkeypatch: pytest.MonkeyPatch, te
 
 
 def test_json_of_names_that_are_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
-    console.print_json({"path": "lib\udcff.so", "evil": "\x9b\u202e"})
+    console.print_json("inspect", {"path": "lib\udcff.so", "evil": "\x9b\u202e"})
     text = capsys.readouterr().out
-    assert json.loads(text) == {"path": "lib\udcff.so", "evil": "\x9b\u202e"}
+    assert json.loads(text) == {"schema": "torchtailor-inspect/1", "path": "lib\udcff.so", "evil": "\x9b\u202e"}
     assert text.isascii()
 
 
