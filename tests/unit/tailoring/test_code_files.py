@@ -91,8 +91,10 @@ def test_record_manifest_and_determinism(wheel: Path, tmp_path: Path) -> None:
 
 def test_nvidias_stay_without_the_option(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    theirs = {"name": "nvidia-x-cu13", "licence": "LicenseRef-NVIDIA-Proprietary"}
-    wheel = build_wheel(tmp_path / "in", FILES, version="1.0", tag="py3-none-any", **theirs)
+    licence = "LicenseRef-NVIDIA-Proprietary"
+    wheel = build_wheel(
+        tmp_path / "in", FILES, name="nvidia-x-cu13", version="1.0", tag="py3-none-any", licence=licence
+    )
     assert tailor_wheel(wheel, tmp_path / "out", options("9.0")).removed == ()
     assert len(tailor_wheel(wheel, tmp_path / "with", options("9.0", nvidia=True)).removed) == 4
 
