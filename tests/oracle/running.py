@@ -42,7 +42,7 @@ def fits(device: Capability, entry: Entry) -> bool:
         return device in FAMILIES.get(code, {code})
     if entry.kind == "cubin":
         if device in TEGRA or code in TEGRA:
-            return device == code
+            return device == code or (code, device) == ((10, 1), (11, 0))  # the same part under its older number
         return device[0] == code[0] and code[1] <= device[1]
     return code <= device
 
