@@ -156,6 +156,9 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         if linkable := inspection.lto_in_all(gpu.capability):
             line += f", and {human_bytes(linkable)} more with --no-lto"
         yield f"{line}."
+    if droppable := inspection.droppable:
+        rules = ", ".join(f"{name} {human_bytes(size)}" for name, (_, size) in droppable.items())
+        yield f"`tailor --drop` could leave out: {rules}."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]

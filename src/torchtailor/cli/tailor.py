@@ -37,6 +37,10 @@ def command(
     no_lto: Annotated[
         bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (docs/tailor.md).")
     ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULES", help="Leave out files by rule: static-libs,headers; `--drop list` lists all."),
+    ] = None,
     strip: Annotated[
         bool | None, typer.Option("--strip/--no-strip", help="Remove symbol tables; by default from wheels only.")
     ] = None,
@@ -60,10 +64,15 @@ def command(
     from torchtailor.tailoring.run import tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
+    drops = [name.strip() for word in drop or () for name in word.split(",") if name.strip()]
+    if drops == ["list"]:
+        _print_drop_rules(json=json)
+        return
     options = tailor_options(
         gpu or (),
         keep_ptx=keep_ptx,
         lto=not no_lto,
+        drop=tuple(drops),
         nvidia=nvidia,
         strip=strip,
         recompress=recompress,
@@ -87,6 +96,20 @@ def command(
         raise report.error
 
 
+def _print_drop_rules(*, json: bool) -> None:
+    from msgspec import to_builtins
+
+    from torchtailor.artifact.drops import drop_rules
+    from torchtailor.ui import out, print_json, table
+
+    rules = drop_rules().values()
+    if json:
+        print_json({"rules": [to_builtins(rule) for rule in rules]})
+        return
+    rows = [[rule.name, rule.what, rule.breaks] for rule in rules]
+    out().print(table(["Rule", "Leaves out", "What no longer works"], rows))
+
+
 def _print(report: TailorReport) -> None:
     from torchtailor.surgery.result import LibraryStatus
     from torchtailor.ui import err, human_bytes, human_seconds, out, table
@@ -107,7 +130,7 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if result.changed and not result.dry_run else ""
+            sizes = f": {before} -> {after} ({left})" if result.differs and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
         for library in result.libraries:
@@ -115,6 +138,23 @@ def _print(report: TailorReport) -> None:
                 err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
             for warning in library.warnings:
                 err().print(f"warning: {library.path} {warning}.", markup=False)
+    _print_leftovers(report)
+    saved = sum(library.saved for library in changed)
+    verb = "Would save" if report.options.dry_run else "Saved"
+    targets, seconds = report.options.targets, human_seconds(report.seconds)
+    out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
+
+
+def _print_leftovers(report: TailorReport) -> None:
+    """What --drop left out, what other options would save, and what stays as zeros."""
+    from torchtailor.ui import human_bytes, out
+
+    results = report.results
+    files = [file for result in results for file in result.dropped_files]
+    for rule in dict.fromkeys(file.rule for file in files):
+        own = [file.size for file in files if file.rule == rule]
+        verb = "would leave" if report.options.dry_run else "left"
+        out().print(f"--drop {rule} {verb} out {len(own)} files of {human_bytes(sum(own))}.", markup=False)
     if missed := sum(result.could_save for result in results):
         out().print(
             f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
@@ -129,23 +169,19 @@ def _print(report: TailorReport) -> None:
             "(docs/tailor.md says what needs it).",
             markup=False,
         )
-    if zeroed := sum(library.zeroed for library in changed):
+    if zeroed := sum(library.zeroed for result in results for library in result.changed):
         out().print(
             f"Another {human_bytes(zeroed)} of removed code stay in the files as zeros: wheels compress them away, and "
             "disks do not store whole blocks of them.",
             markup=False,
         )
-    saved = sum(library.saved for library in changed)
-    verb = "Would save" if report.options.dry_run else "Saved"
-    targets, seconds = report.options.targets, human_seconds(report.seconds)
-    out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
 
 
 def _done(result: TailorResult) -> str:
     """What was done to an input, in a few words."""
     if result.useless_for_target:
         return "nothing for the target"
-    if not result.changed:
+    if not result.differs:
         return "nothing to cut" if result.output in (None, result.source) else "copied unchanged"
     if result.output is None:
         return "would be cut"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.drops import files_of
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import NotElfError, UnsupportedElfError
 from torchtailor.catalog import Capability, Catalog, load_catalog
@@ -64,7 +65,8 @@ def _collect(artifact: Artifact, results: dict[int, LibraryReport | BadInputErro
         else:
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
-    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped))
+    files = dict(files_of(artifact))
+    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped), files)
 
 
 def _read_all(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
+from torchtailor.artifact.drops import sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.disk import copy_file, disk_errors, existing_parent, remove_abandoned, staging_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
@@ -46,7 +47,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
         with staging_folder(existing_parent(output.parent)) as scratch:
-            tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
+            dropped = options.drops.find(sizes_in(folder)) if options.drop else {}
+            tree = _Tree(folder, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries:
                 raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
@@ -58,15 +60,19 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
                 results[job.name] = result
                 progress.advance(job.size)
             libraries = tuple(results[name] for name in sorted(results))
-            before = tree.size_of_others + sum(library.size_before for library in libraries)
+            left_out = tuple(dropped.values())
+            before = tree.size_of_others + sum(one.size for one in left_out)
+            before += sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
-            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            whole = TailorResult(
+                ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run, dropped_files=left_out
+            )
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            _update_records(folder, scratch / "tree", installed, results)
+            _update_records(folder, scratch / "tree", installed, results, frozenset(dropped))
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
-            document = manifest(options, names, {}, libraries)
+            document = manifest(options, names, {}, libraries, left_out)
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
@@ -117,8 +123,9 @@ def _check_places(folder: Path, output: Path) -> None:
 class _Tree:
     """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
 
-    def __init__(self, source: Path, target: Path, *, copying: bool) -> None:
+    def __init__(self, source: Path, target: Path, dropped: frozenset[str], *, copying: bool) -> None:
         self._source = source
+        self._dropped = dropped
         self._target = target
         self._copying = copying
         self._others: list[Path] = []
@@ -140,6 +147,8 @@ class _Tree:
         return self._target / path.relative_to(self._source)
 
     def _sort(self, path: Path) -> None:
+        if self._dropped and path.relative_to(self._source).as_posix() in self._dropped:
+            return
         if path.is_symlink():
             self._others.append(path)
             return
@@ -191,15 +200,20 @@ def _jobs(
 
 
 def _update_records(
-    folder: Path, target: Path, installed: tuple[InstalledDistribution, ...], results: Mapping[str, LibraryResult]
+    folder: Path,
+    target: Path,
+    installed: tuple[InstalledDistribution, ...],
+    results: Mapping[str, LibraryResult],
+    dropped: frozenset[str],
 ) -> None:
     """A RECORD in the copy must describe the copy."""
     for one in installed:
-        changes = {
+        changes: dict[str, RecordRow | None] = {
             row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
             for path, row in one.files.items()
             if (result := results.get(path)) and result.status.changed
         }
+        changes |= {row.path: None for path, row in one.files.items() if path in dropped}
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
 

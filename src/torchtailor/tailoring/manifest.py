@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchtailor import __version__
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
@@ -15,10 +16,14 @@ SCHEMA = 1
 
 
 def manifest(
-    options: TailorOptions, source: Mapping[str, Any], output: Mapping[str, Any], libraries: Iterable[LibraryResult]
+    options: TailorOptions,
+    source: Mapping[str, Any],
+    output: Mapping[str, Any],
+    libraries: Iterable[LibraryResult],
+    dropped: Iterable[DroppedFile] = (),
 ) -> bytes:
     """The JSON text of a manifest."""
-    return _encode(options.to_json(), source, output, map(library_json, libraries))
+    return _encode(options.to_json(), source, output, map(library_json, libraries), map(dropped_json, dropped))
 
 
 def environment_manifest(
@@ -33,6 +38,7 @@ def _encode(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
+    dropped: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
@@ -43,6 +49,7 @@ def _encode(
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,
+        **({"dropped_files": left_out} if (left_out := sorted(dropped, key=lambda file: str(file["path"]))) else {}),
         "totals": {
             "libraries": len(rows),
             "size_before": sum(row["size_before"] for row in rows),
@@ -50,6 +57,11 @@ def _encode(
         },
     }
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+
+
+def dropped_json(file: DroppedFile) -> dict[str, Any]:
+    """A file that --drop left out."""
+    return {"path": file.path, "rule": file.rule, "size": file.size}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.manifest import library_json
+from torchtailor.tailoring.manifest import dropped_json, library_json
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -27,10 +28,16 @@ class TailorResult:
     sha256_before: str = ""
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
+    dropped_files: tuple[DroppedFile, ...] = ()
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
         return tuple(library for library in self.libraries if library.status.changed)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the output is another one than the input: something was cut, or left out."""
+        return bool(self.changed or self.dropped_files)
 
     @property
     def could_save(self) -> int:
@@ -68,5 +75,6 @@ class TailorResult:
             "could_drop_lto": self.could_drop_lto,
             "useless_for_target": self.useless_for_target,
             "notes": list(self.notes),
+            "dropped_files": [dropped_json(file) for file in self.dropped_files],
             "libraries": [library_json(library) for library in self.libraries],
         }

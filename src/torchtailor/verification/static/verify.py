@@ -19,7 +19,7 @@ from torchtailor.hostcode.image import same_code, stripped
 from torchtailor.verification.progress import VerifyProgress
 from torchtailor.verification.result import Check
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
-from torchtailor.verification.static.cuts import keeps_lto, unified_tegra
+from torchtailor.verification.static.cuts import dropped_files, keeps_lto, unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -61,7 +61,7 @@ def verify_static(
     checks = [
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
-        *(_coverage(comparison, reports, libraries, expected) if comparison else ()),
+        *(_coverage(comparison, reports, libraries, expected, dropped_files(artifact)) if comparison else ()),
         *host_checks(libraries, expected.isa, catalog, comparison.same_code if comparison else ()),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
@@ -121,7 +121,10 @@ def _coverage(
     reports: dict[str, LibraryReport],
     libraries: Sequence[LibraryFacts],
     expected: Expectation,
+    dropped: frozenset[str],
 ) -> list[Check]:
     here = {facts.name for facts in libraries}
-    missing = [name for name, report in reports.items() if report.has_code and name not in here]
-    return list(coverage_checks(comparison.coverages, missing, expected.gpus))
+    absent = [name for name, report in reports.items() if report.has_code and name not in here]
+    missing = [name for name in absent if name not in dropped]
+    by_choice = [name for name in absent if name in dropped]
+    return list(coverage_checks(comparison.coverages, missing, expected.gpus, by_choice))
