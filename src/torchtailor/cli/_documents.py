@@ -60,6 +60,7 @@ class WhyDocument(Struct):
 class InspectDocument(Struct):
     gpus: Annotated[list[str], Meta(description="the GPUs of --gpu")]
     inputs: Annotated[list[Open], Meta(description="per path its libraries: [inspect.md](inspect.md)")]
+    droppable: Annotated[list[Open], Meta(description="what each rule of `tailor --drop` would leave out")]
     totals: Open
 
 
@@ -80,6 +81,8 @@ class PolicyDocument(Struct):
     strip: bool | None
     nvidia: bool
     recompress: RecompressionPolicy | None
+    loose_cubins: Annotated[bool, Meta(description="cubin files for others were left out")] | UnsetType = UNSET
+    drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
 
 
@@ -119,9 +122,15 @@ class TailoredInput(Struct):
     could_save: Bytes
     could_strip: Bytes
     could_drop_lto: Bytes
+    dropped_files: Annotated[list[Open], Meta(description="of --drop: path, rule, size")]
+    removed_files: Annotated[list[Open], Meta(description="GPU code for others: path, size, code")]
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]
+
+
+class DropRulesDocument(Struct):
+    rules: list[Open]
 
 
 class FailedInput(Struct):
@@ -390,6 +399,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
     "inspect": ("`inspect --json`", InspectDocument),
     "tailor": ("`tailor --json`", TailorDocument),
+    "drop-rules": ("`tailor --drop list --json`", DropRulesDocument),
     "restore": ("`restore --json`", RestoreDocument),
     "verify": ("`verify --json`", VerifyDocument),
     "build-wheel-plan": ("`build --dry-run --json`", WheelPlanDocument),

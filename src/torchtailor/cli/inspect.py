@@ -181,6 +181,9 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         if library.texts:
             held = ", ".join(f"{group.label} {group.images}" for group in library.texts)
             yield f"{library.name} has PTX as text ({held}), which is not cut."
+    if droppable := inspection.droppable:
+        rules = ", ".join(f"{name} {human_bytes(size)}" for name, (_, size) in droppable.items())
+        yield f"`tailor --drop` could leave out: {rules}."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors or not what they are named, and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]

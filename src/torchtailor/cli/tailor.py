@@ -53,6 +53,10 @@ def command(
     no_lto: Annotated[
         bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (docs/tailor.md).")
     ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULES", help="Leave out files by rule: static-libs,headers; `--drop list` lists all."),
+    ] = None,
     strip: Annotated[
         bool | None,
         typer.Option(
@@ -94,10 +98,15 @@ def command(
     from torchtailor.tailoring.run import tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
+    drops = [name.strip() for word in drop or () for name in word.split(",") if name.strip()]
+    if drops == ["list"]:
+        _print_drop_rules(json=json)
+        return
     options = tailor_options(
         gpu or (),
         keep_ptx=keep_ptx,
         lto=not no_lto,
+        drop=tuple(drops),
         nvidia=nvidia,
         strip=strip,
         recompress=recompress,
@@ -122,6 +131,20 @@ def command(
         raise report.error
 
 
+def _print_drop_rules(*, json: bool) -> None:
+    from msgspec import to_builtins
+
+    from torchtailor.artifact.drops import drop_rules
+    from torchtailor.ui import out, print_json, table
+
+    rules = drop_rules().values()
+    if json:
+        print_json("drop-rules", {"rules": [to_builtins(rule) for rule in rules]})
+        return
+    rows = [[rule.name, rule.what, rule.breaks] for rule in rules]
+    out().print(table(["Rule", "Leaves out", "What no longer works"], rows))
+
+
 def _print(report: TailorReport) -> None:
     from torchtailor.ui import human_bytes, human_seconds, out, table
 
@@ -141,30 +164,11 @@ def _print(report: TailorReport) -> None:
     else:
         for result in results:
             before, after, left = _sizes(result.size_before, result.size_after)
-            sizes = f": {before} -> {after} ({left})" if _cut(result) and not result.dry_run else ""
+            sizes = f": {before} -> {after} ({left})" if result.differs and not result.dry_run else ""
             out().print(f"{result.source} -> {_done(result)}{sizes}", markup=False)
     for result in results:
         _warn(result)
-    if removed := [file for result in results for file in result.removed]:
-        size = human_bytes(sum(file.size for file in removed))
-        what = removed[0].path.rsplit("/", 1)[-1]
-        what = f"1 file for other GPUs ({what})" if len(removed) == 1 else f"{len(removed)} files such as {what}"
-        verb = "Would leave out" if report.options.dry_run else "Left out"
-        out().print(f"{verb} {what}: {size}.", markup=False)
-    if symbols := sum(result.could_strip for result in results):
-        out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
-    if linkable := sum(result.could_drop_lto for result in results):
-        out().print(
-            f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "
-            "(docs/tailor.md says what needs it).",
-            markup=False,
-        )
-    if zeroed := sum(library.zeroed for library in changed):
-        out().print(
-            f"Another {human_bytes(zeroed)} of removed code stay in the files as zeros: wheels compress them away, and "
-            "disks do not store whole blocks of them.",
-            markup=False,
-        )
+    _print_leftovers(report)
     saved = sum(library.saved for library in changed)
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)
@@ -177,6 +181,38 @@ def _print(report: TailorReport) -> None:
         )
     if not saved:
         out().print(report.why_nothing, markup=False)
+
+
+def _print_leftovers(report: TailorReport) -> None:
+    """Files that were left out, what other options would save, and what stays as zeros."""
+    from torchtailor.format import counted
+    from torchtailor.ui import human_bytes, out
+
+    results = report.results
+    verb = "would leave" if report.options.dry_run else "left"
+    if removed := [file for result in results for file in result.removed]:
+        size = human_bytes(sum(file.size for file in removed))
+        what = removed[0].path.rsplit("/", 1)[-1]
+        what = f"1 file for other GPUs ({what})" if len(removed) == 1 else f"{len(removed)} files such as {what}"
+        out().print(f"{verb.capitalize()} out {what}: {size}.", markup=False)
+    files = [file for result in results for file in result.dropped_files]
+    for rule in dict.fromkeys(file.rule for file in files):
+        own = [file.size for file in files if file.rule == rule]
+        out().print(f"--drop {rule} {verb} out {counted(len(own), 'file')} of {human_bytes(sum(own))}.", markup=False)
+    if symbols := sum(result.could_strip for result in results):
+        out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
+    if linkable := sum(result.could_drop_lto for result in results):
+        out().print(
+            f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "
+            "(docs/tailor.md says what needs it).",
+            markup=False,
+        )
+    if zeroed := sum(library.zeroed for result in results for library in result.changed):
+        out().print(
+            f"Another {human_bytes(zeroed)} of removed code stay in the files as zeros: wheels compress them away, and "
+            "disks do not store whole blocks of them.",
+            markup=False,
+        )
 
 
 def _warn(result: TailorResult) -> None:
@@ -195,15 +231,11 @@ def _warn(result: TailorResult) -> None:
             err().print(f"warning: {note}", markup=False)
 
 
-def _cut(result: TailorResult) -> bool:
-    return bool(result.changed or result.removed)
-
-
 def _done(result: TailorResult) -> str:
     """What was done to an input, in a few words."""
     if result.useless_for_target:
         return "nothing for the target"
-    if not _cut(result):
+    if not result.differs:
         return "nothing to cut" if result.output in (None, result.source) else "copied unchanged"
     if result.output is None:
         return "would be cut"

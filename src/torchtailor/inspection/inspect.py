@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
+from torchtailor.artifact.drops import files_of
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.elf import NotElfError, UnsupportedElfError
 from torchtailor.catalog import Capability, Catalog, load_catalog
@@ -76,7 +77,9 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
         elif isinstance(result, BadInputError):
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
-    return ArtifactReport(str(artifact.path), artifact.kind, tuple(libraries), tuple(skipped), tuple(files))
+    every = dict(files_of(artifact))
+    path, kind = str(artifact.path), artifact.kind
+    return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every)
 
 
 def _read_all(libraries: Sequence[LibraryFile], processes: int | None) -> Iterator[tuple[LibraryFile, _Found]]:

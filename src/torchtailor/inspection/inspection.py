@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.drops import Drops, drop_rules
 from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
@@ -38,6 +40,16 @@ class ArtifactReport:
     libraries: tuple[LibraryReport, ...]
     skipped: tuple[Skipped, ...]
     files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
+    every_file: Mapping[str, int] = field(default_factory=dict)  # all of them, as they are installed, with their sizes
+
+    def droppable(self, devices: Sequence[Capability]) -> dict[str, tuple[int, int]]:
+        """What each rule of --drop would leave out: files and bytes."""
+        found: dict[str, tuple[int, int]] = {}
+        for name in drop_rules():
+            dropped = Drops.of([name], devices).find(self.every_file)
+            if dropped:
+                found[name] = (len(dropped), sum(file.size for file in dropped.values()))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,17 @@ class Inspection:
             if needs_nvidia_option(library.name, None) is proprietary
         )
 
+    @property
+    def droppable(self) -> dict[str, tuple[int, int]]:
+        """What each rule of --drop would leave out of everything: files and bytes."""
+        number: Counter[str] = Counter()
+        size: Counter[str] = Counter()
+        for report in self.artifacts:
+            for name, (own, bytes_) in report.droppable(self.devices).items():
+                number[name] += own
+                size[name] += bytes_
+        return {name: (number[name], size[name]) for name in number}
+
     def to_json(self) -> dict[str, Any]:
         """The document that docs/inspect.md describes."""
         return {
@@ -113,6 +136,9 @@ class Inspection:
             "gpus": [str(device) for device in self.devices],
             "inputs": [self._artifact(report) for report in self.artifacts],
             "totals": self._totals(),
+            "droppable": [
+                {"rule": name, "files": number, "size": size} for name, (number, size) in self.droppable.items()
+            ],
         }
 
     def _totals(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchtailor.artifact.drops import Drops
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
@@ -28,12 +29,14 @@ class TailorOptions:
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
     loose_cubins: bool = False  # leave out files that are cubins for other GPUs
+    drop: tuple[str, ...] = ()  # names of rules for files that are left out of wheels and folders
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
     image_cache: Path | None = None  # of recompressed images; None means the user's cache folder
 
     def __post_init__(self) -> None:
+        _ = self.drops  # its names must be known
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
             raise UsageError(f"{self.driver} is not the version of a driver.", "Write it as 550.54.14.")
         if self.recompress and not self.reads_zstd:
@@ -50,6 +53,10 @@ class TailorOptions:
     @property
     def targets(self) -> Targets:
         return self.policy.targets
+
+    @property
+    def drops(self) -> Drops:
+        return Drops.of(self.drop, self.targets.devices)
 
     @property
     def workers(self) -> int:
@@ -69,6 +76,7 @@ class TailorOptions:
     def to_json(self) -> dict[str, Any]:
         """What decides the bytes of the output, as manifests have it."""
         unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
+        dropping = {"drop": sorted(self.drop)} if self.drop else {}
         no_lto = {} if self.policy.keep_lto else {"lto": False}
         return {
             "target": {
@@ -84,5 +92,6 @@ class TailorOptions:
                 **({"loose_cubins": True} if self.loose_cubins else {}),
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
+                **dropping,
             },
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
+from torchtailor.artifact.drops import sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
 from torchtailor.artifact.libraries import LibraryFile, loose_code_files
 from torchtailor.disk import (
@@ -25,7 +26,7 @@ from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.code_files import RemovedFile, removed_files
+from torchtailor.tailoring.code_files import removed_files
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.processes import run_all
@@ -58,10 +59,12 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
         with staging_folder(existing_parent(output.parent)) as scratch:
-            tree = _Tree(folder, scratch / "tree", copying=not options.dry_run)
+            dropped = options.drops.find(sizes_in(folder)) if options.drop else {}
+            tree = _Tree(folder, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
-            removed = removed_files(_code_files(folder, installed, options), options)
+            code_files = [file for file in _code_files(folder, installed, options) if file.name not in dropped]
+            removed = removed_files(code_files, options)
             tree.leave_out(file.path for file in removed)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
             work = run_all(_cut_or_copy, jobs, processes=options.workers)
@@ -74,20 +77,19 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
                 results = {job.name: _whole(job, results[job.name]) for job in jobs}
             libraries = tuple(results[name] for name in sorted(results))
-            gone = sum(file.size for file in removed)
+            left_out = tuple(dropped.values())
+            gone = sum(file.size for file in removed) + sum(file.size for file in left_out)
             before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
-            notes = unreadable_in(folder)
-            whole = TailorResult(
-                ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run, notes=notes
-            )
-            whole = replace(whole, removed=removed)
+            whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
+            whole = replace(whole, notes=unreadable_in(folder), removed=removed, dropped_files=left_out)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            _update_records(folder, scratch / "tree", installed, results, removed)
+            gone_paths = frozenset([*dropped, *(file.path for file in removed)])
+            _update_records(folder, scratch / "tree", installed, results, gone_paths)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
-            document = manifest(options, names, {}, libraries, removed)
+            document = manifest(options, names, {}, libraries, removed, left_out)
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
@@ -143,8 +145,9 @@ def _check_places(folder: Path, output: Path) -> None:
 class _Tree:
     """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
 
-    def __init__(self, source: Path, target: Path, *, copying: bool) -> None:
+    def __init__(self, source: Path, target: Path, dropped: frozenset[str], *, copying: bool) -> None:
         self._source = source
+        self._dropped = dropped
         self._target = target
         self._copying = copying
         self._others: list[Path] = []
@@ -166,6 +169,8 @@ class _Tree:
         return self._target / path.relative_to(self._source)
 
     def _sort(self, path: Path) -> None:
+        if self._dropped and path.relative_to(self._source).as_posix() in self._dropped:
+            return
         if path.is_symlink():
             self._others.append(path)
             return
@@ -243,10 +248,9 @@ def _update_records(
     target: Path,
     installed: tuple[InstalledDistribution, ...],
     results: Mapping[str, LibraryResult],
-    removed: Iterable[RemovedFile],
+    gone: frozenset[str],
 ) -> None:
     """A RECORD in the copy must describe the copy."""
-    gone = {file.path for file in removed}
     for one in installed:
         changes: dict[str, RecordRow | None] = {row.path: None for path, row in one.files.items() if path in gone}
         changes |= {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchtailor import __version__
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
@@ -21,9 +22,11 @@ def manifest(
     output: Mapping[str, Any],
     libraries: Iterable[LibraryResult],
     removed: Iterable[RemovedFile] = (),
+    dropped: Iterable[DroppedFile] = (),
 ) -> bytes:
     """The JSON text of a manifest."""
-    return _encode(options.to_json(), source, output, map(library_json, libraries), map(removed_json, removed))
+    files = (map(removed_json, removed), map(dropped_json, dropped))
+    return _encode(options.to_json(), source, output, map(library_json, libraries), *files)
 
 
 def environment_manifest(
@@ -39,6 +42,7 @@ def _encode(
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
     removed: Iterable[Mapping[str, Any]] = (),
+    dropped: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
@@ -51,6 +55,7 @@ def _encode(
         "output": dict(output),
         "libraries": rows,
         **({"removed_files": files} if files else {}),
+        **({"dropped_files": left_out} if (left_out := sorted(dropped, key=lambda file: str(file["path"]))) else {}),
         "totals": {
             "libraries": len(rows),
             "size_before": sum(row["size_before"] for row in rows),
@@ -63,6 +68,11 @@ def _encode(
 def removed_json(file: RemovedFile) -> dict[str, Any]:
     """One file of a manifest that the output goes without."""
     return {"path": file.path, "size": file.size, "code": file.code}
+
+
+def dropped_json(file: DroppedFile) -> dict[str, Any]:
+    """A file that --drop left out."""
+    return {"path": file.path, "rule": file.rule, "size": file.size}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

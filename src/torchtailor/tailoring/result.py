@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.code_files import RemovedFile
-from torchtailor.tailoring.manifest import library_json, removed_json
+from torchtailor.tailoring.manifest import dropped_json, library_json, removed_json
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -29,10 +30,16 @@ class TailorResult:
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
     removed: tuple[RemovedFile, ...] = ()  # files of GPU code that the output goes without
+    dropped_files: tuple[DroppedFile, ...] = ()
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
         return tuple(library for library in self.libraries if library.status.changed)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the output is another one than the input: something was cut, or left out."""
+        return bool(self.changed or self.removed or self.dropped_files)
 
     @property
     def could_save(self) -> int:
@@ -70,6 +77,7 @@ class TailorResult:
             "could_drop_lto": self.could_drop_lto,
             "useless_for_target": self.useless_for_target,
             "notes": list(self.notes),
+            "dropped_files": [dropped_json(file) for file in self.dropped_files],
             "libraries": [library_json(library) for library in self.libraries],
             "removed_files": [removed_json(file) for file in self.removed],
         }

@@ -116,6 +116,7 @@ def tailor(
     env: Path | str | None = None,
     keep_ptx: bool = False,
     lto: bool = True,
+    drop: Sequence[str] = (),
     strip: bool | None = None,
     nvidia: bool = False,
     recompress: bool = False,
@@ -136,6 +137,7 @@ def tailor(
         gpus,
         keep_ptx=keep_ptx,
         lto=lto,
+        drop=tuple(drop),
         strip=strip,
         nvidia=nvidia,
         recompress=recompress,
@@ -188,6 +190,11 @@ def tailor_inputs(
         raise UsageError("An environment is cut in place; -o does not go with it.", "Leave out -o, or name a PATH.")
     if options.keep_removed and not in_place:
         raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
+    if options.drop and in_place:
+        raise UsageError(
+            "--drop is for wheels and folders: in an environment files would be missing that its packages list.",
+            "Give the wheels as PATH and install the result, or leave out --drop.",
+        )
     started = time.monotonic()
     if in_place:
         sites = environment_sites(env)

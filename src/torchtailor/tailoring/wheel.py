@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
-from torchtailor.errors import BadInputError, UsageError
+from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile, known_by_head
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -97,7 +98,7 @@ def tailor_wheel_each(
             if not order.options.dry_run:
                 order.folder.mkdir(parents=True, exist_ok=True)
         with staging_folder(existing_parent(first.folder)) as scratch, ExitStack() as finished:
-            jobs = _jobs(distribution, scratch, [order.options for order in orders])
+            jobs = _jobs(distribution, scratch, [making.options for making in makings], makings)
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
             files = _code_files(distribution)
@@ -133,6 +134,11 @@ class _Making:
     order: WheelOrder
     version: str
     target: Path
+    dropped: Mapping[str, DroppedFile]
+
+    @property
+    def options(self) -> TailorOptions:
+        return self.order.options
 
     @classmethod
     def of(cls, distribution: WheelDistribution, order: WheelOrder) -> _Making:
@@ -144,7 +150,8 @@ class _Making:
                 f"A wheel's name follows from its content: this one is {target.name}.",
                 f"Write -o {output.parent} instead.",
             )
-        return cls(distribution, order, version, target)
+        sizes = {member.name: member.size for member in distribution.archive.files}
+        return cls(distribution, order, version, target, order.options.drops.find(sizes))
 
     def finish(
         self,
@@ -158,19 +165,27 @@ class _Making:
     ) -> TailorResult:
         """Write the wheel, or copy the stock one where nothing was cut."""
         options, wheel, target = self.order.options, self.distribution.path, self.target
-        cut = _worth_it(cut, options)
+        cut = {name: one for name, one in _worth_it(cut, options).items() if name not in self.dropped}
+        jobs = [job for job in jobs if job.member.name in cut]
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
         libraries = tuple(cut[name] for name in sorted(cut))
         metadata = self.distribution.metadata
-        ours = [file for file in files if options.nvidia or not needs_nvidia_option(file.name, metadata)]
+        ours = [
+            file
+            for file in files
+            if file.name not in self.dropped and (options.nvidia or not needs_nvidia_option(file.name, metadata))
+        ]
         removed = removed_files(ours, options)
         size = self.distribution.archive.size
         kind = ArtifactKind.WHEEL
+        # as they are in the output: the name of a `.data` folder has the version in it
+        renamed = self.distribution.renamed
+        dropped = tuple(replace(one, path=renamed(name, self.version)) for name, one in self.dropped.items())
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
-        result = replace(result, removed=removed)
+        result = replace(result, removed=removed, dropped_files=dropped)
         if options.dry_run or result.useless_for_target:
             return result
-        if not changed and not removed:
+        if not result.differs:
             return _copied(result, self.order.folder)
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
@@ -178,19 +193,31 @@ class _Making:
             options.with_default_strip(),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
             {"name": target.name, "version": self.version},
-            # as they are in the output: the name of a `.data` folder has the version in it
             [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries],
-            [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in removed],
+            [replace(one, path=renamed(one.path, self.version)) for one in removed],
+            dropped,
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
+        left_out = frozenset([*self.dropped, *(file.path for file in removed)])
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
-            left_out = frozenset(file.path for file in removed)
-            _write(writer, self.distribution, self.version, changed, cut, document, packed, effort, left_out)
+            _write(writer, self, changed, cut, document, packed, effort, left_out)
         made = finished.enter_context(WheelArchive(target))
+        self._check_members(made, changed, left_out)
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
+
+    def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], left_out: frozenset[str]) -> None:
+        """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
+        for member in self.distribution.payload():
+            there = made.members.get(self.distribution.renamed(member.name, self.version))
+            if (there is None) is not (member.name in left_out):
+                what = "lacks" if there is None else "still has"
+                raise CheckFailedError(f"The new wheel {what} {member.name}.", "Report it.")
+            same = there is None or (there.size, there.crc) == (member.size, member.crc)
+            if not same and member.name not in changed and not member.name.endswith(".dist-info/METADATA"):
+                raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
 
 
 def _effort(options: TailorOptions, size: int) -> Effort:
@@ -210,11 +237,14 @@ def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str
     )
 
 
-def _jobs(distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions]) -> list[_MemberJob]:
+def _jobs(
+    distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions], makings: Sequence[_Making]
+) -> list[_MemberJob]:
     stripping = tuple(one.with_default_strip() for one in options)
     jobs: list[_MemberJob] = []
     for member in packed_libraries(distribution.archive):
-        if not is_packed_library(distribution.path, member):
+        in_none = all(member.name in making.dropped for making in makings)
+        if in_none or not is_packed_library(distribution.path, member):
             continue
         proprietary = needs_nvidia_option(member.name, distribution.metadata)
         row = distribution.record.get(member.name)
@@ -311,8 +341,7 @@ def _copied(result: TailorResult, folder: Path) -> TailorResult:
 
 def _write(
     writer: WheelWriter,
-    distribution: WheelDistribution,
-    version: str,
+    making: _Making,
     changed: Mapping[str, Path],
     results: Mapping[str, LibraryResult],
     document: bytes,
@@ -321,6 +350,7 @@ def _write(
     left_out: frozenset[str],
 ) -> None:
     """All members in their order, the changed ones compressed again; manifest and RECORD come last."""
+    distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
     metadata_name = f"{distribution.dist_info}/METADATA"
     for member in distribution.payload():

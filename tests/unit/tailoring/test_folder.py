@@ -140,3 +140,16 @@ def test_cubins_without_kernels(tmp_path: Path) -> None:
     library.write_bytes(elf(Place(".nv_fatbin", container(*images))))
     outcome = tailor_file(library, tmp_path / "out.so", options())
     assert outcome.libraries[0].status is LibraryStatus.CUT
+
+
+def test_dropped_files_are_gone_from_the_copy_and_its_records(tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "site-packages"
+    install(build_wheel(tmp_path, {"demo/libx.so": fat, "demo/libx.a": b"!<arch>", "demo/a.py": b""}), site)
+    (site / "demo" / "liby.a").symlink_to("libx.a")
+    outcome = tailor_folder(site, tmp_path / "out", options(drop=("static-libs",)))
+    assert {file.path for file in outcome.dropped_files} == {"demo/libx.a", "demo/liby.a"}
+    assert sorted(path.name for path in (tmp_path / "out" / "demo").iterdir()) == ["a.py", "libx.so"]
+    check_records(tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "torchtailor.json").read_text())
+    assert [file["rule"] for file in document["dropped_files"]] == ["static-libs"] * 2
+    assert tree(site)["demo/libx.a"] and not (tmp_path / "out" / "demo" / "libx.a").exists()

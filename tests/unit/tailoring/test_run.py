@@ -80,6 +80,8 @@ def test_arch_list_of_the_environment_is_used_and_said(
         (["LIB", "--gpu", "9.0", "--env", "."], ExitCode.USAGE, "takes no other PATH"),
         (["--gpu", "9.0", "--env", ".", "-o", "x"], ExitCode.USAGE, "in place"),
         (["LIB", "--gpu", "9.0", "-o", "OUT", "--keep-removed"], ExitCode.USAGE, "--keep-removed is for environments"),
+        (["--gpu", "9.0", "--env", ".", "--drop", "headers"], ExitCode.USAGE, "--drop is for wheels and folders"),
+        (["LIB", "--gpu", "9.0", "-o", "OUT", "--drop", "all"], ExitCode.NO_MATCH, "There is no rule all"),
         (["none.so", "--gpu", "9.0", "-o", "OUT"], ExitCode.NO_MATCH, "none.so does not exist"),
         (["LIB", "--gpu", "2.0", "-o", "OUT"], ExitCode.NO_MATCH, "2.0"),
         (["LIB", "--gpu", "5.0", "-o", "OUT"], ExitCode.IMPOSSIBLE, "no GPU code that runs on 5.0"),
@@ -212,6 +214,36 @@ sys.exit(main(sys.argv[1:]))
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert [path for path in tmp_path.rglob("*") if path not in (*wheels, tmp_path / "out")] == []
+
+
+def test_drop_rules_are_listed_and_what_they_save_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    code, out, _ = run(capsys, "tailor", "--drop", "list")
+    assert code == ExitCode.OK and "static-libs" in out and "Triton on AMD GPUs" in out
+    assert {rule["name"] for rule in json.loads(run(capsys, "tailor", "--drop", "list", "--json")[1])["rules"]} > {
+        "cmake"
+    }
+    wheel = build_wheel(tmp_path, {"demo/x.so": fat, "demo/libx.a": b"0" * 5000, "demo/include/x.h": b"1" * 700})
+    _, out, _ = run(capsys, "inspect", wheel)
+    assert "`tailor --drop` could leave out: static-libs 5 kB, headers 700 B." in out
+    document = json.loads(run(capsys, "inspect", wheel, "--json")[1])
+    assert document["droppable"][0] == {"rule": "static-libs", "files": 1, "size": 5000}
+    words = [
+        "tailor",
+        wheel,
+        "--gpu",
+        "9.0",
+        "-o",
+        tmp_path / "out",
+        "--drop",
+        "static-libs,headers",
+        "--drop",
+        "cmake",
+    ]
+    code, out, _ = run(capsys, *words)
+    assert code == ExitCode.OK
+    assert "--drop static-libs left out 1 files of 5 kB." in out and "--drop headers left out 1 files of 700 B." in out
 
 
 def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:

@@ -18,7 +18,7 @@ from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel, tailor_wheel_each
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.distribution import WheelDistribution
 
@@ -282,3 +282,44 @@ def test_recompression_is_done_and_written_down(tmp_path: Path, fat: bytes) -> N
     assert document["libraries"][0]["recompressed"]["images"] > 0
     again = tailor_wheel(wheel, tmp_path / "three", how)
     assert again.output and again.output.read_bytes() == packed.output.read_bytes()
+
+
+def test_dropped_files_are_gone_from_wheel_and_record(tmp_path: Path, fat: bytes) -> None:
+    files = {
+        "demo/libx.so": fat,
+        "demo/lib/libx.a": b"!<arch>\n" * 9,
+        "demo/lib/x.py": b"",
+        "demo/include/x.h": b"int x;",
+    }
+    wheel = build_wheel(tmp_path, files)
+    outcome = tailor_wheel(wheel, tmp_path / "out", options(drop=("static-libs",)))
+    assert outcome.output
+    check_wheel(outcome.output)
+    with zipfile.ZipFile(outcome.output) as archive:
+        names = archive.namelist()
+        document = json.loads(archive.read("demo-1.0+sm90.dist-info/torchtailor.json"))
+    assert "demo/lib/libx.a" not in names and {"demo/lib/x.py", "demo/include/x.h"} <= set(names)
+    assert document["policy"]["drop"] == ["static-libs"]
+    assert document["dropped_files"] == [{"path": "demo/lib/libx.a", "rule": "static-libs", "size": 72}]
+    planned = tailor_wheel(wheel, tmp_path / "none", options(drop=("static-libs",), dry_run=True))
+    assert planned.dropped_files == outcome.dropped_files and not (tmp_path / "none").exists()
+
+
+def test_a_library_that_is_dropped_is_not_cut(tmp_path: Path, fat: bytes) -> None:
+    """Also where nothing else is cut, and once for each target that lets it go."""
+    cupti = "triton/backends/nvidia/lib/cupti/libcupti.so"
+    wheel = build_wheel(tmp_path, {cupti: fat, "triton/__init__.py": b""}, name="triton")
+    outcome = tailor_wheel(wheel, tmp_path / "out", options(drop=("triton-profiler", "headers")))
+    assert (outcome.libraries, [file.path for file in outcome.dropped_files]) == ((), [cupti])
+    assert outcome.output and outcome.output.name == "triton-1.0+sm90-py3-none-any.whl"
+    check_wheel(outcome.output)
+    tools = {f"triton/backends/nvidia/bin/{name}": fat for name in ("ptxas", "ptxas-blackwell")}
+    (tmp_path / "two").mkdir()
+    wheel = build_wheel(tmp_path / "two", {"triton/libx.so": fat, **tools}, name="triton")
+    orders = [WheelOrder(tmp_path / gpu, options(gpu, drop=("ptxas-copies",))) for gpu in ("8.0", "9.0", "12.0")]
+    made = tailor_wheel_each(wheel, orders)
+    gone = [[file.path.rsplit("/", 1)[-1] for file in one.dropped_files] for one in made]
+    assert gone == [["ptxas-blackwell"], [], ["ptxas"]]
+    for one in made:
+        assert one.output
+        check_wheel(one.output)

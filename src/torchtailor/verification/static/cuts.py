@@ -90,6 +90,15 @@ def keeps_lto(manifest: Mapping[str, Any]) -> bool:
     return manifest.get("policy", {}).get("lto") is not False
 
 
+def dropped_files(artifact: Artifact) -> frozenset[str]:
+    """The files that --drop left out on purpose, as they would be installed."""
+    return frozenset(
+        installed_path(str(row.get("path", "")))
+        for manifest in artifact.tailored.values()
+        for row in manifest.get("dropped_files", ())
+    )
+
+
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:
     """Every library of every manifest."""
     for owner, manifest in artifact.tailored.items():

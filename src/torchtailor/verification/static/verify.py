@@ -13,7 +13,7 @@ from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Check
-from torchtailor.verification.static.cuts import keeps_lto, unified_tegra
+from torchtailor.verification.static.cuts import dropped_files, keeps_lto, unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -54,7 +54,7 @@ def verify_static(
     checks = [
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
-        *(_coverage(compared, reports, libraries, expected) if stock else ()),
+        *(_coverage(compared, reports, libraries, expected, dropped_files(artifact)) if stock else ()),
         *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
         *elf_checks(artifact, libraries),
         *package_checks(artifact, libraries, expected),
@@ -69,8 +69,11 @@ def _coverage(
     reports: dict[str, LibraryReport],
     libraries: Sequence[LibraryFacts],
     expected: Expectation,
+    dropped: frozenset[str],
 ) -> list[Check]:
     here = {facts.name for facts in libraries}
-    missing = [name for name, report in reports.items() if report.has_code and name not in here]
+    absent = [name for name, report in reports.items() if report.has_code and name not in here]
+    missing = [name for name in absent if name not in dropped]
+    by_choice = [name for name in absent if name in dropped]
     coverages = [one.coverage for one in compared if one.coverage]
-    return list(coverage_checks(coverages, missing, expected.gpus))
+    return list(coverage_checks(coverages, missing, expected.gpus, by_choice))

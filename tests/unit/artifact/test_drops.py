@@ -1,0 +1,84 @@
+"""Rules of --drop: which files they find, and what they never find."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchtailor.artifact.drops import Drops, drop_rules
+from torchtailor.catalog import Capability
+from torchtailor.errors import NoMatchError
+
+BIN = "triton/backends/nvidia/bin"
+
+
+def found(rules: str, paths: str, gpus: str = "") -> set[str]:
+    devices = [Capability.parse(gpu) for gpu in gpus.split()]
+    return set(Drops.of(rules.split(), devices).find(dict.fromkeys(paths.split(), 1)))
+
+
+def test_every_rule_says_what_it_breaks_and_why_that_is_all() -> None:
+    for rule in drop_rules().values():
+        assert rule.what and rule.breaks and rule.why.endswith(".") and rule.source, rule.name
+        assert all(group.globs for group in rule.files)
+
+
+@pytest.mark.parametrize(
+    ("rules", "paths", "gone"),
+    [
+        ("static-libs", "libx.a a/b/liby.a a/b.abc a.a/x.py a/x.so", "libx.a a/b/liby.a"),
+        ("headers", "torch/include/c10/x.h torch/include/y.h torch/x.h include/z.cuh", None),
+        ("headers", "triton/backends/nvidia/include/cuda.h include/notes.txt", ""),
+        ("cmake", "torch/share/cmake/Torch/T.cmake cmake/data/share/cmake-4/M.cmake x/lib/pkgconfig/y.pc", None),
+        ("amd-backend", "triton/backends/amd/lib/ockl.bc triton/backends/amd/compiler.py", None),
+        ("triton-profiler", "triton/backends/nvidia/lib/cupti/x.so triton/backends/nvidia/lib/libdevice.10.bc", None),
+        ("static-libs", "x-1.0.dist-info/licenses/libx.a", ""),
+        ("", "libx.a", ""),
+    ],
+)  # fmt: skip
+def test_what_rules_find(rules: str, paths: str, gone: str | None) -> None:
+    kept = {
+        "torch/x.h",
+        "triton/backends/amd/compiler.py",
+        "cmake/data/share/cmake-4/M.cmake",
+        "triton/backends/nvidia/lib/libdevice.10.bc",
+    }
+    expected = set(paths.split()) - kept if gone is None else set(gone.split())
+    assert found(rules, paths) == expected
+
+
+def test_paths_of_environments_and_data_folders() -> None:
+    assert found("amd-backend", "lib/python3.13/site-packages/triton/backends/amd/lib/x.bc")
+    assert found("amd-backend", "triton-3.9.0.data/platlib/triton/backends/amd/lib/x.bc")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gone"),
+    [
+        ("8.0", "ptxas-blackwell"),
+        ("8.0 8.9", "ptxas-blackwell"),
+        ("9.0", ""),  # which one it takes depends on the version of Triton
+        ("8.0 10.0", ""),
+        ("10.0 12.0", "ptxas"),
+        ("", ""),
+    ],
+)
+def test_the_compiler_of_other_gpus(gpus: str, gone: str) -> None:
+    assert found("ptxas-copies", f"{BIN}/ptxas {BIN}/ptxas-blackwell", gpus) == {
+        f"{BIN}/{name}" for name in gone.split()
+    }
+
+
+def test_the_only_compiler_stays() -> None:
+    assert not found("ptxas-copies", f"{BIN}/ptxas {BIN}/cuobjdump", "12.0")
+    assert not found("ptxas-copies", f"{BIN}/ptxas-blackwell", "8.0")
+
+
+def test_the_first_rule_has_a_file_that_two_find() -> None:
+    path = "triton/backends/nvidia/lib/cupti/libcupti_static.a"
+    assert Drops.of(["triton-profiler", "static-libs"], ()).find({path: 7})[path].rule == "triton-profiler"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(NoMatchError, match="no rule everything") as error:
+        Drops.of(["everything"], ())
+    assert "static-libs" in error.value.hint
