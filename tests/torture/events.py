@@ -1,4 +1,4 @@
-"""What happens meanwhile: kills, neighbours, full disks, faulty servers. Afterwards everything is whole, or as before."""
+"""What happens meanwhile: kills, neighbours, full disks, faulty servers; afterwards all is whole, or as before."""
 
 from __future__ import annotations
 

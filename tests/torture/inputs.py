@@ -370,7 +370,7 @@ class Configuration(Torture):
         path.write_bytes(damage_text(text, dice))
         try:
             found = read_settings(environment={variable: str(path), "HOME": str(folder)}, directory=folder)
-            assert all("secret" not in source.shown for source in found.sources)
+            assert all("secret" not in source.shown for source in found.sources), found.sources
             Client(found)._pool("https://host/")
         except TorchtailorError as error:
             assert "secret" not in error.message + error.hint, error.message

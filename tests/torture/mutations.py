@@ -52,7 +52,7 @@ def damage_document(document: Any, dice: random.Random) -> Any:
                 holder[key] = [holder[key]]
             case 2:
                 other, name = dice.choice(holders)
-                holder[key] = other.get(name) if isinstance(other, dict) else holder[key]
+                holder[key] = json.loads(json.dumps(other[name]))
             case 3 if isinstance(holder[key], str) and holder[key]:
                 text = holder[key]
                 at = dice.randrange(len(text))
