@@ -14,6 +14,9 @@ from torchtailor.errors import UsageError
 _LOGIN = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:/+)?)[^/?#\s@]*(?:@[^/?#\s@]*)*@")
 
 
+_LOGIN_ANYWHERE = re.compile(r"(://)[^/?#\s]*@")
+
+
 class LocationKind(Enum):
     """How a location lists its files."""
 
@@ -67,6 +70,8 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
         except ValueError as error:
             raise UsageError(f"{origin} has the URL {redact(text)}, which is not valid: {error}.") from error
         return IndexLocation(text, kind, origin)
+    if "://" in text:
+        raise UsageError(f"{origin} has {redact(text)!r}, which is neither a URL nor a path.")
     path = (directory / Path(text).expanduser()).resolve()
     if origin.startswith("--") and not path.exists():
         raise UsageError(f"{origin} names {redact(text)!r}, which is neither a URL nor an existing path.")
@@ -89,4 +94,4 @@ def without_login(url: str) -> str:
 
 def redact(url: str) -> str:
     """`https://user:secret@host/x` -> `https://****@host/x`; also of what only looks like a URL."""
-    return _LOGIN.sub(r"\1****@", url, count=1)
+    return _LOGIN_ANYWHERE.sub(r"\1****@", _LOGIN.sub(r"\1****@", url, count=1))

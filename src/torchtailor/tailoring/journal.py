@@ -53,6 +53,12 @@ class _Target(msgspec.Struct):
     gpus: list[str]
 
 
+class _Library(msgspec.Struct):
+    path: RelativePath
+    size_before: Size
+    size_after: Size
+
+
 class _Options(msgspec.Struct):
     target: _Target
 
@@ -72,6 +78,7 @@ class Change:
 
     def __post_init__(self) -> None:
         msgspec.convert(self.options, _Options)
+        msgspec.convert(self.library, _Library)
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from torchtailor.wheels.record import Record
 MANIFEST = "torchtailor.json"
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # of RECORD; worthless once it changes
 _OWN_VERSION = re.compile(rb"""^__version__(?:\s*:\s*[\w.]+)?\s*=\s*['"]([^'"\r\n]+)['"]""", re.MULTILINE)
-_AGAIN = "fetch the wheel again and compare its hash with the index's"
+_AGAIN = "Fetch the wheel again and compare its hash with the index's."
 
 
 def required_packages(wheel: Path) -> frozenset[str]:
@@ -59,8 +59,8 @@ class WheelDistribution:
         metadata = Metadata.parse(archive.read(f"{dist_info}/METADATA"), owner)
         if name.project != metadata.name or Version(name.version) != Version(metadata.version):
             raise BadInputError(
-                f"{owner} holds {metadata.name} {metadata.version}, which is not what its name says",
-                "give the file its published name",
+                f"{owner} holds {metadata.name} {metadata.version}, which is not what its name says.",
+                "Give the file its published name.",
             )
         record = Record.parse(archive.read(f"{dist_info}/RECORD"))
         wheel = cls(archive, name, dist_info, metadata, record)
@@ -111,7 +111,7 @@ class WheelDistribution:
                 hasher.update(chunk)
             yield chunk
         if row and row.hash and hasher and hasher.digest() != row.hash.digest:
-            raise BadInputError(f"{self.path.name}: {member.name} does not have the hash its RECORD says", _AGAIN)
+            raise BadInputError(f"{self.path.name}: {member.name} does not have the hash its RECORD says.", _AGAIN)
 
     def check(self, member: Member) -> None:
         """Read a member only to see that it is what RECORD says."""
@@ -127,12 +127,12 @@ class WheelDistribution:
             if name in unhashed:
                 continue
             if row is None or row.hash is None:
-                raise BadInputError(f"{owner}: RECORD has no hash of {name}", _AGAIN)
+                raise BadInputError(f"{owner}: RECORD has no hash of {name}.", _AGAIN)
             if row.size is not None and row.size != member.size:
-                raise BadInputError(f"{owner}: {name} is {member.size} bytes long and RECORD says {row.size}", _AGAIN)
+                raise BadInputError(f"{owner}: {name} is {member.size} bytes long and RECORD says {row.size}.", _AGAIN)
         for row in self.record:
             if row.path not in files and row.path not in unhashed:
-                raise BadInputError(f"{owner}: RECORD lists {row.path}, which is not in the wheel", _AGAIN)
+                raise BadInputError(f"{owner}: RECORD lists {row.path}, which is not in the wheel.", _AGAIN)
 
 
 def _dist_info(archive: WheelArchive) -> str:
@@ -142,9 +142,9 @@ def _dist_info(archive: WheelArchive) -> str:
         if folder.endswith(".dist-info") and rest
     }
     if len(found) != 1:
-        raise BadInputError(f"{archive.path.name} has {len(found)} .dist-info folders instead of one", _AGAIN)
+        raise BadInputError(f"{archive.path.name} has {len(found)} .dist-info folders instead of one.", _AGAIN)
     dist_info = found.pop()
     for name in ("METADATA", "WHEEL", "RECORD"):
         if f"{dist_info}/{name}" not in archive.members:
-            raise BadInputError(f"{archive.path.name} has no {name} in its {dist_info}", _AGAIN)
+            raise BadInputError(f"{archive.path.name} has no {name} in its {dist_info}.", _AGAIN)
     return dist_info

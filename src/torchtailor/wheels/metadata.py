@@ -32,10 +32,10 @@ class Metadata:
             Version(version)
         except ValueError as error:  # InvalidVersion, or thousands of digits
             raise BadInputError(
-                f"{owner} has no valid version in its METADATA", "reinstall or fetch it again"
+                f"{owner} has no valid version in its METADATA.", "Reinstall or fetch it again."
             ) from error
         if not name:
-            raise BadInputError(f"{owner} has no name in its METADATA", "reinstall or fetch it again")
+            raise BadInputError(f"{owner} has no name in its METADATA.", "Reinstall or fetch it again.")
         return cls(
             name=canonicalize_name(name),
             version=version,
@@ -51,5 +51,5 @@ def with_version(data: bytes, version: str) -> bytes:
     head, body = (data[: end.start()], data[end.start() :]) if end else (data, b"")
     changed, count = _VERSION_LINE.subn(b"Version: " + version.encode(), head)
     if count != 1:
-        raise BadInputError("METADATA does not have exactly one Version line", "fetch the wheel again")
+        raise BadInputError("METADATA does not have exactly one Version line.", "Fetch the wheel again.")
     return changed + body

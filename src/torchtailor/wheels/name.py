@@ -33,14 +33,14 @@ class WheelName:
         match = _NAME.fullmatch(path.name)
         if not match:
             raise BadInputError(
-                f"{path.name} is not the name of a wheel",
-                "give the file its published name: name-version-python-abi-platform.whl",
+                f"{path.name} is not the name of a wheel.",
+                "Give the file its published name: name-version-python-abi-platform.whl.",
             )
         name = cls(**{key: value or "" for key, value in match.groupdict().items()})
         try:
             Version(name.version)
         except ValueError as error:  # InvalidVersion, or thousands of digits
-            raise BadInputError(f"{path.name} has no valid version in its name", "rename it as published") from error
+            raise BadInputError(f"{path.name} has no valid version in its name.", "Rename it as published.") from error
         return name
 
     @property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")  # the specification forbids weaker ones
-_AGAIN = "fetch the wheel again, or reinstall the package"
+_AGAIN = "Fetch the wheel again, or reinstall the package."
 
 
 class UnusualRecordError(BadInputError):
@@ -37,15 +37,15 @@ class FileHash:
         algorithm, separator, encoded = text.partition("=")
         if not separator or algorithm not in _ALGORITHMS or _is_hex(algorithm, encoded):
             raise UnusualRecordError(
-                f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)} in base64",
-                "such a package is left unchanged: ask its publisher for one whose RECORD follows the specification",
+                f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)} in base64.",
+                "Such a package is left unchanged: ask its publisher for one whose RECORD follows the specification.",
             )
         try:
             digest = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as error:
-            raise BadInputError(f"RECORD holds the unreadable hash {text!r}", _AGAIN) from error
+            raise BadInputError(f"RECORD holds the unreadable hash {text!r}.", _AGAIN) from error
         if len(digest) != hashlib.new(algorithm).digest_size:
-            raise BadInputError(f"RECORD holds the hash {text!r}, which has the wrong length", _AGAIN)
+            raise BadInputError(f"RECORD holds the hash {text!r}, which has the wrong length.", _AGAIN)
         return cls(algorithm, digest)
 
     @classmethod
@@ -81,7 +81,7 @@ class Record:
         self._newline = newline
         for row in rows:
             if row.path in self._rows:
-                raise BadInputError(f"RECORD lists {row.path} twice", _AGAIN)
+                raise BadInputError(f"RECORD lists {row.path} twice.", _AGAIN)
             self._rows[row.path] = row
 
     @classmethod
@@ -92,9 +92,9 @@ class Record:
             cells = csv.reader(io.StringIO(text, newline=""), strict=True)
             return cls((_row(row) for row in cells if row), newline)
         except UnicodeDecodeError as error:
-            raise BadInputError("RECORD is not UTF-8 text", _AGAIN) from error
+            raise BadInputError("RECORD is not UTF-8 text.", _AGAIN) from error
         except csv.Error as error:
-            raise BadInputError(f"RECORD is no table: {error}", _AGAIN) from error
+            raise BadInputError(f"RECORD is no table: {error}.", _AGAIN) from error
 
     def encode(self) -> bytes:
         lines = (
@@ -141,8 +141,8 @@ def _quoted(path: str) -> str:
 
 def _row(cells: list[str]) -> RecordRow:
     if len(cells) != 3 or not cells[0]:
-        raise BadInputError(f"RECORD holds the line {','.join(cells)!r}, which is not path,hash,size", _AGAIN)
+        raise BadInputError(f"RECORD holds the line {','.join(cells)!r}, which is not path,hash,size.", _AGAIN)
     path, digest, size = cells
     if size and not (size.isascii() and size.isdigit() and len(size) < 20):
-        raise BadInputError(f"RECORD gives {path} the size {size!r}", _AGAIN)
+        raise BadInputError(f"RECORD gives {path} the size {size!r}.", _AGAIN)
     return RecordRow(path, FileHash.parse(digest) if digest else None, int(size) if size else None)

@@ -1,0 +1,442 @@
+"""Damaged files of every kind that torchtailor reads: a clear error, or a result that an independent reader accepts."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import random
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.oracle import read_library, runnable
+from tests.torture.harness import Torture
+from tests.torture.mutations import damage_bytes, damage_json, damage_text
+from tests.unit.fetch.packages import Package, json_page
+from tests.unit.surgery.checks import options
+from tests.unit.surgery.libraries import LOAD, PHDR
+from tests.unit.surgery.test_fuzz import interesting, mutate, originals
+from tests.unit.tailoring.helpers import install
+from tests.unit.tailoring.helpers import options as tailor_options
+from tests.unit.wheels.builder import build_wheel
+
+FAT = (Path(__file__).parents[1] / "unit/gpucode/fixtures/raw.so").read_bytes()
+
+
+class Libraries(Torture):
+    """Damaged ELF files through scan, plan, surgery and proof."""
+
+    name = "elf"
+    share = 0.6
+
+    def prepare(self, folder: Path) -> None:
+        self.stock = [(image, self.places(image)) for image in originals()]
+
+    def places(self, image: bytes) -> list[int]:
+        return interesting(image)
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.surgery.library import tailor_library
+
+        source, output = folder / "libfuzz.so", folder / "out.so"
+        image = mutate(*dice.choice(self.stock), dice)
+        source.write_bytes(image)
+        targets = dice.choice(("9.0", "8.0", "8.6,12.0"))
+        how: dict[str, Any] = {"recompress": dice.random() < 0.1, "level": 1, "image_cache": folder / "images"}
+        try:
+            result = tailor_library(source, output, options(targets, strip=dice.random() < 0.7, **how))
+            assert output.exists() is result.status.changed
+            if not result.status.changed:
+                return result.status.value
+            return check_library(source, output, targets)
+        finally:
+            assert source.read_bytes() == image, "the input was changed"
+            output.unlink(missing_ok=True)
+            left = {path.name for path in folder.iterdir()} - {source.name, "images", "cache", "state"}
+            assert not left, f"left behind: {left}"
+
+
+class Containers(Libraries):
+    """The same with all damage in the containers of GPU code and the wrappers that lead to them."""
+
+    name = "fatbin"
+    share = 0.4
+
+    def places(self, image: bytes) -> list[int]:
+        found: list[int] = []
+        for magic in (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46"):
+            at = image.find(magic)
+            while at >= 0:
+                found += range(at, min(at + 16 + 3 * 64, len(image)))
+                at = image.find(magic, at + 1)
+        return found or interesting(image)
+
+
+def check_library(stock: Path, cut: Path, targets: str) -> str:
+    """By the reader of tests/oracle, and by the program headers alone."""
+    mapped = _mapped(cut.read_bytes())
+    try:
+        before = read_library(stock)
+    except (ValueError, struct.error, IndexError, OverflowError):
+        return "cut, unreadable to others"
+    spans = [(one.offset, one.offset + one.size) for one in before.containers]
+    _check_mapped(stock.read_bytes(), spans, mapped)
+    after = read_library(cut)
+    for target in targets.split(","):
+        device = (int(target.split(".")[0]), int(target.split(".")[1]))
+        try:
+            was = {(runs.kernel, runs.how, runs.code) for runs in runnable(before, device)}
+        except Exception:  # code that is damaged cannot be read, and stays as it is
+            return "cut, with damaged code"
+        lost = was - {(runs.kernel, runs.how, runs.code) for runs in runnable(after, device)}
+        assert not lost, f"{target} lost {sorted(lost)[:2]}"
+    return "cut"
+
+
+def _mapped(image: bytes) -> list[tuple[int, int]]:
+    (table,), (count,) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<H", image, 56)
+    rows = [PHDR.unpack_from(image, table + PHDR.size * index) for index in range(count)]
+    return sorted((row[3], row[3] + row[6]) for row in rows if row[0] == LOAD)
+
+
+def _check_mapped(image: bytes, containers: list[tuple[int, int]], mapped: list[tuple[int, int]]) -> None:
+    """Every byte of the stock file that is loaded and is not GPU code is still at its address."""
+    (table,), (count,) = struct.unpack_from("<Q", image, 32), struct.unpack_from("<H", image, 56)
+    for index in range(count):
+        kind, _, offset, address, _, in_file, in_memory, _ = PHDR.unpack_from(image, table + PHDR.size * index)
+        if kind != LOAD:
+            continue
+        edges = {address, address + in_memory - 1}
+        for start, end in containers:
+            edges |= {at - offset + address for at in (start - 1, end) if offset <= at < offset + in_file}
+        for edge in edges:
+            inside = any(start <= edge - address + offset < end for start, end in containers)
+            if in_memory and not inside and image[edge - address + offset : edge - address + offset + 1] != b"\0":
+                assert any(start <= edge < end for start, end in mapped), f"{edge:#x} is not mapped any more"
+
+
+class Wheels(Torture):
+    """Damaged wheels through `inspect` and `tailor`."""
+
+    name = "wheels"
+    share = 0.06
+
+    def prepare(self, folder: Path) -> None:
+        files = {"torch/version.py": b"__version__ = '2.10.0+cu128'\n", "torch/lib/libx.so": FAT, "torch/a.py": b"1\n"}
+        (folder / "in").mkdir()
+        self.wheel = build_wheel(folder / "in", files, name="torch", version="2.10.0")
+        self.data = self.wheel.read_bytes()
+        self.central = self.data.rfind(b"PK\x01\x02", 0, self.data.find(b"PK\x01\x02") + 4)
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.inspection.inspect import inspect
+        from torchtailor.tailoring.wheel import tailor_wheel
+
+        if dice.random() < 0.5:  # the table, where every lie is
+            data = self.data[: self.central] + damage_bytes(self.data[self.central :], dice)
+        else:
+            data = damage_bytes(self.data, dice)
+        self.wheel.write_bytes(data)
+        out = folder / "out"
+        try:
+            if dice.random() < 0.3:
+                inspect(self.wheel)
+            result = tailor_wheel(self.wheel, out, tailor_options(processes=1))
+            if result.output is None:
+                return "no output"
+            check_wheel(result.output)
+            return "cut" if result.changed else "copied"
+        finally:
+            assert self.wheel.read_bytes() == data, "the input was changed"
+            assert not list(folder.glob(".torchtailor-*")), "left behind"
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def check_wheel(path: Path) -> None:
+    """By Python's zipfile and csv alone: all files are listed, with their hashes."""
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        (record,) = [name for name in names if name.endswith(".dist-info/RECORD")]
+        rows = {row[0]: row for row in csv.reader(io.StringIO(archive.read(record).decode())) if row}
+        for name in names:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(name)).digest()).rstrip(b"=").decode()
+            if name != record and rows.get(name, ["", "", ""])[1].startswith("sha256="):
+                assert rows[name][1] == f"sha256={digest}", f"{name} is not what RECORD lists"
+
+
+class IndexAnswers(Torture):
+    """Pages and metadata of an index that lies."""
+
+    name = "index answers"
+    share = 0.1
+
+    def prepare(self, folder: Path) -> None:
+        from torchtailor.fetch.locations import IndexLocation, LocationKind
+
+        self.source = IndexLocation("https://index/simple", LocationKind.INDEX, "test")
+        packages = [
+            Package("torch", version, ("numpy>=1; os_name == 'posix'",)) for version in ("2.8.0", "2.9.0+cu128")
+        ]
+        self.json = json_page(packages)
+        links = "".join(
+            f'<a href="../../files/{one.filename}#sha256={"0" * 64}" data-requires-python="&gt;=3.9" '
+            f'data-core-metadata="sha256={"1" * 64}">{one.filename}</a><br>\n'
+            for one in packages
+        )
+        self.html = f'<!DOCTYPE html><html><base href="https://files/"><!-- x --><body>{links}</body></html>'
+        self.metadata = packages[0].metadata.decode()
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.fetch.cache import Cache
+        from torchtailor.fetch.metadata import Facts
+        from torchtailor.fetch.pages import JSON_TYPE, parse_page
+        from torchtailor.fetch.resolve import needs
+        from torchtailor.fetch.target import Target
+
+        url = "https://index/simple/torch/"
+        kind = dice.choice(("json", "json", "html", "metadata"))
+        if kind == "metadata":
+            facts = Facts(damage_text(self.metadata, dice), 1)
+            list(needs(facts, Target("3.13", "x86_64")))
+            return kind
+        body = damage_json(self.json, dice) if kind == "json" else damage_text(self.html.replace(">", ">\n"), dice)
+        files = parse_page(body, JSON_TYPE if kind == "json" else "text/html", url, self.source)
+        cache = Cache(folder / "cache")
+        for file in files:
+            assert "/" not in file.filename and file.filename.endswith(".whl")
+            assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
+            assert "secret" not in file.shown
+            assert file.sha256 is None or cache.find(file.sha256, file.filename) is None
+        return f"{kind}, {'some' if files else 'no'} wheels"
+
+
+class Journals(Torture):
+    """Damaged journals and kept bytes of an environment, through `restore`."""
+
+    name = "journals"
+    share = 0.04
+
+    def prepare(self, folder: Path) -> None:
+        from torchtailor.tailoring.environment import tailor_environment
+
+        self.site = folder / "env/lib/python3.13/site-packages"
+        wheel = build_wheel(
+            folder, {"torch/__init__.py": b"", "torch/lib/libx.so": FAT}, name="torch", version="2.10.0"
+        )
+        install(wheel, self.site)
+        tailor_environment(self.site, tailor_options(keep_removed=True, processes=1))
+        self.cut = (self.site / "torch/lib/libx.so").read_bytes()
+        self.copy = shutil.copytree(folder / "env", folder / "copy")
+        self.victim = folder / "victim"
+        self.victim.write_bytes(self.cut)
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.tailoring.restore import restore_environment
+
+        shutil.rmtree(folder / "env")
+        shutil.copytree(self.copy, folder / "env")
+        state = self.site / ".torchtailor"
+        if dice.random() < 0.7:
+            lines = (state / "journal.jsonl").read_bytes().splitlines()
+            (state / "journal.jsonl").write_bytes(b"".join(damage_json(line, dice) + b"\n" for line in lines))
+        else:
+            kept = next((state / "removed").iterdir())
+            kept.write_bytes(damage_bytes(kept.read_bytes(), dice))
+        try:
+            found = restore_environment(self.site)
+            return "restored" if found.libraries else "nothing to restore"
+        finally:
+            assert self.victim.read_bytes() == self.cut, "a file outside was changed"
+            assert (self.site / "torch/lib/libx.so").read_bytes() in (FAT, self.cut), "a library is neither"
+            outside = {path.name for path in folder.iterdir()} - {"env", "copy", "victim", "cache", "state"}
+            assert all(name.endswith(".whl") for name in outside), f"left behind: {outside}"
+
+
+class Manifests(Torture):
+    """Damaged wheelhouses, through `publish`."""
+
+    name = "manifests"
+    share = 0.04
+
+    def prepare(self, folder: Path) -> None:
+        from torchtailor.index.pages import index_pages
+        from torchtailor.wheelhouse.wheelhouse import add_metadata, write_pages
+
+        house = self.house = folder / "dist" / "variant"
+        (house / "wheels").mkdir(parents=True)
+        wheel = build_wheel(house / "wheels", {"torch/lib/libx.so": FAT}, name="torch", version="2.10.0")
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        write_pages(index_pages([add_metadata(wheel, digest)]), house / "simple")
+        file = {"filename": wheel.name, "sha256": digest, "size": wheel.stat().st_size, "url": "https://host/x.whl"}
+        document = {
+            "variant": "pytorch210-python313-cuda12_8-sm90-avx2",
+            "target": {"gpu": "9.0", "python": "3.13", "arch": "x86_64"},
+            "pytorch": {"build": "cu128"},
+            "requirements": ["torch==2.10.0"],
+            "wheels": [{"output": file, "input": file, "step": "cut", "name": "torch"}],
+            "totals": {"input_bytes": 5, "output_bytes": 4},
+        }
+        (house / "manifest.json").write_text(json.dumps(document))
+        (folder / "victim").write_bytes(b"secret")
+        self.files = {path: path.read_bytes() for path in (house / "manifest.json", *house.rglob("index.json"))}
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.fetch.cache import Cache
+        from torchtailor.publish.publish import publish
+        from torchtailor.publish.store import FolderStore
+
+        for path, data in self.files.items():
+            path.write_bytes(data)
+        chosen = dice.choice([*self.files])
+        chosen.write_bytes(damage_json(self.files[chosen], dice))
+        public = folder / "deep" / "public"
+        try:
+            publish(folder / "dist", FolderStore(public), cache=Cache(folder / "cache"))
+            check_index(public)
+            return "published"
+        finally:
+            for path in public.rglob("*"):
+                assert path.is_dir() or b"secret" not in path.read_bytes(), "a file from outside was published"
+            outside = {path.name for path in folder.iterdir()} - {"dist", "deep", "victim", "cache", "state"}
+            assert not outside, f"left behind: {outside}"
+            shutil.rmtree(folder / "deep", ignore_errors=True)
+
+
+def check_index(root: Path) -> None:
+    """By the pages alone: every file that one lists is there, with its hash."""
+    from urllib.parse import unquote
+
+    for page in root.rglob("index.json"):
+        for file in json.loads(page.read_bytes()).get("files", []):
+            if not file["url"].startswith("http"):
+                place = page.parent / unquote(file["url"])
+                assert place.resolve().is_relative_to(root.resolve())
+                assert hashlib.sha256(place.read_bytes()).hexdigest() == file["hashes"]["sha256"]
+    for page in root.rglob("index.html"):
+        assert b"<script" not in page.read_bytes().lower()
+
+
+class Configuration(Torture):
+    """Damaged configuration files of torchtailor, pip and uv, descriptions of machines, and logs."""
+
+    name = "configuration"
+    share = 0.06
+
+    def prepare(self, folder: Path) -> None:
+        machines = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
+        self.machines = [path.read_bytes() for path in machines[:20]]
+        self.logs = [path.read_bytes() for path in sorted((Path(__file__).parents[1] / "unit/failures/logs").iterdir())]
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        kind = dice.choice(("torchtailor.toml", "pip.conf", "uv.toml", "machine", "log"))
+        {
+            "torchtailor.toml": self._own,
+            "pip.conf": self._pip,
+            "uv.toml": self._uv,
+            "machine": self._machine,
+            "log": self._log,
+        }[kind](dice, folder)
+        return kind
+
+    def _own(self, dice: random.Random, folder: Path) -> None:
+        from torchtailor.catalog import load_catalog
+
+        (folder / "torchtailor.toml").write_bytes(damage_text(OWN, dice))
+        try:
+            load_catalog(folder)
+        finally:
+            (folder / "torchtailor.toml").unlink()
+
+    def _pip(self, dice: random.Random, folder: Path) -> None:
+        self._settings("PIP_CONFIG_FILE", PIP, dice, folder)
+
+    def _uv(self, dice: random.Random, folder: Path) -> None:
+        self._settings("UV_CONFIG_FILE", UV, dice, folder)
+
+    def _settings(self, variable: str, text: str, dice: random.Random, folder: Path) -> None:
+        from torchtailor.errors import TorchtailorError
+        from torchtailor.fetch.client import Client
+        from torchtailor.fetch.settings import read_settings
+
+        path = folder / "settings"
+        path.write_bytes(damage_text(text, dice))
+        try:
+            found = read_settings(environment={variable: str(path), "HOME": str(folder)}, directory=folder)
+            assert all("secret" not in source.shown for source in found.sources), found.sources
+            Client(found)._pool("https://host/")
+        except TorchtailorError as error:
+            assert "secret" not in error.message + error.hint, error.message
+            raise
+        finally:
+            path.unlink()
+
+    def _machine(self, dice: random.Random, folder: Path) -> None:
+        from torchtailor.host.probe import Recording
+        from torchtailor.host.store import dumps, loads
+
+        data = damage_json(dice.choice(self.machines), dice)
+        try:
+            msgspec.json.decode(data, type=Recording)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            pass
+        dumps(loads(data, "machine.json"))
+
+    def _log(self, dice: random.Random, folder: Path) -> None:
+        from torchtailor.failures.diagnosis import diagnose
+
+        diagnose(io.BytesIO(damage_bytes(dice.choice(self.logs), dice)))
+
+
+OWN = """
+[tailor]
+nvidia = true
+[[gpu]]
+capability = "9.9"
+name = "Test"
+products = ["RTX 9999"]
+[[release]]
+version = "2.99.0"
+python = ["3.13"]
+"""
+PIP = """
+[global]
+index-url = https://user:secret@host/simple
+extra-index-url = https://other/simple
+find-links = /wheels
+timeout = 15
+retries = 5
+proxy = http://user:secret@proxy:3128
+trusted-host = host
+[install]
+no-index = false
+"""
+UV = """
+offline = false
+index-url = "https://user:secret@host/simple"
+extra-index-url = ["https://other/simple"]
+find-links = ["/wheels"]
+[[index]]
+name = "own"
+url = "https://host/own"
+default = true
+[pip]
+no-index = false
+"""
+
+INPUTS: tuple[type[Torture], ...] = (
+    Libraries,
+    Containers,
+    Wheels,
+    IndexAnswers,
+    Journals,
+    Manifests,
+    Configuration,
+)
