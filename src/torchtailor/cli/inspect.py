@@ -149,11 +149,11 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
-        yield f"{line}."
+        yield f"{line}; `torchtailor tailor --dry-run` tells exactly."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]
