@@ -7,7 +7,7 @@ import shlex
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             with suppress(OSError):  # a full disk was reported already; the next run completes it
                 if not reconcile(journal, known):
                     journal.delete()
-    return _result(site, [*done, *skipped], options)
+        removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
+    return replace(_result(site, [*done, *skipped], options), removed_size=removed)
 
 
 def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptions) -> TailorResult:

@@ -27,6 +27,7 @@ class TailorResult:
     sha256_before: str = ""
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
+    removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -58,6 +59,7 @@ class TailorResult:
             "size_after": self.size_after,
             "sha256_before": self.sha256_before,
             "sha256_after": self.sha256_after,
+            "removed_size": self.removed_size,
             "could_save": self.could_save,
             "could_strip": self.could_strip,
             "useless_for_target": self.useless_for_target,

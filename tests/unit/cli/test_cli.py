@@ -81,7 +81,9 @@ def test_matrix_formats() -> None:
 
 
 def test_an_empty_json_is_still_json() -> None:
-    assert json.loads(run("matrix", "zzz*", "--json").stdout) == {"count": 0, "variants": []}
+    done = run("matrix", "zzz*", "--json")
+    assert json.loads(done.stdout) == {"count": 0, "variants": []}
+    assert done.returncode == 3  # as without --json: nothing matches
 
 
 def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:
