@@ -119,6 +119,7 @@ class TailoredInput(Struct):
     size_after: Bytes
     sha256_before: Sha256
     sha256_after: Sha256
+    removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
     could_save: Bytes
     could_strip: Bytes
     could_drop_lto: Bytes

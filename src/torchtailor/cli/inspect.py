@@ -168,13 +168,13 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save about {human_bytes(free + asked)}"
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
         if asked:
             share = human_bytes(asked) if free else "all"
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         if linkable := inspection.lto_in_all(gpu.capability):
             line += f", and {human_bytes(linkable)} more with --no-lto"
-        yield f"{line}."
+        yield f"{line}; `torchtailor tailor --dry-run` tells exactly."
     for name, size in inspection.pinned.items():
         yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."
     for library in libraries:

@@ -173,6 +173,9 @@ def _print(report: TailorReport) -> None:
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
+    if kept := sum(result.removed_size for result in results):
+        gained = human_bytes(max(saved - kept, 0))
+        out().print(f"What was cut out is kept ({human_bytes(kept)}): the disk gained {gained}.", markup=False)
     if missed := sum(result.could_save for result in results):
         out().print(
             f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "

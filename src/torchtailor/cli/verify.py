@@ -127,7 +127,8 @@ def _print(report: VerifyReport) -> None:
 
     out().print(Text(f"{report.target}{_expected(report.facts['expected'])}"))
     for level in report.levels:
-        out().print(Text(f"\nLevel {level.number}: {level.value}", style="bold"))
+        took = human_seconds(report.facts.get("level_seconds", {}).get(level.value, 0))
+        out().print(Text.assemble((f"\nLevel {level.number}: {level.value}", "bold"), (f" ({took})", "dim")))
         for check in report.at(level):
             out().print(_line(check))
     took = human_seconds(report.facts.get("total_seconds", 0))

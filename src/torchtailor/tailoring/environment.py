@@ -113,7 +113,8 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
                 _settle(journal, known)
             raise
         _settle(journal, known)
-    return _result(site, [*done, *skipped], options)
+        removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
+    return replace(_result(site, [*done, *skipped], options), removed_size=removed)
 
 
 def _settle(journal: Journal, known: Mapping[str, FileState]) -> None:

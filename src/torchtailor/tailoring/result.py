@@ -31,6 +31,7 @@ class TailorResult:
     notes: tuple[str, ...] = ()
     removed: tuple[RemovedFile, ...] = ()  # files of GPU code that the output goes without
     dropped_files: tuple[DroppedFile, ...] = ()
+    removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -72,6 +73,7 @@ class TailorResult:
             "size_after": self.size_after,
             "sha256_before": self.sha256_before,
             "sha256_after": self.sha256_after,
+            "removed_size": self.removed_size,
             "could_save": self.could_save,
             "could_strip": self.could_strip,
             "could_drop_lto": self.could_drop_lto,

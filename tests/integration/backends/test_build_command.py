@@ -31,7 +31,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
     assert plan["variants"][0]["variant"] == NAME
     assert not (shell.root / "dist").exists()
     shown = shell.torchtailor(*BUILD, "--dry-run").stderr
-    assert "unchanged (cut with --nvidia)" in shown and "contains sm_90" in shown
+    assert "unchanged without --nvidia" in shown and "contains sm_90" in shown
 
     done = shell.torchtailor(*BUILD)
     assert "2 of them cut" in done.stdout

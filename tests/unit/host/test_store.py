@@ -72,7 +72,7 @@ def test_a_damaged_field_is_named(path: tuple[str | int, ...], value: object, sa
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(BadInputError, match="cannot be read"):
+    with pytest.raises(NoMatchError, match="does not exist"):
         store.load(Path("/nonexistent/host.json"))
     with pytest.raises(BadInputError, match="cannot be read"):
         store.load(Path("/"))

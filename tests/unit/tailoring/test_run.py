@@ -16,6 +16,7 @@ from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode, ImpossibleError, NoMatchError, UsageError
+from torchtailor.format import human_bytes
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.run import plan_tasks, tailor
 
@@ -307,3 +308,16 @@ def test_a_wheel_with_an_unusual_record_is_copied_and_named(
     assert code == ExitCode.OK
     assert "is left unchanged: RECORD holds the hash" in " ".join(err.split())
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_keep_removed_tells_what_the_disk_gained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(build_wheel(tmp_path, {"x/libx.so": fat}, name="x"), site)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr\n")
+    code, out, _ = run(capsys, "tailor", "--env", tmp_path / "env", "--gpu", "9.0", "--keep-removed")
+    kept = sum(path.stat().st_size for path in (site / ".torchtailor" / "removed").iterdir())
+    assert code == ExitCode.OK
+    assert kept > 0
+    assert f"What was cut out is kept ({human_bytes(kept)}): the disk gained" in out

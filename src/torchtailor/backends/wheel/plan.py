@@ -39,7 +39,7 @@ class Treatment(Enum):
 
     CUT = "cut"
     UNCHANGED = "unchanged"
-    NEEDS_NVIDIA_OPTION = "unchanged (cut with --nvidia)"
+    NEEDS_NVIDIA_OPTION = "unchanged without --nvidia"  # which cuts it where it holds GPU code
 
 
 @dataclass(frozen=True)
