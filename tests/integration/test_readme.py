@@ -69,7 +69,7 @@ def project(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A folder with a `.venv` in which a package with GPU code is installed."""
     folder = tmp_path_factory.mktemp("project")
     site = folder / ".venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    library = (FAT / "places-relr.so").read_bytes()
+    library = (FAT / "raw.so").read_bytes()
     wheel = build_wheel(folder, {"torch/lib/libtorch_cuda.so": library}, name="torch", version="2.10.0")
     install(wheel, site)
     (folder / ".venv" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
@@ -115,7 +115,7 @@ def test_the_action_runs(environment: Path, tmp_path: Path) -> None:
     """The shell script of action.yml, as a runner would call it."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     (step,) = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
-    library = (FAT / "places-relr.so").read_bytes()
+    library = (FAT / "raw.so").read_bytes()
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     build_wheel(wheels, {"torch/lib/libtorch_cuda.so": library}, name="torch", version="2.10.0")
@@ -128,7 +128,7 @@ def test_the_action_runs(environment: Path, tmp_path: Path) -> None:
         "ENVIRONMENT": "",
         "WHEELS": str(wheels),
         "OUTPUT": str(tmp_path / "out"),
-        "OPTIONS": "--strip --jobs 1",
+        "OPTIONS": "--no-strip --jobs 1",
         "PACKAGE": str(wheel),
     }
     line = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
     from rich.progress import Progress
     from rich.table import Table
 
@@ -100,25 +101,26 @@ def table(
 ) -> Table:
     """A plain table; where the window is too narrow for it, it goes without the optional columns, first ones first."""
     drawn = _table(columns, rows, title)
-    left_out: set[int] = set()
     for name in optional:
-        if _fits(drawn):
+        if _width(drawn).maximum <= out().width:
             break
-        left_out.add(columns.index(name))
-        kept = [index for index in range(len(columns)) if index not in left_out]
-        drawn = _table([columns[index] for index in kept], [[row[index] for index in kept] for row in rows], title)
-    return drawn
+        kept = [index for index, column in enumerate(columns) if column != name]
+        columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+        drawn = _table(columns, rows, title)
+    return drawn if _width(drawn).minimum <= out().width else _table(columns, rows, title, narrow=True)
 
 
-def _fits(drawn: Table) -> bool:
+def _width(drawn: Table) -> Measurement:
     from rich.measure import Measurement
 
     console = out()
-    return Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum <= console.width
+    return Measurement.get(console, console.options.update(max_width=10_000), drawn)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> Table:
-    """Columns whose cells are all numeric are right-aligned."""
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None, *, narrow: bool = False
+) -> Table:
+    """Columns whose cells are all numeric are right-aligned and never folded; names are, where it is too narrow."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -129,7 +131,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     for index, column in enumerate(columns):
         cells = [str(row[index]) for row in rows]
         numeric = bool(cells) and all(not cell or cell[0].isdigit() for cell in cells)
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=index == 0)
+        whole = numeric or (index == 0 and not narrow)
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     return drawn

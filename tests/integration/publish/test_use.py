@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not in
 
 def block(start: str) -> str:
     """The fenced block of the page that begins with this line."""
-    blocks: list[str] = re.findall(r"```[a-z]+\n(.*?)```", PAGE, re.DOTALL)
-    return next(text for text in blocks if text.startswith(start))
+    found: list[str] = re.findall(r"```[a-z]+\n(.*?)```", PAGE, re.DOTALL)
+    return next(text for text in found if text.startswith(start))
 
 
 @pytest.fixture

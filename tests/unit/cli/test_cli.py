@@ -164,6 +164,26 @@ def test_a_full_disk_is_no_bug() -> None:
     assert "bug" not in result.stderr
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_table_keeps_its_numbers_and_its_result(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    from rich.console import Console
+
+    from torchtailor.ui import console
+
+    window = Console(file=io.StringIO(), width=width, highlight=False)
+    monkeypatch.setattr(console, "out", lambda: window)
+    wheel = "nvidia_cusparselt_cu12-0.7.1-py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+    row = (wheel, "1.04 GB", "229 MB", "22 %", "copied unchanged")
+    window.print(console.table(("Input", "Before", "After", "Left", "Result"), [row]))
+    drawn = window.file.getvalue()  # type: ignore[attr-defined]
+    lines = drawn.splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert any("1.04 GB" in line and "229 MB" in line and "22 %" in line for line in lines)
+    assert all(word in drawn for word in ("Before", "After", "Result", "copied", "unchanged"))
+    folded = "".join(line.split("  ")[0].strip() for line in lines[3:])
+    assert "".join(folded.split()).startswith(wheel[:20])
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_the_matrix_is_readable_in_any_window(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     from rich.console import Console
