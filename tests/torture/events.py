@@ -264,7 +264,8 @@ class FaultyServer(Event):
         server = self.work.server
         self.work.begin("build")
         faults = (
-            Fault(status=500), Fault(status=404), Fault(status=503, retry_after="0"), Fault(drop_after=dice.randrange(5000)),
+            Fault(status=500), Fault(status=404), Fault(status=503, retry_after="0"),
+            Fault(drop_after=dice.randrange(5000)),
             Fault(wrong_bytes=True), Fault(ignore_range=True), Fault(lie_about_range=True), Fault(other_place=True),
             Fault(short=7), Fault(extra=9),
         )  # fmt: skip

@@ -51,7 +51,7 @@ def command(
     chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
     if not chosen:
         if json:  # still one document, for whoever reads it
-            print_json({"count": 0, "variants": []})
+            print_json("matrix", {"count": 0, "variants": []})
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
     rows = [tables.row(catalog, variant) for variant in chosen]
     if json:

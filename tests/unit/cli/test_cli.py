@@ -80,6 +80,12 @@ def test_matrix_formats() -> None:
     assert "59 variants (cuda-13_0 59)" in run("matrix", "--release", "cuda-13_0").stdout
 
 
+def test_an_empty_json_is_still_json() -> None:
+    done = run("matrix", "zzz*", "--json")
+    assert json.loads(done.stdout) == {"schema": "torchtailor-matrix/1", "count": 0, "variants": []}
+    assert done.returncode == 3  # as without --json: nothing matches
+
+
 def test_the_users_file_works_end_to_end(tmp_path: Path) -> None:
     row = '[[row]]\nrelease = "2.15"\ncuda = "13.2"\ngpus = ["8.7"]\ncpus = ["armv8_2"]\n'
     (tmp_path / "torchtailor.toml").write_text(row)
