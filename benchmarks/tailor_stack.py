@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=options.copy_to))
-    tailor = [str(Path(sys.executable).with_name("torchtailor")), "tailor", str(options.tree), "--gpu", options.gpu]
+    tailor = [sys.executable, "-m", "torchtailor", "tailor", str(options.tree), "--gpu", options.gpu]
     tailor += ["--nvidia", "--strip", "-o", str(work / "tailored")]
     if options.recompress:
         tailor += ["--recompress", "--level", options.level]

@@ -41,7 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     wheels = sorted(map(str, options.wheels.glob("*.whl")))
     work = Path(tempfile.mkdtemp(dir=options.copy_to))
-    tailor = [str(Path(sys.executable).with_name("torchtailor")), "tailor", *wheels, "--gpu", options.gpu]
+    tailor = [sys.executable, "-m", "torchtailor", "tailor", *wheels, "--gpu", options.gpu]
     tailor += ["--nvidia", "-o", str(work / "tailored")]
     copied, cut = [], []
     try:

@@ -26,6 +26,7 @@ from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
+from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
@@ -173,7 +174,9 @@ class _Tailoring:
         durable: bool,
     ) -> LibraryResult:
         plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {})
-        surgery = prepare(self.elf, plan, self.removed)
+        cut = any(len(one.images) < len(one.found.images) for one in plan.containers)
+        changes = cut or self.removed or recompression
+        surgery = prepare(self.elf, plan, self.removed, find_filler(self.elf) if changes else ())
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if not result.status.changed or dst is None:
             return result
@@ -212,6 +215,7 @@ class _Tailoring:
         kept, dropped = _tallies(self.code, keep)
         gpu_after = sum(one.size for one in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
+        filler = sum(span.size for span in surgery.filler)
         packed = recompressed is not None and recompressed.images > 0
         return LibraryResult(
             status=LibraryStatus.CUT if dropped or packed else LibraryStatus.STRIPPED,
@@ -219,7 +223,7 @@ class _Tailoring:
             size_after=surgery.size,
             gpu_before=self.code.stored_size,
             gpu_after=gpu_after,
-            floor=loaded - self.code.stored_size + gpu_after + surgery.plan.mapped,
+            floor=loaded - self.code.stored_size + gpu_after + surgery.plan.mapped - filler,
             kept=kept,
             dropped=dropped,
             stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),
@@ -227,6 +231,7 @@ class _Tailoring:
             warnings=warnings,
             could_strip=self.could_strip,
             zeroed=surgery.zeroed,
+            filler=filler,
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, FileType, Relocation, SegmentType
+from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, SegmentType
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
 from torchtailor.surgery.files import FileSource, copy_range, write_at
@@ -28,6 +28,7 @@ from torchtailor.surgery.headers import (
     symbol_numbers,
 )
 from torchtailor.surgery.layout import (
+    MAX_HOLES,
     MIN_HOLE,
     AddressMap,
     SegmentPiece,
@@ -61,6 +62,7 @@ class Surgery:
     pieces: tuple[SegmentPiece, ...]
     home: TableHome
     sections: SectionPlan
+    filler: tuple[Span, ...]  # those of the holes that were filler, not code
 
     @property
     def size(self) -> int:
@@ -74,7 +76,8 @@ class Surgery:
         way has to stay, and most are smaller than a page. But wheels compress zeros away, and the disk stores none.
         """
         before = sum(plan.found.container.stored_size for plan in self.plan.containers)
-        left = before - sum(plan.size for plan in self.plan.containers) - sum(hole.size for hole in self.holes)
+        left = before - sum(plan.size for plan in self.plan.containers)
+        left -= sum(hole.size for hole in self.holes) - sum(hole.size for hole in self.filler)
         program = any(segment.type == SegmentType.INTERP for segment in self.elf.segments)
         return left if left >= (MIN_HOLE if program else _WORTH_ZEROS) else 0
 
@@ -90,17 +93,21 @@ class Surgery:
         return offset
 
 
-def prepare(elf: ElfFile, plan: LibraryPlan, removed: frozenset[int]) -> Surgery:
-    """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out."""
+def prepare(elf: ElfFile, plan: LibraryPlan, removed: frozenset[int], filler: tuple[Span, ...] = ()) -> Surgery:
+    """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out, and `filler`
+    if there is room for the program headers of its holes."""
     page = page_size(elf.machine, elf.loads)
     holes = choose_holes(_free_of_segments(elf, plan, page), page)
-    count = len(elf.segments) + _splits(elf, holes)
+    filler = tuple(choose_holes(filler, page)[: MAX_HOLES - len(holes)])
+    count = len(elf.segments) + _splits(elf, sorted([*holes, *filler]))
     home = find_home(elf, count, holes, page)
-    holes = list(home.holes)
+    if home.room < count * PROGRAM_HEADER.size:
+        filler = ()
+    holes = sorted([*home.holes, *filler])
     pieces = place(piece for load in elf.loads for piece in split(load, holes, page, first=load is elf.loads[0]))
     end = pieces[-1].offset + pieces[-1].file_size
     sections = plan_sections(elf, plan, AddressMap(pieces), holes, home, removed, end)
-    return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections)
+    return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections, filler)
 
 
 def check_layout(elf: ElfFile) -> None:

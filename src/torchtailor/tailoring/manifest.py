@@ -99,6 +99,8 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             "dropped": _tallies(library.dropped),
             "stripped": list(library.stripped),
         }
+        if library.filler:
+            document["filler"] = library.filler
         if library.zeroed:
             document["zeroed"] = library.zeroed
         if done := library.recompressed:

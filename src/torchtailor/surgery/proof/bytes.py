@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER
+from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, SYMBOL, SectionType, SegmentType
 from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS
 from torchtailor.surgery.files import CHUNK
@@ -18,6 +18,9 @@ from torchtailor.surgery.proof.pairs import ContainerPair
 
 _WORD = 8
 _MAX_PADDING = 64
+# dynamic entries that are addresses: GOT, hash and string tables, symbols, relocations, functions, versions
+_ADDRESSES = (3, 4, 5, 6, 7, 12, 13, 17, 21, 23, 25, 26, 32, 34, 36, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE)
+_ADDRESS_RANGE = range(0x6FFFFE00, 0x6FFFFF00)
 _FILLINGS = (b"\0", b"Z", b"X")
 
 
@@ -35,10 +38,51 @@ def check_loaded_bytes(
             *_table(before.elf, after.elf, territory),
         ]
     )
+    nobodys = _filler_that_left(before.elf, after.elf, territory)
     for load in before.elf.loads:
         whole = Span(load.address, load.address + load.file_size)
-        for span in subtract([whole], territory):
+        for span in subtract([whole], merge([*territory, *nobodys])):
             _compare(before.elf, after.elf, span, allowed)
+
+
+def _filler_that_left(before: ElfFile, after: ElfFile, territory: list[Span]) -> list[Span]:
+    """What the output does not load, outside of containers: all of it must be one letter over and over, that no section
+    of the input has and nothing in it points to."""
+    there = merge(Span(load.address, load.address + load.file_size) for load in after.loads)
+    was = merge(Span(load.address, load.address + load.file_size) for load in before.loads)
+    lost = subtract(subtract(was, there), territory)
+    for span in lost:
+        owners = [s.name for s in before.sections if s.allocated and s.address < span.end and span.start < s.memory_end]
+        if owners or not _one_letter(before, span) or _is_target(before, span):
+            raise CheckFailedError(f"The output lacks loaded bytes at {span.start:#x}.")
+    return lost
+
+
+def _one_letter(elf: ElfFile, span: Span) -> bool:
+    offset = elf.offset_of(span.start)
+    letter = bytes(elf.read(offset, 1)) if offset is not None else b""
+    if letter not in (b"X", b"Z") or offset is None:
+        return False
+    for start in range(offset, offset + span.size, CHUNK):
+        size = min(CHUNK, offset + span.size - start)
+        if bytes(elf.read(start, size)) != letter * size:
+            return False
+    return True
+
+
+def _is_target(elf: ElfFile, span: Span) -> bool:
+    """Whether any pointer, dynamic entry, symbol, or program header other than a loaded segment leads into it."""
+    points = [entry.value for entry in elf.dynamic if entry.tag in _ADDRESSES or entry.tag in _ADDRESS_RANGE]
+    points += [s.address for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size]
+    points += [elf.address_of(elf.header.segment_table_offset) or 0]
+    for section in elf.sections:
+        if section.type == SectionType.DYNSYM:
+            data = elf.content(section)
+            whole = data[: len(data) - len(data) % SYMBOL.size]
+            points += [row[4] for row in SYMBOL.iter_unpack(whole)]
+    if any(span.start <= point < span.end for point in points):
+        return True
+    return any(True for _ in elf.relocations_into(span.start, span.end))
 
 
 def _territory(elf: ElfFile, pairs: Sequence[ContainerPair]) -> list[Span]:

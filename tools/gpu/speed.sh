@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# How long `tailor` takes against `cp`, side by side on this machine: of the torch in python3's site-packages with the
+# NVIDIA packages beside it, and of wheels if a folder of them is given. Takes a minute or two. Run in the repository
+# root, after pack.sh has created .carry/py312. Results go to $OUT (default: build/gpu), working copies to $WORK.
+#
+#   tools/gpu/speed.sh [WHEELS]
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+export OUT=${OUT:-$PWD/build/gpu} WORK=${WORK:-/tmp/torchtailor-prove}
+export PYTHONPATH="$PWD/src:$PWD/.carry/py312"
+mkdir -p "$OUT" "$WORK"
+python3 -m compileall -q src .carry/py312 > /dev/null 2>&1 || true # as an installer does: else every start compiles everything
+if [ ! -d "$WORK/stock" ]; then
+    site=$(python3 -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])')
+    mkdir "$WORK/stock"
+    for name in torch nvidia triton; do
+        [ -d "$site/$name" ] && cp -rL "$site/$name" "$WORK/stock/"
+    done
+fi
+{
+    python3 - << 'PYTHON'
+import os, subprocess, sys, time
+
+print(f"{os.cpu_count()} cores; Python {sys.version.split()[0]}")
+for words in ([sys.executable, "-c", "pass"], [sys.executable, "-c", "import torchtailor.tailoring.run"]):
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(words, check=True)
+        times.append(time.perf_counter() - start)
+    print(f"start of {words[-1]!r}: {min(times):.2f} s")
+PYTHON
+    python3 benchmarks/tailor_stack.py "$WORK/stock" --gpu 9.0 --rounds 3 --copy-to "$WORK"
+    if [ $# -gt 0 ]; then
+        python3 benchmarks/tailor_wheels.py "$1" --gpu 9.0 --rounds 3 --copy-to "$WORK"
+    fi
+} 2>&1 | tee "$OUT/speed.txt"
