@@ -28,7 +28,7 @@ _PATIENCE = 120.0  # until a child that does not even time out is killed
 
 
 class Torture(ABC):
-    """A class of cases. `prepare` runs once, in the child; `attempt` must survive, or raise what the user would read."""
+    """A class of cases: `prepare` runs once, in the child; `attempt` must survive, or raise what a user would read."""
 
     name: str
     share: float = 1.0  # of the number of cases that is asked for
