@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.disk import new_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import IndexedFile, index_pages, project_pages, read_project_json
@@ -279,3 +282,16 @@ def test_a_full_disk_is_said(workshop: Workshop, tmp_path: Path, monkeypatch: py
             patch.setattr(store, function, full)
             with pytest.raises(EnvironmentProblem, match="disk is full"):
                 publish(workshop.out, FolderStore(tmp_path / function))
+
+
+def test_what_a_killed_publisher_left_is_removed(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+    root = tmp_path / "public"
+    child = os.fork()
+    if child == 0:
+        with new_file(root.parent / "x", staging=open_store(str(root))._root):  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(root.glob(".torchtailor-*"))
+    publish(workshop.out, open_store(str(root)))
+    assert not list(root.rglob(".torchtailor-*"))
