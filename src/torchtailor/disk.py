@@ -249,7 +249,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         beside.unlink(missing_ok=True)  # a rename between two links of one file does nothing
 
 
-def place_verified(source: Path, target: Path, sha256: str, *, link: bool = False) -> None:
+def place_verified(source: Path, target: Path, sha256: str, *, link: bool = False, staging: Path | None = None) -> None:
     """Put the bytes of a file at a second place, if they have this hash: a copy (shared where the file system can), or
     a hard link of a file that nobody changes."""
     if link:
@@ -258,7 +258,7 @@ def place_verified(source: Path, target: Path, sha256: str, *, link: bool = Fals
             link_or_copy(source, target)
             if os.path.samestat(os.fstat(reader.fileno()), target.stat()):
                 return
-    with source.open("rb") as reader, new_file(target) as writer:
+    with source.open("rb") as reader, new_file(target, staging=staging) as writer:
         _copy_bytes(reader, writer)
         _check_hash(writer.fileno(), source, sha256)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from tests.torture.harness import Torture, check_error
 from tests.torture.inputs import FAT, check_index
@@ -134,7 +135,7 @@ class Work:
 
         publish(self.folder / "dist", FolderStore(self.folder / "work/public"), cache=Cache(self.folder / "work/cache"))
 
-    actions: dict[str, Callable[[Work], None]] = {
+    actions: ClassVar[dict[str, Callable[[Work], None]]] = {
         "tailor": _tailor,
         "tailor --env": _tailor_env,
         "restore": _restore,
@@ -265,7 +266,7 @@ class FaultyServer(Event):
         self.work.begin("build")
         faults = (
             Fault(status=500), Fault(status=404), Fault(status=503, retry_after="0"),
-            Fault(drop_after=dice.randrange(5000)),
+            Fault(drop_after=dice.randrange(5)), Fault(drop_after=dice.randrange(50_000)),
             Fault(wrong_bytes=True), Fault(ignore_range=True), Fault(lie_about_range=True), Fault(other_place=True),
             Fault(short=7), Fault(extra=9),
         )  # fmt: skip

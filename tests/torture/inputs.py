@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import io
@@ -383,10 +384,8 @@ class Configuration(Torture):
         from torchtailor.host.store import dumps, loads
 
         data = damage_json(dice.choice(self.machines), dice)
-        try:
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             msgspec.json.decode(data, type=Recording)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            pass
         dumps(loads(data, "machine.json"))
 
     def _log(self, dice: random.Random, folder: Path) -> None:

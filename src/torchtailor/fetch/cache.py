@@ -138,8 +138,9 @@ class Cache:
 
     def write_note(self, kind: str, key: str, content: bytes) -> None:
         folder = self.root / kind
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / _hashed(key), content, mode=0o600)  # the address may hold a password
+        with suppress(OSError):  # a full disk: it is only asked for again, and what matters will say so
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / _hashed(key), content, mode=0o600)  # the address may hold a password
 
     def drop_note(self, kind: str, key: str) -> None:
         """Forget a page or fact that is wrong."""

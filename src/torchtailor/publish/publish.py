@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -174,12 +174,16 @@ class _Publishing:
             joined = known | {file.filename: file for file in files}
             if joined != known:
                 pages = project_pages(project, joined.values())
-                self._store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
-                self._store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
+                self._put_pages(folder, pages)
             now = self._known(folder)
             if all(now.get(file.filename) == file for file in files):
                 return
         raise NetworkError(f"The page {folder} keeps being overwritten by another publisher.", "Publish again.")
+
+    def _put_pages(self, folder: str, pages: Mapping[str, bytes]) -> None:
+        """JSON last: it is what the next publisher reads, who then repeats what a kill left out."""
+        self._store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
+        self._store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
 
     def _known(self, folder: str) -> dict[str, IndexedFile]:
         content = self._store.read(f"{folder}/{JSON_NAME}")
@@ -190,9 +194,7 @@ class _Publishing:
         content = self._store.read(f"{target}/{JSON_NAME}")
         known = read_root_json(content, f"The page {target}/{JSON_NAME}") if content else set()
         if not projects <= known:
-            pages = root_pages(known | projects)
-            self._store.put_bytes(pages[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
-            self._store.put_bytes(pages[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
+            self._put_pages(target, root_pages(known | projects))
 
     def _store_offer(self, offer: Offer, known: dict[str, IndexedFile]) -> IndexedFile:
         """Upload the file, unless the store has it; returns how a page lists it."""

@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from torchtailor.disk import DamagedFileError, hash_file, locked, place_verified, write_atomically
+from torchtailor.disk import (
+    DamagedFileError,
+    disk_errors,
+    hash_file,
+    locked,
+    place_verified,
+    remove_abandoned,
+    write_atomically,
+)
 from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"
+_WHOLE = "What is published is whole; publish again to add the rest."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +94,15 @@ class FolderStore:
 
     def put_file(self, source: Path, path: str, sha256: str) -> None:
         place = self._root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place_verified(source, place, sha256)
+        with disk_errors(self._root, unchanged=_WHOLE):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place_verified(source, place, sha256, staging=self._root)
 
     def put_bytes(self, content: bytes, path: str, content_type: str = _OTHER_TYPE) -> None:
         place = self._root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place, content)
+        with disk_errors(self._root, unchanged=_WHOLE):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, content, staging=self._root)
 
     def fetch_file(self, path: str, folder: Path) -> Path | None:
         """The file on this machine, where it is; None where there is none."""
@@ -113,6 +124,7 @@ class FolderStore:
     def lock(self) -> Iterator[None]:
         """One publisher at a time; readers never wait."""
         with locked(self._root / ".torchtailor.lock", f"The index {self._root}"):
+            remove_abandoned(self._root)  # of a publisher that was killed
             yield
 
 

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -71,6 +71,10 @@ class Site:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     site: Site
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a client that was killed
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -217,3 +217,14 @@ def test_odd_requirements(line: str) -> None:
         assert all(isinstance(item, Requirement) for item in needs(facts, TARGET))
     except BadInputError as error:
         assert error.message.endswith(".")
+
+
+def test_a_full_disk_loses_a_note_and_nothing_else(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchtailor.fetch import cache as module
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_atomically", full)
+    cache.write_note("pages", "https://host/", b"page")
+    assert cache.read_note("pages", "https://host/") is None

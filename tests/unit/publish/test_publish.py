@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.disk import new_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import IndexedFile, index_pages, project_pages, read_project_json
+from torchtailor.publish import store
 from torchtailor.publish.flox import FloxCall
 from torchtailor.publish.publish import publish
 from torchtailor.publish.store import FolderStore, RemoteStore, Store, open_store
@@ -156,7 +160,7 @@ def test_a_lost_update_on_a_store_without_locks_is_repeated(workshop: Workshop) 
 
         def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
             super().put_bytes(content, path, content_type)
-            if path == "cu128-sm90/torch/index.html" and not self.raced:
+            if path == "cu128-sm90/torch/index.json" and not self.raced:
                 self.raced = True
                 theirs = project_pages("torch", [IndexedFile("torch-1-py3-none-any.whl", "x", "0" * 64, 1)])
                 super().put_bytes(theirs["index.json"], "cu128-sm90/torch/index.json")
@@ -238,3 +242,56 @@ def test_flox_is_called_only_when_the_checks_pass(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(BuildFailedError, match="exit code 3"):
         call.run()
+
+
+def test_a_kill_between_the_two_pages_is_repaired(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    """Whichever page was written last, publishing again writes what is missing."""
+    workshop.build("sm90-avx512")
+    whole = tmp_path / "whole"
+    publish(workshop.out, open_store(str(whole)))
+    number = sum(path.name in ("index.html", "index.json", "targets.json") for path in whole.rglob("*"))
+    for stop in range(number):
+        root = tmp_path / f"public{stop}"
+
+        class Killed(FolderStore):
+            left = stop
+
+            def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+                if path.endswith((".html", ".json")):
+                    if self.left == 0:
+                        raise KeyboardInterrupt
+                    self.left -= 1
+                super().put_bytes(content, path, content_type)
+
+        with pytest.raises(KeyboardInterrupt):
+            publish(workshop.out, Killed(root))
+        publish(workshop.out, FolderStore(root))
+        for path in whole.rglob("*"):
+            if path.is_file():
+                assert (root / path.relative_to(whole)).read_bytes() == path.read_bytes()
+
+
+def test_a_full_disk_is_said(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for function in ("place_verified", "write_atomically"):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, function, full)
+            with pytest.raises(EnvironmentProblem, match="disk is full"):
+                publish(workshop.out, FolderStore(tmp_path / function))
+
+
+def test_what_a_killed_publisher_left_is_removed(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+    root = tmp_path / "public"
+    child = os.fork()
+    if child == 0:
+        with new_file(root.parent / "x", staging=open_store(str(root))._root):  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(root.glob(".torchtailor-*"))
+    publish(workshop.out, open_store(str(root)))
+    assert not list(root.rglob(".torchtailor-*"))
