@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import machines
-from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.host import store
 from torchtailor.host.detect import detect
 from torchtailor.host.probe import RecordingProbe, ReplayProbe
