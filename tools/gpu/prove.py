@@ -207,9 +207,11 @@ def verify(notes: Notes, name: str) -> None:
             "counts": result["counts"],
             "failed": failed,
             "seconds": round(time.monotonic() - began, 1),
+            "level_seconds": result["facts"]["level_seconds"],
         },
     )
-    say(f"verify {name}: exit {ran.returncode}, {result['counts']} in {time.monotonic() - began:.0f} s")
+    levels = ", ".join(f"{level} {seconds:.0f} s" for level, seconds in result["facts"]["level_seconds"].items())
+    say(f"verify {name}: exit {ran.returncode}, {result['counts']} in {time.monotonic() - began:.0f} s ({levels})")
     for line in failed:
         say(f"  FAIL {line}")
 

@@ -194,7 +194,7 @@ def unpacked(library: LibraryFile, recorded: FileHash | None) -> Iterator[Unpack
         except OSError as error:
             raise EnvironmentProblem(
                 f"{library.name} ({human_bytes(library.size)}) could not be unpacked to {folder}: {error.strerror}.",
-                "Set TMPDIR to a folder on a disk with room for the largest library.",
+                "Set TMPDIR to a folder on a disk with room for the largest libraries, one for each core.",
             ) from error
         if recorded and hashers[recorded.algorithm].digest() != recorded.digest:
             raise BadInputError(f"{library.name} does not have the hash that RECORD says", "Fetch the wheel again.")
