@@ -61,6 +61,20 @@ def test_publish_to_s3_and_install_from_it(shell: Shell, s3: str) -> None:
     wheel = client.get_object(Bucket="wheels", Key="torch/" + file["url"].removeprefix("../../").replace("%2B", "+"))
     assert hashlib.sha256(wheel["Body"].read()).hexdigest() == file["hashes"]["sha256"]
 
+    # Its life: what is yanked says so, a generation can be gone back to, and what nothing lists is removed.
+    bucket = ("publish", "--to", "s3://wheels/torch", "--json")
+    yanked = json.loads(shell.torchtailor(*bucket, "--yank", "torch==2.8.0", "--reason", "bad").stdout)
+    assert len(yanked["changed"]) == 2
+    back = json.loads(shell.torchtailor(*bucket, "--rollback", "1").stdout)
+    assert any(name.startswith("cu128-sm80/") for name in back["changed"])
+    listed = json.loads(shell.torchtailor(*bucket, "--list").stdout)
+    assert [one["number"] for one in listed["generations"]] == [1, 2, 3, 4]
+    kept = json.loads(shell.torchtailor(*bucket, "--prune", "--keep", "1").stdout)
+    assert kept["removed"] == []  # a reader may hold the page of a moment ago
+    gone = json.loads(shell.torchtailor(*bucket, "--prune", "--keep", "1", "--grace", "0s").stdout)["removed"]
+    assert any("sm80" in name for name in gone)
+    assert not any("sm90" in name for name in gone)
+
     # pip reads it straight from the bucket: our torch and NCCL, and the stock wheels of NVIDIA's.
     found = pip_report(shell, "--index-url", f"{s3}/wheels/torch/cu128-sm90/", "torch")
     assert found["torch"].startswith(f"{s3}/wheels/torch/files/") and "sm90" in found["torch"]

@@ -54,6 +54,12 @@ def test_commands_named_in_documents_exist(path: Path) -> None:
     assert named <= set(COMMANDS)
 
 
+def test_this_version_is_in_the_changelog() -> None:
+    from torchtailor import __version__
+
+    assert f"\n## {__version__}" in (ROOT / "docs" / "changelog.md").read_text()
+
+
 def test_the_sources_of_the_errata_exist() -> None:
     sources = load_catalog(ROOT / "src").sources
     rows = [line for line in (ROOT / "docs" / "seed-errata.md").read_text().splitlines() if line.startswith("| ")][1:]

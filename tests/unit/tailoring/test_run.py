@@ -57,7 +57,9 @@ def test_nvidia_hint_and_setting(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out")
     assert code == ExitCode.OK
-    assert "--nvidia would save another 27.8 kB" in out
+    last = out.splitlines()[-1]
+    assert "--nvidia would save another 27.8 kB" in last
+    assert "torchtailor help licences" in last
     (tmp_path / "torchtailor.toml").write_text("[tailor]\nnvidia = true\n")
     code, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "-o", tmp_path / "out2")
     assert code == ExitCode.OK
