@@ -45,9 +45,12 @@ class ContainerPlan:
 
     @property
     def reach(self) -> Span:
-        """The addresses that host code may read: where a pointer does not say how long it is, all the old length."""
+        """The addresses that host code may read: where a pointer does not say how long it is, all the old length.
+
+        The records of bare cubins keep the old size beside the pointer.
+        """
         start = self.address or 0
-        measured = self.pointers is not None and not self.pointers.immediates
+        measured = self.pointers is not None and not self.pointers.immediates and not self.found.container.bare
         size = self.size + self.gap if measured else max(self.size, self.extent)
         return Span(start, start + size)
 
