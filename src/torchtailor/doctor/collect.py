@@ -20,6 +20,7 @@ from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.failures.process import message_of
 from torchtailor.host.model import Host, InstalledTorch
 from torchtailor.host.pythons import find_uv
+from torchtailor.trust import Limit, read_limited
 
 _LOG_LIMIT = 8 << 20  # the end of a log holds the error
 # The smallest thing that needs everything: libraries, driver, GPU, code for it.
@@ -160,8 +161,8 @@ def cut_for(torch: Path) -> tuple[str, ...]:
 
     for place in (*torch.parent.glob(f"torch-*.dist-info/{MANIFEST}"), torch.parent / MANIFEST):
         try:
-            document = msgspec.json.decode(place.read_bytes())
+            document = msgspec.json.decode(read_limited(place, Limit.MANIFEST))
             return tuple(str(Capability.parse(gpu)) for gpu in document["target"]["gpus"])
-        except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        except (OSError, BadInputError, KeyError, TypeError, ValueError, RecursionError):
             continue
     return ()

@@ -112,9 +112,7 @@ class Finder:
         folder = source.local_path
         if folder is not None:
             return _local_page(folder / name, source)
-        url = source.project_url(name)
-        page = self._fetch_page(url)
-        return parse_page(page.body, page.content_type, page.url, source) if page else ()
+        return self._read_page(source.project_url(name), source)
 
     def _links(self, source: IndexLocation) -> tuple[WheelFile, ...]:
         path = source.local_path
@@ -122,11 +120,18 @@ class Finder:
             if path.is_file():
                 return parse_page(read_limited(path, Limit.PAGE), "text/html", path.as_uri(), source)
             return list_folder(path, source) if path.is_dir() else ()
-        page = self._fetch_page(source.url)
-        return parse_page(page.body, page.content_type, page.url, source) if page else ()
+        return self._read_page(source.url, source)
 
-    def _fetch_page(self, url: str) -> _Page | None:
+    def _read_page(self, url: str, source: IndexLocation) -> tuple[WheelFile, ...]:
+        """The wheels of a page; it is kept only if there are any: one that arrived damaged must be asked for again."""
         kept = self._kept_page(url)
+        page = self._fetch_page(url, kept)
+        files = parse_page(page.body, page.content_type, page.url, source) if page else ()
+        if files and page is not kept:
+            self.cache.write_note("pages", url, msgspec.msgpack.encode(page))
+        return files
+
+    def _fetch_page(self, url: str, kept: _Page | None) -> _Page | None:
         if self.settings.offline:
             return kept
         host = urlsplit(url).netloc
@@ -143,9 +148,7 @@ class Finder:
         if answer.status != 200:
             return None
         content_type = answer.headers.get("content-type", "text/html")
-        page = _Page(answer.url, content_type, answer.headers.get("etag", ""), answer.body)
-        self.cache.write_note("pages", url, msgspec.msgpack.encode(page))
-        return page
+        return _Page(answer.url, content_type, answer.headers.get("etag", ""), answer.body)
 
     def _kept_page(self, url: str) -> _Page | None:
         stored = self.cache.read_note("pages", url)

@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from torchtailor.errors import BadInputError
+from torchtailor.trust import Limit, read_limited
 
 RECORDING = "torchtailor-recording/1"
 _NVML = "libnvidia-ml.so.1"
@@ -201,8 +202,8 @@ class ReplayProbe:
     @classmethod
     def load(cls, path: Path) -> ReplayProbe:
         try:
-            recording = msgspec.json.decode(path.read_bytes(), type=Recording)
-        except (OSError, msgspec.MsgspecError) as error:
+            recording = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=Recording)
+        except (OSError, BadInputError, RecursionError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadInputError(
                 f"{path} is not a recording of a machine: {error}.", "Make one with `torchtailor detect --record FILE`."
             ) from error

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from torchtailor.disk import DamagedFileError
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
@@ -36,7 +38,8 @@ from torchtailor.index.pages import (
 )
 from torchtailor.index.variants import join_documents
 from torchtailor.publish.store import Store
-from torchtailor.trust import Limit, read_limited
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.trust import Limit, decode_json, read_limited
 from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
@@ -271,10 +274,18 @@ def _keeps(offer: Offer, labelled: set[str]) -> bool:
     return not offer.file.filename.endswith(_VARIANTS_JSON) or offer.file.project in labelled
 
 
+class _CutLibrary(msgspec.Struct):
+    path: str
+    status: LibraryStatus
+
+
+class _CutWheel(msgspec.Struct):
+    libraries: list[_CutLibrary]
+
+
 def holds_changed_nvidia(path: Path) -> bool:
     """Whether a cut wheel holds a changed proprietary library of NVIDIA's, by its own manifest."""
     from torchtailor.licences import needs_nvidia_option
-    from torchtailor.surgery.result import LibraryStatus
     from torchtailor.wheels.archive import WheelArchive
     from torchtailor.wheels.distribution import MANIFEST
     from torchtailor.wheels.metadata import Metadata
@@ -284,5 +295,6 @@ def holds_changed_nvidia(path: Path) -> bool:
         if f"{folder}/{MANIFEST}" not in archive.members:
             return False
         metadata = Metadata.parse(archive.read(f"{folder}/METADATA"), path.name)
-        libraries = json.loads(archive.read(f"{folder}/{MANIFEST}"))["libraries"]
-    return any(LibraryStatus(row["status"]).changed and needs_nvidia_option(row["path"], metadata) for row in libraries)
+        content = archive.read(f"{folder}/{MANIFEST}")
+    libraries = decode_json(content, _CutWheel, f"{path.name}: {MANIFEST}", "Build it again.").libraries
+    return any(row.status.changed and needs_nvidia_option(row.path, metadata) for row in libraries)

@@ -121,7 +121,7 @@ def label_of(data: bytes) -> str:
     """The version label an earlier cut gave, from its manifest."""
     try:
         label = json.loads(data)["target"]["label"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInputError("torchtailor.json is not a torchtailor manifest.", "Fetch the wheel again.") from error
     return str(label)
 

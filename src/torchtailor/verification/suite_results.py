@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from torchtailor.errors import BadInputError
+from torchtailor.trust import Limit, read_limited
 
 FORMAT = 1
 
@@ -73,8 +74,8 @@ class SuiteResults(msgspec.Struct, frozen=True):
 def load_results(path: Path) -> SuiteResults:
     """Read one result file."""
     try:
-        results = msgspec.json.decode(path.read_bytes(), type=SuiteResults)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        results = msgspec.json.decode(read_limited(path, Limit.MANIFEST), type=SuiteResults)
+    except (OSError, BadInputError, RecursionError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadInputError(
             f"{path} is no result of the op suite: {error}.", "Write one with suite.py --out FILE."
         ) from error

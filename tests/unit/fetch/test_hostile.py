@@ -8,14 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.unit.fetch.packages import Package, json_page
-from tests.unit.fetch.serving import Site
+from tests.unit.fetch.serving import Fault, Site
 from torchtailor.errors import BadInputError, NetworkError, UsageError
 from torchtailor.fetch import client, pipconfig
 from torchtailor.fetch.cache import Cache
@@ -228,3 +228,18 @@ def test_a_full_disk_loses_a_note_and_nothing_else(cache: Cache, monkeypatch: py
     monkeypatch.setattr(module, "write_atomically", full)
     cache.write_note("pages", "https://host/", b"page")
     assert cache.read_note("pages", "https://host/") is None
+
+
+@pytest.mark.parametrize("kind", [JSON_TYPE, "text/html"])
+def test_a_page_that_arrived_damaged_is_asked_for_again(site: Site, settings: Make, cache: Cache, kind: str) -> None:
+    """The server's ETag is that of the good page, so it would say for ever that nothing has changed."""
+    package = Package("thing", "1.0")
+    serve_metadata(site, package, package.metadata)
+    if kind == "text/html":
+        site.content["/simple/thing/"] = f'<a href="/files/{package.filename}">x</a>'.encode()
+        site.types["/simple/thing/"] = kind
+    site.faults["/simple/thing/"] = [Fault(wrong_bytes=True)]
+    with suppress(NetworkError):
+        assert Finder(settings(), cache).all_files("thing") == ()
+    assert len(Finder(settings(), cache).all_files("thing")) == 1
+    assert len(Finder(settings(offline=True), cache).all_files("thing")) == 1
