@@ -76,7 +76,7 @@ class VerifyReport:
         """Why nothing could be checked at the level that was asked for; empty where something was."""
         if self.asked is None or any(check.outcome is not CheckOutcome.NOT_APPLICABLE for check in self.at(self.asked)):
             return ""
-        reasons = dict.fromkeys(check.reason for check in self.at(self.asked) if check.reason)
+        reasons = dict.fromkeys(check.reason.rstrip(".") for check in self.at(self.asked) if check.reason)
         return "; ".join(reasons) or "a check before it failed"
 
     @property
