@@ -112,7 +112,9 @@ def test_lines_that_the_catalog_leaves_out_are_no_news(world: World) -> None:
 
 def test_a_cpu_wheel_of_a_release_that_is_listed_for_one_gpu_alone_is_no_news(world: World) -> None:
     (old,) = [release for release in world.catalog.releases.values() if release.cpu_build is None]
-    wheel = Package("torch", str(old.version), (), "cp311-cp311-manylinux_2_28_aarch64")
+    text = f"__version__ = '{old.version}'\ncuda = None\ngit_version = '{COMMIT}'\nhip = None\n"
+    files = {"torch/__init__.py": b"", "torch/version.py": text.encode()}
+    wheel = Package("torch", str(old.version), (), "cp311-cp311-manylinux_2_28_aarch64", files=files)
     with serve(Site()) as site:
         assert not find(put(site, wheel), world).behind
 
