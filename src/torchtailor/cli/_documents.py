@@ -166,6 +166,7 @@ class VerifyDocument(Struct):
     format: int
     target: str
     passed: bool
+    level_not_reached: Annotated[str, Meta(description="why the level asked for could not be checked, or empty")]
     counts: dict[str, int]
     facts: Annotated[Open, Meta(description="see [verify.md](verify.md)")]
     checks: Annotated[list[Open], Meta(description="level, name, outcome, reason; details and seconds where known")]

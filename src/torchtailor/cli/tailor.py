@@ -51,7 +51,7 @@ def command(
     ] = False,
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
     no_lto: Annotated[
-        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (docs/tailor.md).")
+        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (`torchtailor help tailor`).")
     ] = False,
     drop: Annotated[
         list[str] | None,
@@ -176,14 +176,14 @@ def _print(report: TailorReport) -> None:
     if kept := sum(result.removed_size for result in results):
         gained = human_bytes(max(saved - kept, 0))
         out().print(f"What was cut out is kept ({human_bytes(kept)}): the disk gained {gained}.", markup=False)
+    if not saved:
+        out().print(report.why_nothing, markup=False)
     if missed := sum(result.could_save for result in results):
         out().print(
             f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
             "(read `torchtailor help licences` first).",
             markup=False,
         )
-    if not saved:
-        out().print(report.why_nothing, markup=False)
 
 
 def _print_leftovers(report: TailorReport) -> None:
@@ -207,7 +207,7 @@ def _print_leftovers(report: TailorReport) -> None:
     if linkable := sum(result.could_drop_lto for result in results):
         out().print(
             f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "
-            "(docs/tailor.md says what needs it).",
+            "(`torchtailor help tailor` says what needs it).",
             markup=False,
         )
     if zeroed := sum(library.zeroed for result in results for library in result.changed):

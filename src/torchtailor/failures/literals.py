@@ -1,18 +1,23 @@
 """Which of many literals occur in a block of a log: one pass for all of them, not one for each.
 
 Every four bytes of the block set a mark in a small table; a literal can only occur where all of its own are marked.
+Without numpy, which is part of the extra `verify`, there is a pass for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    if not TYPE_CHECKING:
+        np = None
 
 _GRAM = 4
 _BITS = 17
-_FACTOR = np.uint32(2654435761)  # Knuth's multiplicative hash
-_SHIFT = np.uint32(32 - _BITS)
+_FACTOR = 2654435761  # Knuth's multiplicative hash
 
 
 class Literals:
@@ -20,6 +25,9 @@ class Literals:
 
     def __init__(self, literals: Iterable[bytes]) -> None:
         known = sorted(set(literals))
+        if np is None:
+            self._short, self._long = known, []
+            return
         self._short = [literal for literal in known if len(literal) < _GRAM]
         self._long = [literal for literal in known if len(literal) >= _GRAM]
         marks = [_marks(literal) for literal in self._long]
@@ -39,4 +47,4 @@ class Literals:
 
 def _marks(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     grams = np.ndarray((len(data) - _GRAM + 1,), np.dtype("<u4"), data, strides=(1,))
-    return (grams * _FACTOR) >> _SHIFT
+    return (grams * np.uint32(_FACTOR)) >> np.uint32(32 - _BITS)

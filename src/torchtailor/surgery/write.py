@@ -78,8 +78,8 @@ class Surgery:
         before = sum(plan.found.container.stored_size for plan in self.plan.containers)
         left = before - sum(plan.size for plan in self.plan.containers)
         left -= sum(hole.size for hole in self.holes) - sum(hole.size for hole in self.filler)
-        program = any(segment.type == SegmentType.INTERP for segment in self.elf.segments)
-        return left if left >= (MIN_HOLE if program else _WORTH_ZEROS) else 0
+        pieces = (span.size for span in subtract(self.plan.free, self.holes))
+        return left if left >= _WORTH_ZEROS or any(size >= MIN_HOLE for size in pieces) else 0
 
     @cached_property
     def addresses(self) -> AddressMap:

@@ -43,8 +43,9 @@ class Agreement:
 def compare(cuobjdump: Path, library: Path) -> Agreement:
     """Count the images of a library by both readers."""
     code = scan_file(library)
-    own = [found for found in code.containers if found.section in CONTAINER_SECTIONS]
-    others = [found for found in code.containers if found.section not in CONTAINER_SECTIONS]
+    containers = [found for found in code.containers if not found.container.bare]  # it lists no others
+    own = [found for found in containers if found.section in CONTAINER_SECTIONS]
+    others = [found for found in containers if found.section not in CONTAINER_SECTIONS]
     elsewhere: Counter[str] = Counter()
     if others:
         with tempfile.NamedTemporaryFile(suffix=".fatbin") as file, open_source(library) as source:
