@@ -40,6 +40,7 @@ _ENGINE = (
     "licences",
     "surgery",
     "tailoring",
+    "trust.py",
     "wheels",
 )
 
