@@ -5,9 +5,7 @@ The stages of the pipeline are functions of this package (docs/api.md); each is 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # nothing is imported here: until `__main__` runs, Ctrl-C would print a traceback
 if TYPE_CHECKING:
     from torchtailor.backends.base import BuildResult
     from torchtailor.backends.build import build, plan_build
@@ -74,6 +72,8 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -51,7 +51,10 @@ def command(
     ] = False,
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
     no_lto: Annotated[
-        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses (`torchtailor help tailor`).")
+        bool,
+        typer.Option(
+            "--no-lto", help="Remove LTO-IR too, which only linking at run time uses (`torchtailor help tailor`)."
+        ),
     ] = False,
     drop: Annotated[
         list[str] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME
 
 _OTHER_TYPE = "application/octet-stream"
+_PIECE = 8 << 20
 _WHOLE = "What is published is whole; publish again to add the rest."
 
 
@@ -159,12 +161,20 @@ class RemoteStore:
             return content
 
     def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
-        """By its size where a page lists it: its bytes were checked before the upload, and are many to read back."""
+        """By its size where the page lists it, whose publisher checked its bytes; otherwise they are read back."""
         with self._explained("read"):
             try:
-                return listed and bool(self._system.info(self._at(path)).get("size") == size)
+                same = self._system.info(self._at(path)).get("size") == size
+                return bool(same) and (listed or self._hash(path) == sha256)
             except FileNotFoundError:
                 return False
+
+    def _hash(self, path: str) -> str:
+        hasher = hashlib.sha256()
+        with self._system.open(self._at(path), "rb") as file:
+            while piece := file.read(_PIECE):
+                hasher.update(piece)
+        return hasher.hexdigest()
 
     def put_file(self, source: Path, path: str, sha256: str) -> None:
         if hash_file(source) != sha256:

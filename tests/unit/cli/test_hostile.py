@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import torchtailor
 from torchtailor.format import printable
 from torchtailor.ui import console
 
+_ONLY_US = {"PYTHONPATH": str(Path(torchtailor.__file__).parents[1])}
 COMMAND = (sys.executable, "-m", "torchtailor")
 ESCAPES = "\x1b[2J\x1b]0;title\x07 \x9b31m \u202egnp.exe \r over \udcff\x00"
 
@@ -75,6 +77,12 @@ def test_closed_streams(closed: str) -> None:
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == code, (words, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_imported_before_ctrl_c_is_seen_to() -> None:
+    code = "import sys; before = set(sys.modules); import torchtailor; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, env=_ONLY_US)
+    assert set(done.stdout.split()) <= {"torchtailor", "__future__"}
 
 
 def test_ctrl_c_at_the_start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -232,3 +233,18 @@ def test_a_login_is_not_published(workshop: Workshop) -> None:  # noqa: F811
     (stock,) = read_project_json(content)
     assert stock.url.startswith("http://127.0.0.1") or stock.url.startswith("http://localhost")
     assert "@" not in stock.url
+
+
+def test_another_file_of_the_same_size_on_a_store(workshop: Workshop) -> None:  # noqa: F811
+    """Not listed yet, so nobody vouches for it: its bytes are read back, and replaced."""
+    workshop.build("sm90-avx512")
+    cache = Cache(workshop.root / "cache")
+    publish(workshop.out, memory_store("first"), cache=cache)
+    content = memory_store("first").read("cu128-sm90/torch/index.json")
+    assert content is not None
+    (torch,) = read_project_json(content)
+    place = f"files/{torch.sha256[:2]}/{torch.sha256}/{torch.filename}"
+    other = memory_store("second")
+    other.put_bytes(bytes(torch.size), place)
+    publish(workshop.out, other, cache=cache)
+    assert hashlib.sha256(other.read(place) or b"").hexdigest() == torch.sha256

@@ -119,8 +119,8 @@ def test_where_nothing_fits_the_alternatives_are_shown_and_the_code_says_so(caps
         (["recommend", "--cpu", "zen4", "--release", "1.0"], ExitCode.NO_MATCH, "No release is called '1.0'"),
         (["recommend", "--workload", "mining"], ExitCode.USAGE, "workload"),
         (["recommend", "--via", "magic"], ExitCode.USAGE, "via"),
-        (["recommend", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
-        (["detect", "--from", "/nonexistent"], ExitCode.BAD_INPUT, "cannot be read"),
+        (["recommend", "--from", "/nonexistent"], ExitCode.NO_MATCH, "does not exist"),
+        (["detect", "--from", "/nonexistent"], ExitCode.NO_MATCH, "does not exist"),
         (["detect", "--from", "a", "--record", "b"], ExitCode.USAGE, "are mutually exclusive"),
     ],
 )
