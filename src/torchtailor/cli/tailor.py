@@ -52,9 +52,7 @@ def command(
     keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
     no_lto: Annotated[
         bool,
-        typer.Option(
-            "--no-lto", help="Remove LTO-IR too, which only linking at run time uses (`torchtailor help tailor`)."
-        ),
+        typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses."),
     ] = False,
     drop: Annotated[
         list[str] | None,

@@ -25,11 +25,10 @@ class Literals:
 
     def __init__(self, literals: Iterable[bytes]) -> None:
         known = sorted(set(literals))
+        self._short = [literal for literal in known if np is None or len(literal) < _GRAM]
+        self._long = [literal for literal in known if np is not None and len(literal) >= _GRAM]
         if np is None:
-            self._short, self._long = known, []
             return
-        self._short = [literal for literal in known if len(literal) < _GRAM]
-        self._long = [literal for literal in known if len(literal) >= _GRAM]
         marks = [_marks(literal) for literal in self._long]
         self._marks = np.concatenate(marks) if marks else np.zeros(0, np.uint32)
         self._starts = np.cumsum([0, *(len(mark) for mark in marks[:-1])]) if marks else np.zeros(0, np.intp)
