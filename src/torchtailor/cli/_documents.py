@@ -229,6 +229,7 @@ class WheelPlanDocument(Struct):
     disk_free: Bytes
     memory: Bytes
     seconds: Seconds
+    unavailable: Annotated[list[Open], Meta(description="variants of a glob that cannot be built: variant, reason")]
 
 
 class InstallPlanDocument(WheelPlanDocument):

@@ -246,7 +246,7 @@ def test_drop_rules_are_listed_and_what_they_save_is_said(
     ]
     code, out, _ = run(capsys, *words)
     assert code == ExitCode.OK
-    assert "--drop static-libs left out 1 file of 5 kB." in out and "--drop headers left out 1 files of 700 B." in out
+    assert "--drop static-libs left out 1 file of 5 kB." in out and "--drop headers left out 1 file of 700 B." in out
 
 
 def test_from_python(tmp_path: Path, library: Path, fat: bytes) -> None:

@@ -77,7 +77,8 @@ def _as_stock(unread: Sequence[LibraryFacts], isa: Isa | None, catalog: Catalog,
         reason = f"loading PyTorch {torch} needs {', '.join(missing)}, which {isa.label} does not have"
         yield Check.of(Level.STATIC, name, False, reason, beyond=list(missing))
     elif exceptions := release.wheel_exceptions(isa.arch, has):
-        reason = f"PyTorch {torch} loads on {isa.label}, but {exceptions} --via source avoids it"
+        _, text = exceptions
+        reason = f"PyTorch {torch} loads on {isa.label}, but {text} --via source avoids it"
         yield Check.not_applicable(Level.STATIC, name, reason)
     else:
         reason = f"PyTorch {torch} loads on {isa.label} and selects its kernels at run time"
