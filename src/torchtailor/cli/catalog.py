@@ -101,6 +101,8 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
         yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
     if not found.news and not found.complete:
         yield "Nothing new was found, but not every configured index could be read."
+    elif not found.news and found.problems:
+        yield "Nothing is new on the indexes that could be read."
     elif not found.news:
         yield f"Nothing is new: the catalog of {found.catalog_checked} knows all that the indexes list."
     indexes = "1 index" if len(found.locations) == 1 else f"{len(found.locations)} indexes"

@@ -22,12 +22,29 @@ class DriverVerdict:
     full: Dotted | None = None  # the oldest driver that runs it without limits
 
 
+@dataclass(frozen=True, slots=True)
+class LastBranch:
+    """The last driver branch that supports all GPUs of a machine, and the GPU that ends there."""
+
+    branch: int
+    gpu: str
+
+
+def last_branch(catalog: Catalog, host: Host) -> LastBranch | None:
+    """None where every GPU is supported by current drivers."""
+    known = (catalog.gpus.get(device.compute) for device in host.gpus if device.compute)
+    ends = [LastBranch(gpu.last_driver_branch, gpu.sm.upper()) for gpu in known if gpu and gpu.last_driver_branch]
+    return min(ends, key=lambda end: end.branch, default=None)
+
+
 def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) -> DriverVerdict:
     """The verdict for one GPU and one build with CUDA."""
     assert build.cuda is not None
     toolkit = catalog.toolkit(build.cuda)
     gpu = catalog.gpus.get(device.compute) if device.compute else None
-    needs, full = toolkit.drivers_for(gpu, str(build.toolkit) if build.toolkit else None, device.name)
+    needs, fully = toolkit.drivers_for(gpu, str(build.toolkit) if build.toolkit else None, device.name)
+    last = last_branch(catalog, host)
+    full = fully if last is None or fully.major <= last.branch else None  # a newer one would drop a GPU
     if device.integrated and host.tegra is not None and (host.tegra.cuda or not host.tegra.unified):
         return _by_jetpack(host, toolkit)
     if host.driver is None:
@@ -37,8 +54,8 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
         return _by_cuda(f"The Windows driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     driver = host.driver.number
     if gpu is not None and gpu.last_driver_branch is not None and driver.major > gpu.last_driver_branch:
-        last = f"R{gpu.last_driver_branch}"
-        text = f"Driver {driver} no longer supports {gpu.sm.upper()}: {last} is the last branch that does."
+        ends = f"R{gpu.last_driver_branch} is the last branch that does."
+        text = f"Driver {driver} no longer supports {gpu.sm.upper()}: {ends}"
         return DriverVerdict(DriverFit.DROPPED_GPU, text, needs=needs, full=full)
     first = gpu.first_driver_of(device.name) if gpu is not None else None
     if gpu is not None and first is not None and driver < first:
@@ -48,8 +65,8 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
     text = {
         DriverFit.FULL: f"Driver {driver} fully supports CUDA {build.cuda}.",
-        DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} through minor-version compatibility; "
-        f"{full} supports it fully.",
+        DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} through minor-version compatibility"
+        + (f"; {full} supports it fully." if full else "."),
         DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this machine has {driver}.",
     }[fit]
     return DriverVerdict(fit, text, needs=needs, full=full)

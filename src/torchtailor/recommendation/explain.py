@@ -12,6 +12,7 @@ from torchtailor.recommendation.request import IsaRanking, Situation, Workload
 from torchtailor.recommendation.result import Pick
 
 _BLACKWELL = 10  # from this major on Triton takes its second ptxas
+_OLDEST_FOR_TRITON = 7  # major capability; inductor refuses older GPUs
 _RUNS = {
     Fit.NATIVE: "natively",
     Fit.COMPATIBLE: "through binary compatibility",
@@ -93,6 +94,8 @@ def _compiler_limit(situation: Situation, candidate: Candidate) -> str | None:
     catalog, driver = situation.catalog, situation.host.driver
     triton = next((row for row in catalog.tritons if _is_version(row.version, candidate.variant.release.triton)), None)
     newest = max((one.device.compute for one in candidate.devices if one.device.compute), default=None)
+    if newest is not None and newest.major < _OLDEST_FOR_TRITON:
+        return f"torch.compile does not work on this GPU: Triton needs capability {_OLDEST_FOR_TRITON}.0 or newer."
     if triton is None or newest is None or driver is None or driver.windows or situation.host.tegra:
         return None
     blackwell = newest.major >= _BLACKWELL and triton.ptxas_blackwell is not None

@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_struct
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.tegra import describe_tegra, tegra_table
 from torchtailor.recommendation.candidates import Candidate, best_candidate, best_of_other_pythons, preference
+from torchtailor.recommendation.drivers import last_branch
 from torchtailor.recommendation.request import Situation
 from torchtailor.recommendation.result import Upgrade
 
@@ -48,7 +49,16 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
         yield Upgrade(f"driver R{branch}", variant.unique_name, text)
     elif verdict.needs is not None:
         more = f" ({verdict.full} for full support)" if verdict.full and verdict.full > verdict.needs else ""
-        text = f"Driver {verdict.needs} or newer{more} enables {gain}."
+        last = last_branch(situation.catalog, situation.host)
+        if last is None:
+            text = f"Driver {verdict.needs} or newer{more} enables {gain}."
+        elif verdict.needs.major <= last.branch:
+            text = f"Driver {verdict.needs} or newer{more}, up to branch R{last.branch}, enables {gain}."
+        else:
+            text = (
+                f"Driver {verdict.needs} or newer{more} enables {gain}, but {last.gpu} would be lost: "
+                f"R{last.branch} is the last branch that supports it."
+            )
         yield Upgrade(f"driver {verdict.needs}", variant.unique_name, text)
     else:
         text = f"A newer driver, one for CUDA {variant.build.cuda}, enables {gain}."

@@ -136,3 +136,26 @@ def test_a_corrupted_file_is_a_sentence(described: Path, capsys: pytest.CaptureF
     described.write_bytes(described.read_bytes()[:500])
     assert main(["recommend", "--from", str(described)]) == ExitCode.BAD_INPUT
     assert "is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "says", "never"),
+    [
+        (["Tesla K80"], "390.157", "Driver 450.80.02 or newer, up to branch R470, enables PyTorch 2.0.1", "515"),
+        (["Tesla K80", "Tesla P100-PCIE-12GB"], "470", "but SM37 would be lost: R470 is the last branch", "560"),
+        (["A100", "V100"], "535.129.03", "Driver 580.65.06 or newer, up to branch R580, enables", "595"),
+    ],
+)
+def test_a_driver_that_drops_a_gpu_of_the_machine_is_no_advice(
+    gpus: list[str], driver: str, says: str, never: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = [word for gpu in gpus for word in ("--gpu", gpu)]
+    main(["recommend", *named, "--cpu", "haswell", "--driver", driver])
+    out = capsys.readouterr().out
+    assert says in out
+    assert f"{never}." not in out.partition("Rejected")[0]
+
+
+def test_torch_compile_needs_volta(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--gpu", "GTX 1080 Ti", "--cpu", "haswell", "--driver", "580.95.05"]) == ExitCode.OK
+    assert "torch.compile does not work on this GPU" in capsys.readouterr().out
