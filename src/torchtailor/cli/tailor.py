@@ -177,7 +177,7 @@ def _print(report: TailorReport) -> None:
     if kept := sum(result.removed_size for result in results):
         gained = human_bytes(max(saved - kept, 0))
         out().print(f"What was cut out is kept ({human_bytes(kept)}): the disk gained {gained}.", markup=False)
-    if not saved:
+    if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
     if missed := sum(result.could_save for result in results):
         out().print(
