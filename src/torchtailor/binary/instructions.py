@@ -21,9 +21,23 @@ _ADR_OR_ADRP = re.compile(rb"[\x10\x30\x50\x70\x90\xb0\xd0\xf0]")  # the last by
 _ADRP = 0x80000000
 
 
+def got_address(elf: ElfFile) -> int | None:
+    """The address from which the medium code model counts."""
+    return elf.dynamic_value(_PLTGOT) if elf.machine is ElfMachine.X86_64 else None
+
+
+def movabs_immediates(code: bytes | bytearray | memoryview, address: int) -> Iterator[tuple[int, int]]:
+    """(address of the immediate, its value) of everything that looks like `movabs $imm64, %reg`."""
+    last = len(code) - 10
+    for match in _MOVABS.finditer(code):
+        at = match.start()
+        if at <= last:
+            yield address + at + 2, unpack_from("<q", code, at + 2)[0]
+
+
 def named_by_code(elf: ElfFile, addresses: Collection[int]) -> set[int]:
     """Those of the addresses that instructions compute: relative to themselves, or to the GOT."""
-    got = elf.dynamic_value(_PLTGOT)
+    got = got_address(elf)
     wanted = frozenset(addresses)
     pages = frozenset(address // _PAGE for address in wanted)
     named: set[int] = set()
@@ -46,10 +60,7 @@ def _x86_64(code: bytes, address: int, got: int | None) -> Iterator[int]:
         if at <= last:
             yield base + at + unpack_from("<i", code, at + 2)[0]
     if got is not None:
-        last = len(code) - 10
-        for found in _MOVABS.finditer(code):
-            if found.start() <= last:
-                yield got + unpack_from("<q", code, found.start() + 2)[0]
+        yield from (got + distance for _, distance in movabs_immediates(code, address))
 
 
 def _aarch64(code: bytes, address: int, pages: frozenset[int]) -> Iterator[int]:

@@ -18,16 +18,15 @@ from struct import unpack_from
 from weakref import WeakKeyDictionary
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine, Relocation, SectionType
+from torchtailor.binary.elf_headers import Relocation, SectionType
+from torchtailor.binary.instructions import got_address, movabs_immediates
 from torchtailor.gpucode.fatbin import WrapperVersion
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 
-_MOVABS = re.compile(rb"[\x48\x49][\xb8-\xbf]")
 _LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]")
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time
 _LARGE_DATA = (".ldata", ".lrodata")  # where the medium code model puts what it reaches by immediates
 _MAX_GAP = 64  # zeros between the end of a container and the next object of a resource table
-_PLTGOT = 3
 _SYMTAB = 6
 _SYMBOL_WORDS = 3  # 24 bytes; the value is the second word
 
@@ -66,11 +65,6 @@ class Spans:
         if index >= 0 and self.starts[index] < address < self.ends[index]:
             return self.starts[index]
         return None
-
-
-def got_address(elf: ElfFile) -> int | None:
-    """The address from which the medium code model counts."""
-    return elf.dynamic_value(_PLTGOT) if elf.machine is ElfMachine.X86_64 else None
 
 
 _movable: WeakKeyDictionary[ElfFile, dict[int, ContainerPointers]] = WeakKeyDictionary()
@@ -235,15 +229,6 @@ def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> 
         for found in containers
         if found.address is not None and found.address not in blocked and (found.pointers or found.address in places)
     }
-
-
-def movabs_immediates(code: bytes | bytearray | memoryview, address: int) -> Iterator[tuple[int, int]]:
-    """(address of the immediate, its value) of everything that looks like `movabs $imm64, %reg`."""
-    last = len(code) - 10
-    for match in _MOVABS.finditer(code):
-        at = match.start()
-        if at <= last:
-            yield address + at + 2, unpack_from("<q", code, at + 2)[0]
 
 
 def _lea_targets(code: bytes | bytearray | memoryview, address: int, spans: Spans) -> Iterator[int]:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, SegmentType
+from torchtailor.binary.instructions import got_address
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
 from torchtailor.surgery.files import FileSource, copy_range, write_at
@@ -41,7 +42,6 @@ from torchtailor.surgery.layout import (
     subtract,
 )
 from torchtailor.surgery.plan import ContainerPlan, LibraryPlan
-from torchtailor.surgery.references import got_address
 
 ADDEND_FIELD = 16  # in a RELA record
 

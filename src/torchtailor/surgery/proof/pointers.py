@@ -11,11 +11,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.instructions import got_address, movabs_immediates
 from torchtailor.binary.source import Bytes
 from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.proof.pairs import ContainerPair
-from torchtailor.surgery.references import got_address, movabs_immediates
 
 _MAX_GAP = 64
 _ADDEND_FIELD = 16
