@@ -68,7 +68,7 @@ class Surgery:
     def size(self) -> int:
         return self.sections.file_size
 
-    @property
+    @cached_property
     def zeroed(self) -> int:
         """Bytes of removed code that stay in the file as zeros, if they are worth a new file.
 
