@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import stat
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.unit.wheels.builder import build_wheel
@@ -18,8 +20,21 @@ FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 class Hostile:
     """How to make a wheel, and what must be said of it."""
 
-    make: Callable[[Path], Path]
+    build: Callable[[Path], Path]
     said: str
+
+    def make(self, folder: Path) -> Path:
+        name, content = _built(self.build)
+        (folder / name).write_bytes(content)
+        return folder / name
+
+
+@cache
+def _built(build: Callable[[Path], Path]) -> tuple[str, bytes]:
+    """Once: packing the bombs takes seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build(Path(folder))
+        return wheel.name, wheel.read_bytes()
 
 
 def with_library(
