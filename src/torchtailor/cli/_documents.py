@@ -81,7 +81,6 @@ class PolicyDocument(Struct):
     strip: bool | None
     nvidia: bool
     recompress: RecompressionPolicy | None
-    loose_cubins: Annotated[bool, Meta(description="cubin files for others were left out")] | UnsetType = UNSET
     drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
 
@@ -123,8 +122,7 @@ class TailoredInput(Struct):
     could_save: Bytes
     could_strip: Bytes
     could_drop_lto: Bytes
-    dropped_files: Annotated[list[Open], Meta(description="of --drop: path, rule, size")]
-    removed_files: Annotated[list[Open], Meta(description="GPU code for others: path, size, code")]
+    dropped_files: Annotated[list[Open], Meta(description="that were left out: path, rule, size, code")]
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]

@@ -151,6 +151,7 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
 
 
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
+    from torchtailor.artifact.drops import default_rules
     from torchtailor.ui import human_bytes
 
     libraries = inspection.libraries
@@ -181,9 +182,11 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         if library.texts:
             held = ", ".join(f"{group.label} {group.images}" for group in library.texts)
             yield f"{library.name} has PTX as text ({held}), which is not cut."
-    if droppable := inspection.droppable:
-        rules = ", ".join(f"{name} {human_bytes(size)}" for name, (_, size) in droppable.items())
-        yield f"`tailor --drop` could leave out: {rules}."
+    droppable = {name: f"{name} {human_bytes(size)}" for name, (_, size) in inspection.droppable.items()}
+    if always := [droppable.pop(name) for name in default_rules() if name in droppable]:
+        yield f"`tailor` would leave out: {', '.join(always)}."
+    if droppable:
+        yield f"`tailor --drop` could leave out: {', '.join(droppable.values())}."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors or not what they are named, and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]

@@ -18,6 +18,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Undo an in-place tailoring, or print how to reinstall what cannot be restored."""
+    from torchtailor.format import counted
     from torchtailor.tailoring.restore import restore
     from torchtailor.ui import ProgressBar, human_bytes, out, print_json
 
@@ -31,7 +32,7 @@ def command(
     if restored:
         verb = "Would restore" if dry_run else "Restored"
         size = human_bytes(sum(result.size for result in results))
-        out().print(f"{verb} {len(restored)} libraries, {size}:", markup=False)
+        out().print(f"{verb} {counted(len(restored), 'file')}, {size}:", markup=False)
         for library in restored:
             out().print(f"  {library}", markup=False)
     if commands:

@@ -78,10 +78,6 @@ def command(
     driver: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
     ] = None,
-    loose_cubins: Annotated[
-        bool,
-        typer.Option("--loose-cubins", help="Leave .cubin files for other GPUs out of new wheels and folders."),
-    ] = False,
     keep_removed: Annotated[
         bool,
         typer.Option(
@@ -113,7 +109,6 @@ def command(
         recompress=recompress,
         level=level,
         driver=driver,
-        loose_cubins=loose_cubins,
         keep_removed=keep_removed,
         dry_run=dry_run,
         processes=jobs,
@@ -189,20 +184,19 @@ def _print(report: TailorReport) -> None:
 
 def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
+    from torchtailor.artifact.drops import default_rules, drop_rules
     from torchtailor.format import counted
     from torchtailor.ui import human_bytes, out
 
     results = report.results
     verb = "would leave" if report.options.dry_run else "left"
-    if removed := [file for result in results for file in result.removed]:
-        size = human_bytes(sum(file.size for file in removed))
-        what = removed[0].path.rsplit("/", 1)[-1]
-        what = f"1 file for other GPUs ({what})" if len(removed) == 1 else f"{len(removed)} files such as {what}"
-        out().print(f"{verb.capitalize()} out {what}: {size}.", markup=False)
     files = [file for result in results for file in result.dropped_files]
-    for rule in dict.fromkeys(file.rule for file in files):
-        own = [file.size for file in files if file.rule == rule]
-        out().print(f"--drop {rule} {verb} out {counted(len(own), 'file')} of {human_bytes(sum(own))}.", markup=False)
+    for name in dict.fromkeys(file.rule for file in files):
+        own = [file for file in files if file.rule == name]
+        size, first = human_bytes(sum(file.size for file in own)), own[0].path.rsplit("/", 1)[-1]
+        what = f"{counted(len(own), 'file')} of {size}, such as {first}" if own[1:] else f"1 file of {size}, {first}"
+        why = drop_rules()[name].what if name in default_rules() else f"--drop {name}"
+        out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     if linkable := sum(result.could_drop_lto for result in results):

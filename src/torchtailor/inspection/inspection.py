@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +42,12 @@ class ArtifactReport:
     files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
     every_file: Mapping[str, int] = field(default_factory=dict)  # all of them, as they are installed, with their sizes
 
-    def droppable(self, devices: Sequence[Capability]) -> dict[str, tuple[int, int]]:
-        """What each rule of --drop would leave out: files and bytes."""
+    def droppable(self, policy: Policy | None) -> dict[str, tuple[int, int]]:
+        """What each rule of --drop would leave out for these targets: files and bytes."""
+        files = {file.name: file for file in self.files}
         found: dict[str, tuple[int, int]] = {}
         for name in drop_rules():
-            dropped = Drops.of([name], devices).find(self.every_file)
+            dropped = Drops.of([name], policy).find(self.every_file, files.get)
             if dropped:
                 found[name] = (len(dropped), sum(file.size for file in dropped.values()))
         return found
@@ -123,8 +124,10 @@ class Inspection:
         """What each rule of --drop would leave out of everything: files and bytes."""
         number: Counter[str] = Counter()
         size: Counter[str] = Counter()
+        archs = tuple(TorchArch(device) for device in self.devices)
+        policy = Policy(Targets(archs), self.rules) if archs else None
         for report in self.artifacts:
-            for name, (own, bytes_) in report.droppable(self.devices).items():
+            for name, (own, bytes_) in report.droppable(policy).items():
                 number[name] += own
                 size[name] += bytes_
         return {name: (number[name], size[name]) for name in number}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.drops import Drops
+from torchtailor.artifact.drops import Drops, default_rules
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
@@ -28,8 +28,7 @@ class TailorOptions:
     recompress: bool = False  # store LZ4 and raw images as zstd
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
-    loose_cubins: bool = False  # leave out files that are cubins for other GPUs
-    drop: tuple[str, ...] = ()  # names of rules for files that are left out of wheels and folders
+    drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
@@ -56,7 +55,7 @@ class TailorOptions:
 
     @property
     def drops(self) -> Drops:
-        return Drops.of(self.drop, self.targets.devices)
+        return Drops.of([*default_rules(), *self.drop], self.policy)
 
     @property
     def workers(self) -> int:
@@ -89,7 +88,6 @@ class TailorOptions:
             "policy": {
                 "strip": self.strip,
                 "nvidia": self.nvidia,
-                **({"loose_cubins": True} if self.loose_cubins else {}),
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
                 **dropping,

@@ -1,4 +1,4 @@
-"""A delta from a cut library back to the stock one, byte for byte.
+"""A delta from a cut library, or from a file that was left out, back to the stock one, byte for byte.
 
 The stock file is a list of ranges: ranges of the cut file, and ranges that are stored in the delta. Kept
 images are found by their content; everything else that is loaded lies at the same virtual address in both files.
@@ -11,7 +11,8 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -43,20 +44,36 @@ class DeltaRange:
 
 def write_delta(stock: Path, cut: Path, target: Path, stock_sha256: str) -> None:
     """Write what is needed to rebuild `stock` from `cut`, and check that it works."""
-    with open_file(stock) as before, open_file(cut) as after, target.open("xb") as file:
-        ranges = _joined(_ranges(before, after))
+    with open_file(stock) as before, open_file(cut) as after:
+        _write(before, _joined(_ranges(before, after)), target)
+    _check(stock, cut, target, stock_sha256)
+
+
+def write_whole(stock: Path, target: Path, stock_sha256: str) -> None:
+    """Write what is needed to rebuild `stock` from nothing, and check that it works."""
+    size = stock.stat().st_size
+    with open_file(stock) if size else nullcontext() as before:
+        _write(before, [DeltaRange(None, size)] if size else [], target)
+    _check(stock, None, target, stock_sha256)
+
+
+def _write(before: FileSource | None, ranges: Sequence[DeltaRange], target: Path) -> None:
+    with target.open("xb") as file:
         table = b"".join(_RANGE.pack(_STORED if p.offset is None else p.offset, p.size) for p in ranges)
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(table)
         file.write(_HEADER.pack(_MAGIC, len(ranges), len(packed), zlib.crc32(table)) + packed)
         with zstandard.ZstdCompressor(level=_LEVEL).stream_writer(file, closefd=False) as writer:
             position = 0
             for part in ranges:
-                if part.offset is None:
+                if part.offset is None and before:
                     for chunk in before.chunks(position, part.size):
                         writer.write(chunk)
                 position += part.size
         file.flush()
         os.fsync(file.fileno())
+
+
+def _check(stock: Path, cut: Path | None, target: Path, stock_sha256: str) -> None:
     hasher = hashlib.sha256()
     for chunk in rebuild(cut, target):
         hasher.update(chunk)
@@ -65,13 +82,15 @@ def write_delta(stock: Path, cut: Path, target: Path, stock_sha256: str) -> None
         raise CheckFailedError(f"{stock} could not be rebuilt from what was kept.", "This is a bug: please report it.")
 
 
-def rebuild(cut: Path, delta: Path) -> Iterator[bytes]:
-    """The bytes of the stock file, in order."""
-    with open_file(cut) as after, delta.open("rb") as file:
+def rebuild(cut: Path | None, delta: Path) -> Iterator[bytes]:
+    """The bytes of the stock file, in order; without `cut` all of them are in the delta."""
+    with open_file(cut) if cut else nullcontext() as after, delta.open("rb") as file:
         ranges = _read_ranges(file, delta)
         with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as reader:
             for part in ranges:
                 if part.offset is not None:
+                    if after is None:
+                        raise _damaged(delta)
                     yield from after.chunks(part.offset, part.size)
                 else:
                     yield from _stored_bytes(reader, part.size, delta)

@@ -1,4 +1,5 @@
-"""Tailors an environment in place: each file is replaced by one rename, and the environment is usable throughout."""
+"""Tailors an environment in place: each library is replaced by one rename, files that rules leave out are deleted, and
+the environment is usable throughout."""
 
 from __future__ import annotations
 
@@ -11,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
+from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
 from torchtailor.artifact.sites import active_environment, project_environment
-from torchtailor.disk import disk_errors, give_to, sync_folder
+from torchtailor.disk import disk_errors, give_to, hash_file, sync_folder
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.delta import write_delta
-from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, FileState, Journal, reconcile
+from torchtailor.tailoring.delta import write_delta, write_whole
+from torchtailor.tailoring.folder import read_code_in
+from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, FileState, Gone, Journal, reconcile
 from torchtailor.tailoring.libraries import cut_library, is_library
-from torchtailor.tailoring.manifest import library_json
+from torchtailor.tailoring.manifest import dropped_json, library_json
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.trust import leads_inside
@@ -89,7 +92,8 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
     options = options.with_default_strip()
     progress = progress or NoProgress()
     if options.dry_run:
-        jobs, skipped = _jobs(site, site / STATE_FOLDER, options)
+        plan = _Plan.of(site, options)
+        jobs, skipped = _jobs(plan, site / STATE_FOLDER, options)
         progress.begin(str(site), sum(job.size for job in jobs))
         owners = {job.name: job.owners for job in jobs}
         done = []
@@ -98,26 +102,32 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             stripped.note(owners[job.name], result)
             progress.advance(job.size)
         done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
-        return _result(site, [*done, *skipped], options)
+        return _result(site, [*done, *skipped], plan.dropped.values(), plan.notes, options)
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
         _check_earlier(site, chains, options)
-        jobs, skipped = _jobs(site, journal.folder, options)
-        progress.begin(str(site), sum(job.size for job in jobs))
-        known = {path: chain[-1].after for path, chain in chains.items()}
+        plan = _Plan.of(site, options)
+        jobs, skipped = _jobs(plan, journal.folder, options)
+        to_drop = sum(file.size for file in plan.dropped.values())
+        progress.begin(str(site), sum(job.size for job in jobs) + to_drop)
+        known = {path: chain[-1].state_after for path, chain in chains.items()}
         try:
             done = list(_cut_all(journal, chains, jobs, options, progress, known, stripped))
+            outcome = _result(site, [*done, *skipped], (), plan.notes, options)
+            if not outcome.useless_for_target:
+                dropped, notes = _drop_all(journal, plan, options, progress, known)
+                outcome = _result(site, [*done, *skipped], dropped, (*plan.notes, *notes), options)
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 _settle(journal, known)
             raise
         _settle(journal, known)
         removed = sum(path.stat().st_size for path in journal.removed.glob("*")) if options.keep_removed else 0
-    return replace(_result(site, [*done, *skipped], options), removed_size=removed)
+    return replace(outcome, removed_size=removed)
 
 
-def _settle(journal: Journal, known: Mapping[str, FileState]) -> None:
+def _settle(journal: Journal, known: Mapping[str, FileState | Gone]) -> None:
     if not reconcile(journal, known):
         journal.delete()
 
@@ -133,7 +143,7 @@ class _Stripped:
     def note_earlier(self, chains: Chains) -> None:
         """What an earlier run cut, which may have been stopped before it came to the package's other libraries."""
         changes = (change for chain in chains.values() for change in chain)
-        cut = (change for change in changes if change.library.get("status") == LibraryStatus.CUT.value)
+        cut = (change for change in changes if (change.library or {}).get("status") == LibraryStatus.CUT.value)
         self._with_code.update(name for change in cut for name in change.distributions)
 
     def note(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> None:
@@ -150,39 +160,77 @@ def _not_stripped(result: LibraryResult) -> LibraryResult:
     return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
 
 
-def _result(site: Path, libraries: Sequence[LibraryResult], options: TailorOptions) -> TailorResult:
+def _result(
+    site: Path,
+    libraries: Sequence[LibraryResult],
+    dropped: Iterable[DroppedFile],
+    notes: Sequence[str],
+    options: TailorOptions,
+) -> TailorResult:
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
-    before = sum(library.size_before for library in ordered)
+    gone = tuple(dropped)
+    before = sum(library.size_before for library in ordered) + sum(file.size for file in gone)
     after = sum(library.size_after for library in ordered)
-    notes = unreadable_in(site)
-    return TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run, notes=notes)
+    result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
+    return replace(result, notes=(*unreadable_in(site), *notes), dropped_files=gone)
 
 
 def _check_earlier(site: Path, chains: Chains, options: TailorOptions) -> None:
     """What an earlier cut removed cannot be kept by this one."""
     wanted = {str(device) for device in options.targets.devices}
     for path, chain in chains.items():
-        if missing := wanted - set(chain[-1].gpus):
+        missing = wanted - set(chain[-1].gpus)
+        if missing and _depends_on_targets(chain[-1]):
             had, lacks = ", ".join(chain[-1].gpus), ", ".join(sorted(missing))
+            if chain[-1].dropped:
+                raise ImpossibleError(
+                    f"{path} was left out for {had}, and {lacks} may need it.",
+                    f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
+                )
             raise ImpossibleError(
                 f"{path} was cut for {had} and has no code for {lacks} any more.",
                 f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
             )
-        if options.policy.keep_lto and chain[-1].options["policy"].get("lto") is False:
+        if chain[-1].library and options.policy.keep_lto and chain[-1].options["policy"].get("lto") is False:
             raise ImpossibleError(
                 f"{path} was cut with --no-lto and has no LTO-IR any more.",
                 "Add --no-lto, or run `torchtailor restore` first.",
             )
 
 
-def _jobs(site: Path, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:
+def _depends_on_targets(change: Change) -> bool:
+    rule = drop_rules().get(change.dropped["rule"]) if change.dropped else None
+    return rule is None or rule.by_target
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The files of an environment and whose they are, and those that rules leave out."""
+
+    site: Path
+    found: Mapping[str, tuple[InstalledDistribution, ...]]
+    dropped: Mapping[str, DroppedFile]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, site: Path, options: TailorOptions) -> _Plan:
+        owners = owners_by_file(installed_in(site))
+        found = {name: owners[name] for name in sorted(owners) if (site / name).is_file()}
+        sizes = {name: (site / name).lstat().st_size for name in found}
+        dropped = options.drops.find(sizes, read_code_in(site, owners, options))
+        root = site.resolve()
+        outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
+        notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
+        return cls(site, found, {name: dropped[name] for name in dropped if name not in outside}, notes)
+
+
+def _jobs(plan: _Plan, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:
     """The libraries to cut, and those that cannot be replaced."""
+    site = plan.site
     root, device = site.resolve(), site.stat().st_dev
     jobs: list[_PlaceJob] = []
     skipped: list[LibraryResult] = []
-    found = {
-        name: owners for name, owners in sorted(owners_by_file(installed_in(site)).items()) if (site / name).is_file()
-    }
+    found = {name: owners for name, owners in plan.found.items() if name not in plan.dropped}
     links = _second_names(site, found)
     second_names = {name for names in links.values() for name in names}
     for name, owners in found.items():
@@ -225,14 +273,14 @@ def _cut_all(
     jobs: Sequence[_PlaceJob],
     options: TailorOptions,
     progress: Progress,
-    known: dict[str, FileState],
+    known: dict[str, FileState | Gone],
     stripped: _Stripped,
 ) -> Iterator[LibraryResult]:
     recorded = options.to_json()
     stripped.note_earlier(chains)
     to_do = []
     for job in jobs:
-        if job.name in chains and chains[job.name][-1].options == recorded:
+        if job.name in chains and _of_libraries(chains[job.name][-1].options) == _of_libraries(recorded):
             progress.advance(job.size)
             yield LibraryResult.not_read(LibraryStatus.UNCHANGED, job.name, job.size, _ALREADY_CUT)
         else:
@@ -262,6 +310,75 @@ def _cut_all(
         yield _not_stripped(one)
 
 
+def _of_libraries(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the bytes of a library."""
+    policy = {key: value for key, value in options["policy"].items() if key != "drop"}
+    return {**options, "policy": policy}
+
+
+def _drop_all(
+    journal: Journal, plan: _Plan, options: TailorOptions, progress: Progress, known: dict[str, FileState | Gone]
+) -> tuple[list[DroppedFile], list[str]]:
+    """Leave out what the rules name; returns these files, and why others stay."""
+    changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
+    notes: list[str] = []
+    places: dict[Path, dict[str, int]] = {}
+    for name, file in plan.dropped.items():
+        path, owners = plan.site / name, plan.found[name]
+        seen, sha256 = _seen(path), hash_file(path)
+        if other := _other_hash(name, owners, sha256):
+            notes.append(f"{name} stays: its hash is not the one in the RECORD of {other}; reinstall that package.")
+            continue
+        removed = ""
+        if options.keep_removed:
+            removed = f"{sha256[:24]}-{'0' * 24}"
+            staged = journal.staging / removed
+            write_whole(path, staged, sha256)
+            give_to(staged, path.lstat())
+            staged.replace(journal.removed / removed)
+        for owner in owners:
+            if owner.dist_info not in places:
+                places[owner.dist_info] = {row.path: place for place, row in enumerate(owner.record)}
+        change = Change(
+            path=name,
+            distributions=tuple(owner.dist_info.name for owner in owners),
+            before=FileState(sha256, path.stat().st_size),
+            after=None,
+            removed=removed,
+            options=options.to_json(),
+            library=None,
+            dropped=dropped_json(file),
+            mode=path.stat().st_mode & 0o7777,
+            record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
+        )
+        changes[name] = change, seen
+        progress.advance(file.size)
+    if changes:
+        sync_folder(journal.removed)
+        journal.add(*(change for change, _ in changes.values()))
+    gone = []
+    for name, (_, seen) in changes.items():
+        if _seen(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
+            notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
+            continue
+        known.pop(name, None)
+        (plan.site / name).unlink()
+        known[name] = Gone.GONE
+        gone.append(plan.dropped[name])
+    for folder in {(plan.site / file.path).parent for file in gone}:
+        sync_folder(folder)
+    return gone, notes
+
+
+def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:
+    """The package whose RECORD has another hash for a file; empty where none has."""
+    for owner in owners:
+        expected = owner.files[name].hash
+        if expected and expected.algorithm == "sha256" and expected.digest.hex() != sha256:
+            return owner.metadata.name
+    return ""
+
+
 def _in_order(waiting: Sequence[LibraryResult]) -> list[LibraryResult]:
     """The newest first: it may be what the others wait for."""
     return [*waiting[-1:], *waiting[:-1]]
@@ -287,10 +404,9 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
     if not result.status.changed:
         return result
     names = ((job.name, job.owners), *job.second_names)
-    for name, owner in ((name, owner) for name, owners in names for owner in owners):
-        expected = owner.files[name].hash
-        if expected and expected.algorithm == "sha256" and expected.digest.hex() != result.sha256_in:
-            reason = f"its hash is not the one in the RECORD of {owner.metadata.name}; reinstall that package"
+    for name, owners in names:
+        if other := _other_hash(name, owners, result.sha256_in):
+            reason = f"its hash is not the one in the RECORD of {other}; reinstall that package"
             return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
     if not job.is_unchanged:
         return _replaced_meanwhile(job)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.drops import sizes_in
+from torchtailor.artifact.drops import ReadCode, sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
 from torchtailor.artifact.libraries import LibraryFile, loose_code_files
 from torchtailor.disk import (
@@ -21,12 +21,11 @@ from torchtailor.disk import (
     write_atomically,
 )
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
-from torchtailor.gpucode.files import CodeFile, known_by_head
+from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.code_files import removed_files
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.processes import run_all
@@ -59,14 +58,12 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             output.parent.mkdir(parents=True, exist_ok=True)
         installed = find_installed(folder)
         with staging_folder(existing_parent(output.parent)) as scratch:
-            dropped = options.drops.find(sizes_in(folder)) if options.drop else {}
+            owners = owners_by_file(installed)
+            dropped = options.drops.find(sizes_in(folder), read_code_in(folder, owners, options))
             tree = _Tree(folder, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
-            code_files = [file for file in _code_files(folder, installed, options) if file.name not in dropped]
-            removed = removed_files(code_files, options)
-            tree.leave_out(file.path for file in removed)
-            jobs = _jobs(folder, scratch / "tree", tree.libraries, installed, options)
+            jobs = _jobs(folder, scratch / "tree", tree.libraries, owners, options)
             work = run_all(_cut_or_copy, jobs, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in jobs))
             tree.copy_others()
@@ -77,19 +74,17 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
                 results = {job.name: _whole(job, results[job.name]) for job in jobs}
             libraries = tuple(results[name] for name in sorted(results))
-            left_out = tuple(dropped.values())
-            gone = sum(file.size for file in removed) + sum(file.size for file in left_out)
+            gone = tree.size_of_dropped
             before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
-            whole = replace(whole, notes=unreadable_in(folder), removed=removed, dropped_files=left_out)
+            whole = replace(whole, notes=unreadable_in(folder), dropped_files=tuple(dropped.values()))
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            gone_paths = frozenset([*dropped, *(file.path for file in removed)])
-            _update_records(folder, scratch / "tree", installed, results, gone_paths)
+            _update_records(folder, scratch / "tree", installed, results, frozenset(dropped))
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
-            document = manifest(options, names, {}, libraries, removed, left_out)
+            document = manifest(options, names, {}, libraries, dropped.values())
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
             if output.is_dir():  # empty, as was checked
@@ -154,6 +149,7 @@ class _Tree:
         self._modes: list[tuple[Path, int]] = []
         self._second_names: list[tuple[Path, Path]] = []
         self._first_names: dict[tuple[int, int], Path] = {}
+        self._dropped_files: dict[tuple[int, int], int] = {}
         self.size_of_others = 0
         self.libraries: list[Path] = []
         for place, names, files in os.walk(source):
@@ -170,6 +166,8 @@ class _Tree:
 
     def _sort(self, path: Path) -> None:
         if self._dropped and path.relative_to(self._source).as_posix() in self._dropped:
+            status = path.lstat()
+            self._dropped_files[(status.st_dev, status.st_ino)] = status.st_size
             return
         if path.is_symlink():
             self._others.append(path)
@@ -186,11 +184,10 @@ class _Tree:
             self.size_of_others += status.st_size
             self._others.append(path)
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Do not copy these."""
-        gone = {self._source / name for name in names}
-        self.size_of_others -= sum(path.stat().st_size for path in gone)
-        self._others = [path for path in self._others if path not in gone]
+    @property
+    def size_of_dropped(self) -> int:
+        """The bytes of files none of whose names is copied."""
+        return sum(size for file, size in self._dropped_files.items() if file not in self._first_names)
 
     def copy_others(self) -> None:
         for path in self._others if self._copying else ():
@@ -210,30 +207,28 @@ class _Tree:
             folder.chmod(mode & 0o7777)
 
 
-def _code_files(
-    folder: Path, installed: tuple[InstalledDistribution, ...], options: TailorOptions
-) -> Iterator[CodeFile]:
-    """The files of GPU code that may be left out: not those with several names, nor NVIDIA's without --nvidia."""
-    owners = owners_by_file(installed)
-    for path, status in loose_code_files([folder]):
-        name = path.relative_to(folder).as_posix()
+def read_code_in(
+    folder: Path, owners: Mapping[str, tuple[InstalledDistribution, ...]], options: TailorOptions
+) -> ReadCode:
+    """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
+
+    def read(name: str) -> CodeFile | None:
+        path = folder / name
         packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
-        if status.st_nlink > 1 or not known_by_head(name):
-            continue
-        if options.nvidia or not any(needs_nvidia_option(name, package) for package in packages):
-            file = LibraryFile(name, "", status.st_size, path).code()
-            if file:
-                yield file
+        if not options.nvidia and any(needs_nvidia_option(name, package) for package in packages):
+            return None
+        return LibraryFile(name, "", path.stat().st_size, path).code() if path.is_file() else None
+
+    return read
 
 
 def _jobs(
     folder: Path,
     target: Path,
     libraries: list[Path],
-    installed: tuple[InstalledDistribution, ...],
+    owners: Mapping[str, tuple[InstalledDistribution, ...]],
     options: TailorOptions,
 ) -> list[_FileJob]:
-    owners = owners_by_file(installed)
     jobs = []
     for path in libraries:
         name = path.relative_to(folder).as_posix()

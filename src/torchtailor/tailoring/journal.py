@@ -1,9 +1,9 @@
 """What was changed in an environment, recorded before it happens, so that any interrupted run can be completed.
 
-Everything lies in `.torchtailor` inside site-packages: `journal.jsonl` (one line per replaced file, on disk before the
-file is replaced), `staging` (temporary files), `removed` (what is needed to restore) and `lock`. A line says what a
-file was before and is afterwards; which of the two it is now is read from the file itself, so that the journal and the
-environment cannot disagree. `reconcile` brings RECORD, manifests and the journal in line with the files.
+Everything lies in `.torchtailor` inside site-packages: `journal.jsonl` (one line per file that was replaced or left
+out, on disk before that happens), `staging` (temporary files), `removed` (what is needed to restore) and `lock`. A line
+says what a file was before and is afterwards; which of the two it is now is read from the file itself, so that the
+journal and the environment cannot disagree. `reconcile` brings RECORD, manifests and the journal in line with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,12 @@ class FileState:
             return None
 
 
+class Gone(Enum):
+    """What a file is that was left out."""
+
+    GONE = "gone"
+
+
 class _Target(msgspec.Struct):
     gpus: list[str]
 
@@ -59,26 +66,41 @@ class _Library(msgspec.Struct):
     size_after: Size
 
 
+class _Dropped(msgspec.Struct):
+    path: RelativePath
+    rule: str
+    size: Size
+
+
 class _Options(msgspec.Struct):
     target: _Target
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One replaced file of an environment; paths are relative to site-packages."""
+    """One file of an environment that was replaced, or left out; paths are relative to site-packages."""
 
     path: RelativePath
     distributions: tuple[PathPart, ...]  # names of the .dist-info folders whose RECORD lists it
     before: FileState
-    after: FileState
+    after: FileState | None  # None: the file was left out
     removed: RemovedName  # the file in `removed` that turns after into before; empty without --keep-removed
     options: dict[str, Any]  # target and policy, as in the manifest
-    library: dict[str, Any]  # the library's row of the manifest
+    library: dict[str, Any] | None  # the library's row of the manifest
     same_as: RelativePath | None = None  # the first name of the file, where this is a second one: a link
+    dropped: dict[str, Any] | None = None  # the row of a file that was left out
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] = 0o644  # of a file that was left out
+    record_rows: dict[PathPart, int] = field(default_factory=dict)  # where it was in the RECORD of each distribution
 
     def __post_init__(self) -> None:
         msgspec.convert(self.options, _Options)
-        msgspec.convert(self.library, _Library)
+        if (self.after is None) is (self.dropped is None) or (self.after is None) is not (self.library is None):
+            raise ValueError("A file is either replaced or left out.")
+        msgspec.convert(self.library or self.dropped, _Library if self.library else _Dropped)
+
+    @property
+    def state_after(self) -> FileState | Gone:
+        return self.after or Gone.GONE
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -139,10 +161,10 @@ class Journal:
         shutil.rmtree(self.staging, ignore_errors=True)
         self.staging.mkdir()
 
-    def add(self, change: Change) -> None:
-        """Record a change; it is on disk when this returns."""
+    def add(self, *changes: Change) -> None:
+        """Record changes; they are on disk when this returns."""
         with self._path.open("ab") as file:
-            file.write(_encode(change))
+            file.write(b"".join(map(_encode, changes)))
             file.flush()
             give_to(file.fileno(), self.site.stat())
             os.fsync(file.fileno())
@@ -177,11 +199,11 @@ class Journal:
         self.empty = True
 
 
-def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) -> Chains:
+def reconcile(journal: Journal, known: Mapping[str, FileState | Gone] | None = None) -> Chains:
     """Complete whatever an interrupted run left, and return the changes in force.
 
     A file that is neither what a change found nor what it made was reinstalled or changed by something else: its
-    changes are dropped, with the removed bytes. `known` are files that were just put in place and need no reading.
+    changes are forgotten, with the removed bytes. `known` are files that were just put in place and need no reading.
     """
     recorded: Chains = {}
     for change in journal.changes():
@@ -193,23 +215,34 @@ def reconcile(journal: Journal, known: Mapping[str, FileState] | None = None) ->
     places = [journal.site / name for name in sorted(names) if name.endswith(".dist-info")]
     folders = [place for place in places if place.is_dir() and not place.is_symlink()]
     for one in read_installed(journal.site, folders):
-        states = {path: state for path in one.files if (state := actual.get(path))}
-        _update_distribution(journal, one, states, chains)
+        own = {path: chain for path, chain in recorded.items() if _belongs(path, chain, one)}
+        states = {path: state for path in own if (state := actual.get(path))}
+        _update_distribution(journal, one, states, {path: chains[path] for path in own if path in chains}, own)
     journal.rewrite(change for chain in chains.values() for change in chain)
     return chains
 
 
+def _belongs(path: str, chain: Sequence[Change], one: InstalledDistribution) -> bool:
+    """Whether a file is a distribution's: its RECORD lists it, or did until the file was left out."""
+    return path in one.files or any(change.dropped and one.dist_info.name in change.distributions for change in chain)
+
+
 def _update_distribution(
-    journal: Journal, one: InstalledDistribution, states: Mapping[str, FileState], chains: Chains
+    journal: Journal,
+    one: InstalledDistribution,
+    states: Mapping[str, FileState | Gone],
+    chains: Chains,
+    recorded: Chains,
 ) -> None:
     """Write a distribution's manifest and RECORD so that they describe its files."""
-    rows = [_merged_row(chains[path]) for path in sorted(one.files) if path in chains]
+    in_force = [chains[path] for path in sorted(chains)]
+    libraries = [_merged_row(chain) for chain in in_force if chain[-1].library]
+    dropped = [chain[-1].dropped for chain in in_force if chain[-1].dropped]
     manifest_path = one.dist_info / MANIFEST
     manifest_name = manifest_path.relative_to(one.dist_info.parent).as_posix()
     changes: dict[str, RecordRow | None] = {}
-    if rows:
-        newest = chains[next(path for path in sorted(one.files) if path in chains)][-1]
-        document = environment_manifest(newest.options, one.metadata.name, one.metadata.version, rows)
+    if in_force:
+        document = environment_manifest(_options(in_force), one.metadata.name, one.metadata.version, libraries, dropped)
         if not manifest_path.is_file() or manifest_path.read_bytes() != document:
             owner = one.dist_info.stat()
             write_atomically(manifest_path, document, owner=owner, durable=True, staging=journal.staging)
@@ -217,34 +250,50 @@ def _update_distribution(
     else:
         manifest_path.unlink(missing_ok=True)
         changes[manifest_name] = None
+    again: list[tuple[int, RecordRow]] = []
     for path, state in states.items():
-        row = one.files[path]
-        changes[row.path] = RecordRow(row.path, FileHash.from_hex(state.sha256), state.size)
-    data = one.record.updated(changes).encode()
+        name = one.files[path].path if path in one.files else path
+        row = None if isinstance(state, Gone) else RecordRow(name, FileHash.from_hex(state.sha256), state.size)
+        if row is None or path in one.files:
+            changes[name] = row
+        else:  # it is back
+            places = (change.record_rows.get(one.dist_info.name) for change in recorded[path])
+            again.append((next((place for place in places if place is not None), 0), row))
+    data = one.record.updated(changes).with_rows_at(again).encode()
     if data != one.record_path.read_bytes():
         old = one.record_path.stat()
         mode = old.st_mode & 0o777
         write_atomically(one.record_path, data, mode=mode, owner=old, durable=True, staging=journal.staging)
 
 
+def _options(chains: Sequence[Sequence[Change]]) -> dict[str, Any]:
+    """Target and policy of the newest cut, and the rules of all."""
+    options = chains[0][-1].options
+    rules = {rule for chain in chains for rule in chain[-1].options.get("policy", {}).get("drop", ())}
+    return {**options, "policy": {**options.get("policy", {}), **({"drop": sorted(rules)} if rules else {})}}
+
+
 def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
     """A library's row in the manifest, from the stock file to what it is now."""
-    first, last = chain[0].library, chain[-1].library
+    first, last = chain[0].library or {}, chain[-1].library or {}
     return {**last, **{key: first[key] for key in ("size_before", "gpu_before", "sha256_before") if key in first}}
 
 
-def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | None:
+def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | Gone | None:
     place = inside(site, path)
     if not leads_inside(site, place):
         return None
-    known = [state for change in chain for state in (change.before, change.after)]
+    if not os.path.lexists(place):
+        owners = (site / name for change in chain if change.dropped for name in change.distributions)
+        return Gone.GONE if any(owner.is_dir() for owner in owners) else None  # else its package was uninstalled
+    known = [state for change in chain for state in (change.before, change.after) if state]
     state = FileState.of(place, sizes={state.size for state in known})
     return state if state in known else None
 
 
-def _in_force(chain: list[Change], actual: FileState | None) -> list[Change]:
+def _in_force(chain: list[Change], actual: FileState | Gone | None) -> list[Change]:
     for index in reversed(range(len(chain))):
-        if chain[index].after == actual:
+        if chain[index].state_after == actual:
             start = index
             while start and chain[start - 1].after == chain[start].before:
                 start -= 1

@@ -11,7 +11,6 @@ from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
-from torchtailor.tailoring.code_files import RemovedFile
 
 SCHEMA = 1
 
@@ -21,19 +20,21 @@ def manifest(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[LibraryResult],
-    removed: Iterable[RemovedFile] = (),
     dropped: Iterable[DroppedFile] = (),
 ) -> bytes:
     """The JSON text of a manifest."""
-    files = (map(removed_json, removed), map(dropped_json, dropped))
-    return _encode(options.to_json(), source, output, map(library_json, libraries), *files)
+    return _encode(options.to_json(), source, output, map(library_json, libraries), map(dropped_json, dropped))
 
 
 def environment_manifest(
-    options: Mapping[str, Any], name: str, version: str, libraries: Iterable[Mapping[str, Any]]
+    options: Mapping[str, Any],
+    name: str,
+    version: str,
+    libraries: Iterable[Mapping[str, Any]],
+    dropped: Iterable[Mapping[str, Any]],
 ) -> bytes:
     """The manifest of a distribution that was cut in place, from the rows of its journal."""
-    return _encode(options, {"kind": "environment", "name": name, "version": version}, {}, libraries)
+    return _encode(options, {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
 
 
 def _encode(
@@ -41,12 +42,11 @@ def _encode(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
-    removed: Iterable[Mapping[str, Any]] = (),
-    dropped: Iterable[Mapping[str, Any]] = (),
+    dropped: Iterable[Mapping[str, Any]],
 ) -> bytes:
     """No times and no paths of this machine, so that manifests can be compared."""
     rows = sorted(libraries, key=lambda library: str(library["path"]))
-    files = list(removed)
+    left_out = sorted(dropped, key=lambda file: str(file["path"]))
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
@@ -54,8 +54,7 @@ def _encode(
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,
-        **({"removed_files": files} if files else {}),
-        **({"dropped_files": left_out} if (left_out := sorted(dropped, key=lambda file: str(file["path"]))) else {}),
+        **({"dropped_files": left_out} if left_out else {}),
         "totals": {
             "libraries": len(rows),
             "size_before": sum(row["size_before"] for row in rows),
@@ -65,14 +64,9 @@ def _encode(
     return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
 
 
-def removed_json(file: RemovedFile) -> dict[str, Any]:
-    """One file of a manifest that the output goes without."""
-    return {"path": file.path, "size": file.size, "code": file.code}
-
-
 def dropped_json(file: DroppedFile) -> dict[str, Any]:
-    """A file that --drop left out."""
-    return {"path": file.path, "rule": file.rule, "size": file.size}
+    """A file that the output goes without."""
+    return {"path": file.path, "rule": file.rule, "size": file.size, **({"code": file.code} if file.code else {})}
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from torchtailor.trust import Limit, inside, leads_inside, read_limited
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was restored, and what has to be reinstalled because its removed code was not kept."""
+    """What was restored, and what has to be reinstalled because what was removed was not kept."""
 
     site: Path
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...]  # and other files
     size: int  # bytes of the restored files
     to_reinstall: tuple[str, ...]  # `torch==2.10.0`
     commands: tuple[str, ...]
@@ -39,7 +39,7 @@ def restore(
 
 
 def restore_environment(site: Path, *, dry_run: bool = False, progress: Progress | None = None) -> RestoreResult:
-    """Restore every library whose removed bytes were kept."""
+    """Restore every file whose removed bytes were kept."""
     progress = progress or NoProgress()
     if not (site / STATE_FOLDER).is_dir() and not (site / STATE_FOLDER).is_symlink():
         return RestoreResult(site, (), 0, (), ())
@@ -73,8 +73,16 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
         link_again(inside(journal.site, first), place, journal.staging)
         sync_folder(place.parent)
         return
-    owner, stock = place.stat(), chain[0].before
-    current = place
+    stock, last = chain[0].before, chain[-1]
+    if last.dropped:
+        if not leads_inside(journal.site, place):
+            raise CheckFailedError(f"{path} leads out of the environment.", "Reinstall its package instead.")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        owner, mode = journal.site.stat(), last.mode
+    else:
+        owner = place.stat()
+        mode = owner.st_mode & 0o7777
+    current = None if last.dropped else place
     for step, change in enumerate(reversed(chain)):
         staged = journal.staging / f"{step}-{place.name}"
         hasher = hashlib.sha256()
@@ -87,16 +95,17 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
-            os.fchmod(file.fileno(), owner.st_mode & 0o7777)
+            os.fchmod(file.fileno(), mode)
             give_to(file.fileno(), owner)
             os.fsync(file.fileno())
         if hasher.hexdigest() != change.before.sha256:
             raise CheckFailedError(
                 f"{path} cannot be restored: its removed bytes are damaged.", "Reinstall its package instead."
             )
-        if current != place:
+        if current not in (None, place):
             current.unlink()
         current = staged
+    assert current is not None
     if FileState.of(current, sizes={stock.size}) != stock or not leads_inside(journal.site, place):
         raise CheckFailedError(f"{path} was replaced while it was being restored.", "Run the same command again.")
     current.replace(place)

@@ -9,8 +9,7 @@ from typing import Any
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.code_files import RemovedFile
-from torchtailor.tailoring.manifest import dropped_json, library_json, removed_json
+from torchtailor.tailoring.manifest import dropped_json, library_json
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -29,8 +28,7 @@ class TailorResult:
     sha256_before: str = ""
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
-    removed: tuple[RemovedFile, ...] = ()  # files of GPU code that the output goes without
-    dropped_files: tuple[DroppedFile, ...] = ()
+    dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
 
     @property
@@ -40,7 +38,7 @@ class TailorResult:
     @property
     def differs(self) -> bool:
         """Whether the output is another one than the input: something was cut, or left out."""
-        return bool(self.changed or self.removed or self.dropped_files)
+        return bool(self.changed or self.dropped_files)
 
     @property
     def could_save(self) -> int:
@@ -81,5 +79,4 @@ class TailorResult:
             "notes": list(self.notes),
             "dropped_files": [dropped_json(file) for file in self.dropped_files],
             "libraries": [library_json(library) for library in self.libraries],
-            "removed_files": [removed_json(file) for file in self.removed],
         }

@@ -122,7 +122,6 @@ def tailor(
     recompress: bool = False,
     level: int = 19,
     driver: str | None = None,
-    loose_cubins: bool = False,
     keep_removed: bool = False,
     dry_run: bool = False,
     processes: int = 0,
@@ -143,7 +142,6 @@ def tailor(
         recompress=recompress,
         level=level,
         driver=driver,
-        loose_cubins=loose_cubins,
         keep_removed=keep_removed,
         dry_run=dry_run,
         processes=processes,
@@ -190,16 +188,12 @@ def tailor_inputs(
         raise UsageError("An environment is cut in place; -o does not go with it.", "Leave out -o, or name a PATH.")
     if options.keep_removed and not in_place:
         raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
-    if options.drop and in_place:
-        raise UsageError(
-            "--drop is for wheels and folders: in an environment files would be missing that its packages list.",
-            "Give the wheels as PATH and install the result, or leave out --drop.",
-        )
     started = time.monotonic()
     if in_place:
         sites = environment_sites(env)
         done: list[TailorResult | TailorFailure] = [tailor_environment(site, options, progress) for site in sites]
-        if not any(one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each)):
+        cut = (one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each))
+        if not any(cut) and not any(each.dropped_files for each in done if isinstance(each, TailorResult)):
             raise NoMatchError(
                 f"{', '.join(map(str, sites))} holds no library with GPU code.",
                 "Name the environment that torch is installed in: --env .venv",

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.drops import DroppedFile, ReadCode
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
-from torchtailor.gpucode.files import CodeFile, known_by_head
+from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.code_files import removed_files
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.processes import run_all
@@ -101,12 +100,11 @@ def tailor_wheel_each(
             jobs = _jobs(distribution, scratch, [making.options for making in makings], makings)
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
-            files = _code_files(distribution)
             packed: _Packed = {}
             results = []
             for index, making in enumerate(makings):
                 own = {name: each[index] for name, each in libraries.items()}
-                results.append(making.finish(index, jobs, own, files, stock_sha256, packed, finished))
+                results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
     return tuple(results)
 
 
@@ -151,14 +149,14 @@ class _Making:
                 f"Write -o {output.parent} instead.",
             )
         sizes = {member.name: member.size for member in distribution.archive.files}
-        return cls(distribution, order, version, target, order.options.drops.find(sizes))
+        dropped = order.options.drops.find(sizes, _read_code(distribution, order.options))
+        return cls(distribution, order, version, target, dropped)
 
     def finish(
         self,
         index: int,
         jobs: Sequence[_MemberJob],
         cut: dict[str, LibraryResult],
-        files: Sequence[CodeFile],
         stock_sha256: str,
         packed: _Packed,
         finished: ExitStack,
@@ -169,20 +167,13 @@ class _Making:
         jobs = [job for job in jobs if job.member.name in cut]
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
         libraries = tuple(cut[name] for name in sorted(cut))
-        metadata = self.distribution.metadata
-        ours = [
-            file
-            for file in files
-            if file.name not in self.dropped and (options.nvidia or not needs_nvidia_option(file.name, metadata))
-        ]
-        removed = removed_files(ours, options)
         size = self.distribution.archive.size
         kind = ArtifactKind.WHEEL
         # as they are in the output: the name of a `.data` folder has the version in it
         renamed = self.distribution.renamed
         dropped = tuple(replace(one, path=renamed(name, self.version)) for name, one in self.dropped.items())
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
-        result = replace(result, removed=removed, dropped_files=dropped)
+        result = replace(result, dropped_files=dropped)
         if options.dry_run or result.useless_for_target:
             return result
         if not result.differs:
@@ -194,11 +185,10 @@ class _Making:
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
             {"name": target.name, "version": self.version},
             [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries],
-            [replace(one, path=renamed(one.path, self.version)) for one in removed],
             dropped,
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
-        left_out = frozenset([*self.dropped, *(file.path for file in removed)])
+        left_out = frozenset(self.dropped)
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             _write(writer, self, changed, cut, document, packed, effort, left_out)
         made = finished.enter_context(WheelArchive(target))
@@ -253,12 +243,17 @@ def _jobs(
     return jobs
 
 
-def _code_files(distribution: WheelDistribution) -> list[CodeFile]:
-    """The files of the wheel that are GPU code and may be left out."""
-    path = distribution.path
-    named = (member for member in distribution.archive.files if known_by_head(member.name))
-    files = (LibraryFile(member.name, path.name, member.size, path, member).code() for member in named)
-    return [file for file in files if file]
+def _read_code(distribution: WheelDistribution, options: TailorOptions) -> ReadCode:
+    """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
+    path, metadata = distribution.path, distribution.metadata
+
+    def read(name: str) -> CodeFile | None:
+        if not options.nvidia and needs_nvidia_option(name, metadata):
+            return None
+        member = distribution.archive.members[name]
+        return LibraryFile(name, path.name, member.size, path, member).code()
+
+    return read
 
 
 def _cut_all(

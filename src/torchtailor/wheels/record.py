@@ -128,6 +128,14 @@ class Record:
                 rows[path] = row
         return Record([*rows.values(), *([last[1]] if last else [])], self._newline)
 
+    def with_rows_at(self, rows: Iterable[tuple[int, RecordRow]]) -> Record:
+        """A copy that has these rows too, at these places."""
+        placed = sorted(rows, key=lambda item: (item[0], item[1].path))
+        every = list(self._rows.values())
+        for place, row in placed:
+            every.insert(place, row)
+        return Record(every, self._newline) if placed else self
+
 
 def _is_hex(algorithm: str, encoded: str) -> bool:
     """Debian writes hashes as hex digits."""

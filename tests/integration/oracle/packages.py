@@ -3,12 +3,18 @@
     python -m tests.integration.oracle.packages --cache FOLDER [--gpu 8.9 --gpu 9.0] [NAME...]
 
 prints the table, one package after another; without names, all of packages.toml. A package that was not in the cache
-before is removed again, unless --keep.
+before is removed again, unless --keep. With --results FILE the sums of each package are added to FILE, a JSON object a
+line, and
+
+    python -m tests.integration.oracle.packages --print FILE
+
+prints them as the table in docs/packages.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -20,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.oracle import Container, Entry, Library, foreign, read_library, runnable, unused
 
@@ -29,6 +36,7 @@ _TAGS = ("manylinux_2_39", "manylinux_2_35", "manylinux_2_34", "manylinux_2_31",
          "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1", "linux")  # fmt: skip
 _GPU_FILES = {".cubin", ".fatbin"}
 _EXIT_NOTHING = 5
+_GPU_OF_WHEELS = "9.0"
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,8 @@ def total(findings: Iterable[Finding], gpu: str, name: str = "all") -> Finding:
         if one.gpu == gpu:
             whole.code_before += one.code_before
             whole.code_after += one.code_after
+            whole.size_before += one.size_before
+            whole.size_after += one.size_after
             whole.lost += one.lost
             whole.thinned += one.thinned
             whole.left += one.left
@@ -193,13 +203,72 @@ def print_table(package: Package, findings: Sequence[Finding], gpus: Iterable[st
             print(f"| {package.id} | {one.row} | {len(one.unread)} unread {one.unread[:2]}", flush=True)
 
 
+def sums(package: Package, findings: Sequence[Finding], gpu: str) -> dict[str, Any]:
+    """What docs/packages.md says of a package and a GPU."""
+    whole = total(findings, gpu)
+    return {
+        "package": package.name,
+        "version": package.version,
+        "platform": package.platform,
+        "why": package.why,
+        "gpu": gpu,
+        "files": len({one.library for one in findings}),
+        "files_before": whole.size_before,
+        "files_after": whole.size_after,
+        "code_before": whole.code_before,
+        "code_after": whole.code_after,
+        "lost": sum(whole.lost.values()),
+        "thinned": sum(whole.thinned.values()),
+        "foreign": sum(whole.left.values()),
+    }
+
+
+def cut_wheel(wheel: Path, gpu: str, work: Path) -> dict[str, int]:
+    """The sizes of the wheel itself; the new one is that of stock where there is nothing to cut."""
+    output = work / "wheel"
+    command = [sys.executable, "-m", "torchtailor", "tailor", str(wheel), "-o", str(output), "--gpu", gpu, "--nvidia"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, _EXIT_NOTHING):
+        raise RuntimeError(f"{wheel.name} for {gpu}: exit {done.returncode}: {done.stderr.strip()}")
+    before = wheel.stat().st_size
+    after = sum(path.stat().st_size for path in output.glob("*.whl")) if done.returncode == 0 else before
+    shutil.rmtree(output, ignore_errors=True)
+    return {"wheel_before": before, "wheel_after": after}
+
+
+def print_results(file: Path) -> None:
+    """The table of docs/packages.md."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
+    print("| package | platform | wheel | for 9.0 | libraries | " + " | ".join(f"for {gpu}" for gpu in gpus) + " |")
+    print("|---|---|" + "---:|" * (len(gpus) + 3))
+    by_package: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_package.setdefault((row["package"], row["version"], row["platform"]), {})[row["gpu"]] = row
+    for (name, version, platform), found in sorted(by_package.items()):
+        first = next(iter(found.values()))
+        sized = next((row for row in found.values() if "wheel_before" in row), first)
+        cells = [f"{name} {version}", platform, *(_megabytes(sized[key]) for key in ("wheel_before", "wheel_after"))]
+        cells += [_megabytes(first["files_before"]), *(_megabytes(found[gpu]["files_after"]) for gpu in gpus)]
+        print("| " + " | ".join(cells) + " |")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f}" if size < 10e6 else f"{size / 1e6:.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("packages"))
+    parser.add_argument("--results", type=Path, metavar="FILE", help="add the sums of each package to this file")
+    parser.add_argument("--print", type=Path, metavar="FILE", help="print the results of such a file, and do no more")
     parser.add_argument("--gpu", action="append")
     parser.add_argument("--keep", action="store_true", help="keep what is downloaded")
     parser.add_argument("names", nargs="*", help="packages, or package-version-platform")
     options = parser.parse_args()
+    if options.print:
+        print_results(options.print)
+        return
     gpus = options.gpu or GPUS
     print(HEADER + "\n|" + "---|" * 9)
     for package in load_packages():
@@ -210,7 +279,14 @@ def main() -> None:
         try:
             wheel = download(package, options.cache)
             with tempfile.TemporaryDirectory(dir=options.cache) as work:
-                print_table(package, list(check(wheel, gpus, Path(work), nvidia=package.nvidia)), gpus)
+                findings = list(check(wheel, gpus, Path(work), nvidia=package.nvidia))
+                print_table(package, findings, gpus)
+                if options.results:
+                    rows = {gpu: sums(package, findings, gpu) for gpu in gpus}
+                    if _GPU_OF_WHEELS in rows:
+                        rows[_GPU_OF_WHEELS] |= cut_wheel(wheel, _GPU_OF_WHEELS, Path(work))
+                    with options.results.open("a") as file:
+                        file.writelines(json.dumps(row) + "\n" for row in rows.values())
         except (RuntimeError, subprocess.CalledProcessError) as error:
             detail = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
             print(f"| {package.id} | FAILED: {detail} |", flush=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from torchtailor.artifact.drops import Drops, drop_rules
-from torchtailor.catalog import Capability
+from torchtailor.catalog import load_catalog
 from torchtailor.errors import NoMatchError
+from torchtailor.gpucode.policy import Policy
+from torchtailor.host.targets import read_targets
 
+CATALOG = load_catalog()
 BIN = "triton/backends/nvidia/bin"
 
 
 def found(rules: str, paths: str, gpus: str = "") -> set[str]:
-    devices = [Capability.parse(gpu) for gpu in gpus.split()]
-    return set(Drops.of(rules.split(), devices).find(dict.fromkeys(paths.split(), 1)))
+    policy = Policy(read_targets([gpus.replace(" ", ",")], CATALOG, {}), CATALOG.rules) if gpus else None
+    return set(Drops.of(rules.split(), policy).find(dict.fromkeys(paths.split(), 1)))
 
 
 def test_every_rule_says_what_it_breaks_and_why_that_is_all() -> None:
@@ -75,10 +78,10 @@ def test_the_only_compiler_stays() -> None:
 
 def test_the_first_rule_has_a_file_that_two_find() -> None:
     path = "triton/backends/nvidia/lib/cupti/libcupti_static.a"
-    assert Drops.of(["triton-profiler", "static-libs"], ()).find({path: 7})[path].rule == "triton-profiler"
+    assert Drops.of(["triton-profiler", "static-libs"], None).find({path: 7})[path].rule == "triton-profiler"
 
 
 def test_unknown_names() -> None:
     with pytest.raises(NoMatchError, match="no rule everything") as error:
-        Drops.of(["everything"], ())
+        Drops.of(["everything"], None)
     assert "static-libs" in error.value.hint

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact
+from torchtailor.artifact.drops import Drops, rules_of_code
 from torchtailor.catalog import Capability, Catalog, Fit, TorchArch
 from torchtailor.format import counted, human_bytes
 from torchtailor.gpucode.files import CodeFileKind
@@ -17,8 +18,6 @@ from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.torch_code import MAIN_LIBRARY
-from torchtailor.surgery.options import TailorOptions
-from torchtailor.tailoring.code_files import removed_files
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.coverage import CodeCoverage
 from torchtailor.verification.static.cuts import CutRecord, cut_record, keeps_lto
@@ -216,8 +215,10 @@ def _foreign_files(artifact: Artifact, gpus: Sequence[Capability], catalog: Cata
         policy = Policy(Targets(TorchArch.parse_list(archs)), catalog.rules)
         found = (file.code() for file in artifact.code_files if file.owner in ("", owner))
         files = [file for file in found if file]
-        for removed in removed_files(files, TailorOptions(policy, loose_cubins=True)):
-            left[f"files of {removed.code}"] += removed.size
+        by_name = {file.name: file for file in files}
+        sizes = {file.name: file.size for file in files}
+        for foreign in Drops.of(rules_of_code(), policy).find(sizes, by_name.get).values():
+            left[f"files of {foreign.code}"] += foreign.size
         for file in files:
             for group in file.architectures if file.kind in (CodeFileKind.ARCHIVE, CodeFileKind.FATBIN) else ():
                 if group.target and not any(policy.fits(gpu, group.target) for gpu in policy.devices):
