@@ -25,7 +25,7 @@ from torchtailor.binary.elf_headers import (
 )
 from torchtailor.errors import ImpossibleError
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS
-from torchtailor.surgery.layout import AddressMap, SegmentPiece, Span, align_up, subtract
+from torchtailor.surgery.layout import EXECUTE, AddressMap, SegmentPiece, Span, align_up, subtract
 from torchtailor.surgery.plan import LibraryPlan
 from torchtailor.surgery.strip import moves_symbols
 
@@ -112,16 +112,24 @@ def program_headers(
             for piece in by_segment[segment.index]:
                 shift = piece.address - segment.address
                 where = (piece.offset, piece.address, (segment.physical_address + shift) % 2**64)
-                rows.append((*row[:2], *where, piece.file_size, piece.memory_size, piece.alignment))
+                flags = _flags(elf, piece) if len(by_segment[segment.index]) > 1 else segment.flags
+                rows.append((segment.type, flags, *where, piece.file_size, piece.memory_size, piece.alignment))
         elif segment.type == SegmentType.PHDR:
             size = count * PROGRAM_HEADER.size
             where = (_offset(addresses, home.address), home.address, home.address)
             rows.append((*row[:2], *where, size, size, segment.alignment))
         else:
-            moved = addresses.offset(segment.address) or 0  # those that are not loaded have no bytes either
+            moved = addresses.empty_offset(segment.address)  # those that are not loaded have no bytes either
             rows.append((*row[:2], moved, *row[3:], segment.file_size, segment.memory_size, segment.alignment))
     data = b"".join(PROGRAM_HEADER.pack(*row) for row in rows)
     return HeaderTable(_offset(addresses, home.address), len(rows), data)
+
+
+def _flags(elf: ElfFile, piece: SegmentPiece) -> int:
+    """The flags of a piece: where an executable segment was split, pieces with nothing but data need not be that."""
+    inside = [s for s in elf.sections if s.allocated and s.address < piece.end and s.memory_end > piece.address]
+    data = inside and not any(section.flags & SectionFlag.EXECUTE for section in inside)
+    return piece.segment.flags & ~EXECUTE if data else piece.segment.flags
 
 
 def _offset(addresses: AddressMap, address: int) -> int:
@@ -193,7 +201,7 @@ def plan_sections(
             row[4] = cursor
             cursor += section.size
         elif section.index:
-            row[4] = cursor
+            row[4] = addresses.empty_offset(section.address) if section.allocated else cursor
         rows.append(row)
     if home.moved:
         names, at = names + TABLE_SECTION.encode() + b"\0", len(names)

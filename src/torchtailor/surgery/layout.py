@@ -19,7 +19,7 @@ MIN_HOLE = 16 << 10
 MAX_HOLES = 192
 MAX_ALIGNMENT = 256
 
-_EXECUTE = 1
+EXECUTE = 1  # of the flags of a segment
 _LARGEST_PAGE = {ElfMachine.X86_64: 0x1000, ElfMachine.AARCH64: 0x10000}
 
 
@@ -160,7 +160,7 @@ def split(load: Segment, holes: Iterable[Span], page: int, *, first: bool) -> It
     if not rest or (load.memory_size > load.file_size and rest[-1].end != file_end):
         raise ValueError("a hole may not take a whole segment, nor the bytes before zeroed memory")
     for span in rest:
-        keeps = span.start == load.address and (first or load.flags & _EXECUTE)
+        keeps = span.start == load.address and (first or load.flags & EXECUTE)
         tail = load.memory_size - load.file_size if span.end == file_end else 0
         alignment = load.alignment if keeps else min(load.alignment, page)
         yield SegmentPiece(load, span.start, span.size, span.size + tail, alignment)
@@ -197,3 +197,11 @@ class AddressMap:
         if piece is None:
             return None
         return piece.offset + min(address - piece.address, piece.file_size)
+
+    def empty_offset(self, address: int) -> int:
+        """The offset of what has no bytes, such as thread-local zeros between two segments: behind what is before."""
+        offset = self.offset(address)
+        if offset is not None:
+            return offset
+        index = bisect_left(self._starts, address) - 1
+        return self._pieces[index].offset + self._pieces[index].file_size if index >= 0 else 0

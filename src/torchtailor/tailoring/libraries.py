@@ -90,6 +90,8 @@ def cut_strictly(
 ) -> LibraryResult:
     """The same, where a damaged library is an error; an OSError is left to the caller, who knows the user's paths."""
     refused = proprietary and not options.nvidia
+    if proprietary:  # also what its name does not tell: programs
+        options = replace(options, policy=replace(options.policy, keep_all_minors=True))
     place = None if refused or options.dry_run else target
     try:
         result = replace(tailor_library(source, place, options, durable=durable, sha256=sha256), path=name)

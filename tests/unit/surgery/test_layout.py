@@ -101,6 +101,8 @@ def test_splitting(pairs: list[tuple[int, int]], page: int, zeros: int) -> None:
         assert mapping.offset(piece.end - 1) == piece.offset + piece.file_size - 1
     for hole in holes:
         assert mapping.offset(hole.start) is None
+        before = [piece.offset + piece.file_size for piece in pieces if piece.address < hole.start]
+        assert mapping.empty_offset(hole.start) == max(before, default=0)
 
 
 def test_only_the_largest_holes_are_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 import sysconfig
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
@@ -241,6 +242,19 @@ def test_programs_with_gpu_code_are_cut_and_others_are_not_touched(tmp_path: Pat
     with zipfile.ZipFile(outcome.output) as archive:
         for name in ("demo/bin/plain", "demo/bin/installer", "demo/one.cubin"):
             assert archive.read(name) == files[name]
+
+
+def test_programs_of_nvidia_keep_every_minor_as_its_libraries_do(tmp_path: Path) -> None:
+    """As nvCOMP's nvlzcat: it is not named as a library of NVIDIA's."""
+    code = container(*(Entry(os.urandom(50_000), sm=sm) for sm in (80, 86, 90)))
+    program = elf(Place(".nv_fatbin", code))
+    licence = "NVIDIA Proprietary Software"
+    wheel = build_wheel(tmp_path, {"nvidia/bin/nvlzcat": program}, name="nvidia-x", licence=licence)
+    outcome = tailor_wheel(wheel, tmp_path / "out", options("8.9", nvidia=True, dry_run=True))
+    assert [list(one.kept) for one in outcome.libraries] == [["sm_80", "sm_86"]]
+    other = build_wheel(tmp_path, {"demo/bin/nvlzcat": program})
+    outcome = tailor_wheel(other, tmp_path / "out", options("8.9", dry_run=True))
+    assert [list(one.kept) for one in outcome.libraries] == [["sm_86"]]
 
 
 def test_manifest_names_libraries_as_they_are_in_the_new_wheel(tmp_path: Path, fat: bytes) -> None:

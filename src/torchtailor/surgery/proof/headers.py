@@ -26,6 +26,8 @@ from torchtailor.surgery.strip import removable_sections
 # of the file header: where the two tables are and how long they are, and which section has the names
 _TABLE_FIELDS = (5, 6, 10, 12, 13)
 _INFO_LINK = 0x40
+_INSTRUCTIONS = 0x4  # of the flags of a section
+_EXECUTABLE = 0x1  # of those of a segment
 
 
 def check_segments(before: ElfFile, after: ElfFile) -> None:
@@ -42,7 +44,7 @@ def check_segments(before: ElfFile, after: ElfFile) -> None:
     pieces: dict[int, list[Segment]] = {}
     for load in after.loads:
         whole = before.load_at(load.address)
-        if whole is None or load.flags != whole.flags or load.memory_end > whole.memory_end:
+        if whole is None or load.flags not in _allowed(before, load, whole) or load.memory_end > whole.memory_end:
             raise CheckFailedError(f"Program header {load.index} of the output loads what the input does not.")
         shift = load.address - whole.address
         if load.physical_address != (whole.physical_address + shift) % 2**64:
@@ -55,6 +57,15 @@ def check_segments(before: ElfFile, after: ElfFile) -> None:
     if max(load.alignment for load in after.loads) != max(load.alignment for load in before.loads):
         raise CheckFailedError("The output as a whole is aligned otherwise.")
     _check_table(after)
+
+
+def _allowed(before: ElfFile, load: Segment, whole: Segment) -> set[int]:
+    """The flags that a piece may have: those it had, or not executable where the input has no instructions."""
+    for section in before.sections:
+        overlaps = section.address < load.memory_end and load.address < section.memory_end
+        if section.allocated and section.flags & _INSTRUCTIONS and overlaps:
+            return {whole.flags}
+    return {whole.flags, whole.flags & ~_EXECUTABLE} if before.sections else {whole.flags}
 
 
 def _check_pieces(whole: Segment, pieces: list[Segment], page: int) -> None:
