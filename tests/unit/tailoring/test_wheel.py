@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
 import sysconfig
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, elf
+from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin, elf
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
@@ -246,7 +245,7 @@ def test_programs_with_gpu_code_are_cut_and_others_are_not_touched(tmp_path: Pat
 
 def test_programs_of_nvidia_keep_every_minor_as_its_libraries_do(tmp_path: Path) -> None:
     """As nvCOMP's nvlzcat: it is not named as a library of NVIDIA's."""
-    code = container(*(Entry(os.urandom(50_000), sm=sm) for sm in (80, 86, 90)))
+    code = container(*(Entry(cubin(str(sm)) + bytes(50_000), sm=sm) for sm in (80, 86, 90)))
     program = elf(Place(".nv_fatbin", code))
     licence = "NVIDIA Proprietary Software"
     wheel = build_wheel(tmp_path, {"nvidia/bin/nvlzcat": program}, name="nvidia-x", licence=licence)
