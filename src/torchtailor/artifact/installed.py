@@ -56,7 +56,7 @@ def unreadable_in(root: Path) -> tuple[str, ...]:
             try:
                 Record.parse(record.read_bytes())
             except UnusualRecordError as error:
-                reasons.append(f"{name.removesuffix('.dist-info')} is left alone: {error.message}.")
+                reasons.append(f"{name.removesuffix('.dist-info')} is left alone: {error.message.rstrip('.')}.")
             except (BadInputError, OSError):
                 continue
         names[:] = [name for name in names if name not in ("__pycache__", "include")]

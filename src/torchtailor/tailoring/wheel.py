@@ -113,7 +113,7 @@ def _left_alone(wheel: Path, order: WheelOrder, error: UnusualRecordError) -> Ta
     size, sha256 = wheel.stat().st_size, hash_file(wheel)
     dry_run = order.options.dry_run
     result = TailorResult(ArtifactKind.WHEEL, wheel, None, (), size, size, dry_run, sha256, sha256)
-    note = f"{wheel.name} is left unchanged: {error.message}."
+    note = f"{wheel.name} is left unchanged: {error.message.rstrip('.')}."
     if dry_run:
         return replace(result, notes=(note,))
     order.folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Finding:
     left: Counter[str] = field(default_factory=Counter)  # bytes of foreign code, by place and architecture
     spare: int = 0  # bytes of code that fits and is never taken
     unread: tuple[str, ...] = ()
+    runs: int = 0  # images of stock that the GPU takes
 
     @property
     def wrong(self) -> bool:
@@ -112,18 +113,26 @@ def check(wheel: Path, gpus: Sequence[str], work: Path, *, nvidia: bool) -> Iter
     for gpu in gpus:
         output = work / "cut"
         command = [sys.executable, "-m", "torchtailor", "tailor", str(stock), "-o", str(output), "--gpu", gpu]
-        done = subprocess.run([*command, "--nvidia"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "--nvidia", "--drop", "loose-cubins"], capture_output=True, text=True, check=False)
         if done.returncode not in (0, _EXIT_NOTHING):
             raise RuntimeError(f"{wheel.name} for {gpu}: exit {done.returncode}: {done.stderr.strip()}")
         findings = []
         for path, library in before.items():
             # where nothing was written, stock is what there is
-            after = read_library(output / path) if done.returncode == 0 else library
+            after = read_after(output / path, library) if done.returncode == 0 else library
             findings.append(compare(str(path), gpu, library, after, nvidia=nvidia))
         yield from (one for one in findings if Path(one.library).suffix not in _GPU_FILES)
         if files := [one for one in findings if Path(one.library).suffix in _GPU_FILES]:
-            yield total(files, gpu, f"{len(files)} files of GPU code")  # there may be thousands
+            whole = total(files, gpu, f"{len(files)} files of GPU code")  # there may be thousands
+            if not any(one.runs for one in files):  # a package that is for other GPUs stays as it is
+                whole.left.clear()
+            yield whole
         shutil.rmtree(output, ignore_errors=True)
+
+
+def read_after(path: Path, before: Library) -> Library:
+    """What became of a file; one that was left out has no code."""
+    return read_library(path) if path.exists() else replace(before, size=0, containers=(), unread=())
 
 
 def compare(name: str, gpu: str, before: Library, after: Library, *, nvidia: bool) -> Finding:
@@ -132,6 +141,7 @@ def compare(name: str, gpu: str, before: Library, after: Library, *, nvidia: boo
     device = int(major), int(minor)
     finding = Finding(name, gpu, code_of(before), code_of(after), before.size, after.size, unread=before.unread)
     runs = runnable(before, device)
+    finding.runs = len(runs)
     finding.lost = Counter(run.how for run in runs - runnable(after, device))
     if nvidia:
         fitting = runnable(before, device, every=True) - runs
