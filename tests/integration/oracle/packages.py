@@ -113,7 +113,8 @@ def check(wheel: Path, gpus: Sequence[str], work: Path, *, nvidia: bool) -> Iter
     for gpu in gpus:
         output = work / "cut"
         command = [sys.executable, "-m", "torchtailor", "tailor", str(stock), "-o", str(output), "--gpu", gpu]
-        done = subprocess.run([*command, "--nvidia", "--drop", "loose-cubins"], capture_output=True, text=True, check=False)
+        command += ["--nvidia", "--drop", "loose-cubins"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, _EXIT_NOTHING):
             raise RuntimeError(f"{wheel.name} for {gpu}: exit {done.returncode}: {done.stderr.strip()}")
         findings = []
