@@ -13,6 +13,7 @@ from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.workload.choice import Workload
 
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
@@ -29,6 +30,9 @@ class TailorOptions:
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
     drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
+    workload: Workload | None = None  # what stays in place of what the targets can run; the rest goes to packs
+    packs: Path | None = None  # the folder for packs; None means beside the libraries
+    no_pack: bool = False  # make none: what the workload does not use is gone
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
@@ -36,6 +40,10 @@ class TailorOptions:
 
     def __post_init__(self) -> None:
         _ = self.drops  # its names must be known
+        if (self.packs or self.no_pack) and self.workload is None:
+            raise UsageError("Packs are made with --workload only.", "Add --workload TRACE, or leave the option out.")
+        if self.packs and self.no_pack:
+            raise UsageError("--pack and --no-pack exclude each other.", "Leave one out.")
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
             raise UsageError(f"{self.driver} is not the version of a driver.", "Write it as 550.54.14.")
         if self.recompress and not self.reads_zstd:
@@ -58,6 +66,11 @@ class TailorOptions:
         return Drops.of([*default_rules(), *self.drop], self.policy)
 
     @property
+    def label(self) -> str:
+        """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`."""
+        return f"{self.targets.label}.{self.workload.label}" if self.workload else self.targets.label
+
+    @property
     def workers(self) -> int:
         """How many processes or threads may work at once."""
         return self.processes or available_cores()
@@ -77,12 +90,17 @@ class TailorOptions:
         unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
         dropping = {"drop": sorted(self.drop)} if self.drop else {}
         no_lto = {} if self.policy.keep_lto else {"lto": False}
+        workload = (
+            {"workload": {"trace": self.workload.trace.digest, "margin": self.workload.margin, "pack": not self.no_pack}}
+            if self.workload
+            else {}
+        )
         return {
             "target": {
                 "gpus": [str(device) for device in self.targets.devices],
                 "archs": [str(arch) for arch in self.targets.archs],
                 "keep_ptx": self.targets.keep_ptx,
-                "label": self.targets.label,
+                "label": self.label,
                 **unified,
             },
             "policy": {
@@ -91,5 +109,6 @@ class TailorOptions:
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
                 **dropping,
+                **workload,
             },
         }

@@ -1,0 +1,1 @@
+"""What a program uses of a library's GPU code: traces, and the packs that hold the rest."""

@@ -1,0 +1,65 @@
+"""What stays in the libraries for a workload: what its traces name, and the margin that the user chose."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from torchtailor.errors import NoMatchError
+from torchtailor.workload.trace import Trace, merge_traces
+
+
+class Scope(Enum):
+    """What stays as one if any of it was used."""
+
+    CONTAINER = "container"
+    LIBRARY = "library"
+
+
+class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named choice of what stays beside what was used."""
+
+    name: str
+    keeps: Scope
+    what: str
+
+
+@cache
+def margins() -> dict[str, Margin]:
+    """All margins, by name."""
+    text = files("torchtailor.workload").joinpath("data/margins.toml").read_text("utf-8")
+    return {margin.name: margin for margin in msgspec.convert(tomllib.loads(text)["margin"], tuple[Margin, ...])}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a cut keeps in place; the rest that the target could run goes to packs."""
+
+    trace: Trace
+    margin: str = "exact"
+    _used: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.margin not in margins():
+            raise NoMatchError(f"There is no margin {self.margin}.", f"There are {', '.join(margins())}.")
+        self._used.update((library.identity, frozenset(library.used)) for library in self.trace.libraries)
+
+    @classmethod
+    def of(cls, traces: Iterable[Trace], margin: str = "exact") -> Workload:
+        return cls(merge_traces(traces), margin)
+
+    @property
+    def label(self) -> str:
+        return self.trace.label
+
+    def stays(self, identity: str, count: int) -> frozenset[int]:
+        """The positions of the containers of a library that stay, of as many as it has."""
+        used = self._used.get(identity, frozenset())
+        whole = bool(used) and margins()[self.margin].keeps is Scope.LIBRARY
+        return frozenset(range(count)) if whole else used
