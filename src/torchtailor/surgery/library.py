@@ -38,6 +38,7 @@ from torchtailor.surgery.recompress import Recompression, recompress_images
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
+from torchtailor.workload.pack import PackPlace
 
 
 def tailor_library(
@@ -47,21 +48,21 @@ def tailor_library(
     *,
     durable: bool = False,
     sha256: str = "",
-    packs: Path | None = None,
+    pack: PackPlace | None = None,
 ) -> LibraryResult:
     """Cut `src` for the targets of the options' policy and put the proven result at `dst`.
 
     The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
     into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `packs` is the folder that gets the pack
-    of what the options' workload does not use; without one the pack is made for the proof alone. Where `result.status.changed` is
+    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the
+    pack of what the options' workload does not use goes; without it the pack is made for the proof alone. Where `result.status.changed` is
     False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for a damaged library,
     ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails, EnvironmentProblem
     where the disk is full or read-only.
     """
     try:
         with _opened(src) as stock:
-            return _Tailoring(src, stock, options, sha256, packs).run(dst, durable=durable)
+            return _Tailoring(src, stock, options, sha256, pack or PackPlace(None)).run(dst, durable=durable)
     except TorchtailorError as error:
         if str(src) not in error.message:
             raise type(error)(f"{src}: {error.message}", error.hint) from error
@@ -122,10 +123,10 @@ def _opened(path: Path) -> Iterator[_Stock]:
 class _Tailoring:
     """One library from plan to surgery to proof."""
 
-    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str, packs: Path | None) -> None:
+    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str, place: PackPlace) -> None:
         self.stock = stock
         self.name = path.name
-        self.packs = packs
+        self.place = place
         self.sha256 = sha256
         self.moved: MovedCode | None = None
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
@@ -203,7 +204,7 @@ class _Tailoring:
             fd = file.fileno()
             pack = None
             if self.moved:
-                pack = packing.enter_context(self.moved.written(self.source, self.packs, dst.parent))
+                pack = packing.enter_context(self.moved.written(self.source, self.place.folder, dst.parent))
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
             write(surgery, self.source, fd)
@@ -212,7 +213,7 @@ class _Tailoring:
             output = FileSource(fd)
             prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven, pack=pack)
             if self.moved and pack:
-                with_hook(fd, dst.parent)
+                with_hook(fd, self.place.hook, dst.parent)
                 size = os.fstat(fd).st_size
                 result = replace(result, size_after=size, pack=self.moved.name, pack_size=pack.source.size)
             sha256_in, instructions = hashes_in.result()

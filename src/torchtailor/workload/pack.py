@@ -39,6 +39,14 @@ _CHUNK = 1 << 20
 _MAX_ROWS = 1 << 22
 
 
+@dataclass(frozen=True)
+class PackPlace:
+    """Where the pack of a library goes, and where the library looks for the hook."""
+
+    folder: Path | None  # None: the pack is made for the proof alone
+    hook: str = ""  # the path from the library's folder to the hook's; empty where it lies beside it
+
+
 class PackRow(NamedTuple):
     """Where a container lies in a pack."""
 

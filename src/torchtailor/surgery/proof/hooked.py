@@ -36,14 +36,13 @@ _TABLES = frozenset(
 _MOVED_TAGS = frozenset({4, 5, 6, 10, _GNU_HASH, _VERSYM, _VERNEED, _VERNEEDNUM, _VERDEF})
 _NAMING_TAGS = frozenset({DynamicTag.NEEDED, DynamicTag.SONAME, DynamicTag.RPATH, DynamicTag.RUNPATH})
 _DEBUG = 21
-_ORIGIN = "$ORIGIN"
 _PREFIX = "torchtailor_"
 _HIDDEN = 0x7FFF
 
 
-def prove_hooked(before: ElfFile, after: ElfFile, hook: str, renamed: Collection[str]) -> None:
-    """Raise CheckFailedError unless `after` is `before` with the hook in it."""
-    _check_dynamic(before, after, hook)
+def prove_hooked(before: ElfFile, after: ElfFile, hook: str, search: str, renamed: Collection[str]) -> None:
+    """Raise CheckFailedError unless `after` is `before` with the hook, found in the folder `search`, in it."""
+    _check_dynamic(before, after, hook, search)
     new_names = {name: f"{_PREFIX}{name}" for name in renamed}
     old, new = list(dynamic_symbols(before)), list(dynamic_symbols(after))
     _check_symbols(before, after, old, new, new_names)
@@ -53,7 +52,7 @@ def prove_hooked(before: ElfFile, after: ElfFile, hook: str, renamed: Collection
     _check_bytes(before, after)
 
 
-def _check_dynamic(before: ElfFile, after: ElfFile, hook: str) -> None:
+def _check_dynamic(before: ElfFile, after: ElfFile, hook: str, search: str) -> None:
     if sorted(needed_libraries(after)) != sorted([*needed_libraries(before), hook]):
         raise CheckFailedError("With the hook the library needs other libraries than before.")
     if dynamic_text(before, DynamicTag.SONAME) != dynamic_text(after, DynamicTag.SONAME):
@@ -61,10 +60,10 @@ def _check_dynamic(before: ElfFile, after: ElfFile, hook: str) -> None:
     for tag in (DynamicTag.RPATH, DynamicTag.RUNPATH):
         old = [path for path in dynamic_text(before, tag).split(":") if path]
         new = [path for path in dynamic_text(after, tag).split(":") if path]
-        if new[: len(old)] != old or new[len(old) :] not in ([], [_ORIGIN]):
+        if new[: len(old)] != old or new[len(old) :] not in ([], [search]):
             raise CheckFailedError("With the hook the library is searched for others in other places.")
-    if _ORIGIN not in f"{dynamic_text(after, DynamicTag.RPATH)}:{dynamic_text(after, DynamicTag.RUNPATH)}".split(":"):
-        raise CheckFailedError("The library would not find the hook beside it.")
+    if search not in f"{dynamic_text(after, DynamicTag.RPATH)}:{dynamic_text(after, DynamicTag.RUNPATH)}".split(":"):
+        raise CheckFailedError("The library would not find the hook.")
     ignored = _MOVED_TAGS | _NAMING_TAGS
     rows = [Counter((e.tag, e.value) for e in elf.dynamic if e.tag not in ignored) for elf in (before, after)]
     if rows[0] != rows[1]:

@@ -1,0 +1,46 @@
+"""Where packs and the hook go beside the libraries that need them.
+
+What belongs to a distribution lies in a folder of its own, `torchtailor-packs/torch`, so that uninstalling one takes
+nothing from another. Each has its copy of the hook; the first that is loaded serves all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.disk import copy_file
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+
+
+def pack_folder(distribution: str = "") -> str:
+    """The folder for packs and hook of a distribution, below site-packages; or of a folder without packages."""
+    return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
+
+
+def pack_place(root: Path, library: str, options: TailorOptions, distribution: str = "") -> PackPlace | None:
+    """The place for the pack of a library at a path below `root`; None without a workload."""
+    if options.workload is None:
+        return None
+    folder = pack_folder(distribution)
+    above = PurePosixPath(library).parent.as_posix()
+    place = None if options.no_pack else options.packs or root / folder
+    return PackPlace(place, os.path.relpath(folder, above))
+
+
+def put_hook(folder: Path, machine: ElfMachine) -> Path:
+    """Copy the hook to where the libraries look for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / HOOK_NAME
+    copy_file(hook_library(machine, HookKind.NEEDED), target)
+    return target
+
+
+def packed(results: Iterable[LibraryResult]) -> list[LibraryResult]:
+    """The libraries whose code was moved, and that bring the hook."""
+    return [result for result in results if result.pack and result.status.changed]
