@@ -1,1 +1,1 @@
-"""What a program uses of a library's GPU code: traces, and the packs that hold the rest."""
+"""Workloads: which GPU code a program uses, and how the rest is still found when it is needed."""
