@@ -35,7 +35,9 @@ def dynamic_symbols(elf: ElfFile) -> Iterator[DynamicSymbol]:
         return
     names = bytes(elf.content(elf.sections[table.link]))
     content = bytes(elf.content(table))
-    for name, info, other, section, value, size in SYMBOL.iter_unpack(content[: len(content) // SYMBOL.size * SYMBOL.size]):
+    for name, info, other, section, value, size in SYMBOL.iter_unpack(
+        content[: len(content) // SYMBOL.size * SYMBOL.size]
+    ):
         end = names.find(b"\0", name)
         if name > len(names) or end < 0:
             raise BadInputError("A dynamic symbol has its name outside of the table of names.")

@@ -216,6 +216,8 @@ class _Tailoring:
                 with_hook(fd, self.place.hook, dst.parent)
                 size = os.fstat(fd).st_size
                 result = replace(result, size_after=size, pack=self.moved.name, pack_size=pack.source.size)
+                if self.place.folder:
+                    result = replace(result, pack_sha256=hash_file(self.place.folder / self.moved.name))
             sha256_in, instructions = hashes_in.result()
             result = replace(
                 result, sha256_out=hash_file(fd), sha256_in=sha256_in, instructions_sha256=instructions
@@ -269,7 +271,9 @@ def _sides(keep: KeptImages, moved: Mapping[int, bytes]) -> tuple[list[Image], l
     return stay, [image for offset in moved for image in keep[offset]]
 
 
-def _tallies(code: LibraryCode, keep: KeptImages, stay: list[Image]) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
+def _tallies(
+    code: LibraryCode, keep: KeptImages, stay: list[Image]
+) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
     """Images kept in the library and dropped, by architecture."""
     wanted = {image.offset for images in keep.values() for image in images}
     return _by_label(stay), _by_label(image for image in code.images if image.offset not in wanted)

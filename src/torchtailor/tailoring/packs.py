@@ -10,12 +10,20 @@ import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from torchtailor.binary.elf_headers import ElfMachine
+from packaging.utils import canonicalize_name
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+
+
+def folder_name(distribution: str) -> str:
+    """The name of a distribution as its folder has it."""
+    return canonicalize_name(distribution).replace("-", "_")
 
 
 def pack_folder(distribution: str = "") -> str:
@@ -33,12 +41,19 @@ def pack_place(root: Path, library: str, options: TailorOptions, distribution: s
     return PackPlace(place, os.path.relpath(folder, above))
 
 
-def put_hook(folder: Path, machine: ElfMachine) -> Path:
-    """Copy the hook to where the libraries look for it."""
+def put_hook(folder: Path, library: Path) -> Path:
+    """Copy the hook for a library to where that looks for it."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / HOOK_NAME
-    copy_file(hook_library(machine, HookKind.NEEDED), target)
+    copy_file(hook_for(library), target)
+    target.chmod(0o644)
     return target
+
+
+def hook_for(library: Path) -> Path:
+    """The hook that runs beside a library."""
+    with open_source(library) as source:
+        return hook_library(ElfFile(source).machine, HookKind.NEEDED)
 
 
 def packed(results: Iterable[LibraryResult]) -> list[LibraryResult]:

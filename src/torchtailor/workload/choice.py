@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -12,7 +12,11 @@ from importlib.resources import files
 import msgspec
 
 from torchtailor.errors import NoMatchError
+from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import Trace, merge_traces
+
+_LARGE = 64 << 10
+_PYTHON = (".py", ".pyc", ".pth")
 
 
 class Scope(Enum):
@@ -57,6 +61,22 @@ class Workload:
     @property
     def label(self) -> str:
         return self.trace.label
+
+    def unopened(self, sizes: Mapping[str, int]) -> list[str]:
+        """Of these files, by path and size, the large ones that were never opened; Python's own are small, and found
+        by other names than they were asked for."""
+        if not self.trace.opened:
+            return []
+        opened = set(self.trace.opened)
+        return [
+            path
+            for path, size in sizes.items()
+            if size >= _LARGE
+            and not path.endswith(_PYTHON)
+            and ".dist-info/" not in path
+            and path not in opened
+            and not path.startswith(f"{PACK_FOLDER}/")
+        ]
 
     def stays(self, identity: str, count: int) -> frozenset[int]:
         """The positions of the containers of a library that stay, of as many as it has."""

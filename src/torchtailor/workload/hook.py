@@ -20,6 +20,9 @@ class HookKind(Enum):
     PRELOAD = "libtorchtailor-preload.so"  # LD_PRELOAD names it
 
 
+HOOK_NAME = HookKind.NEEDED.value
+
+
 def hook_library(machine: ElfMachine, kind: HookKind) -> Path:
     """The compiled hook for a processor."""
     library = _NATIVE / machine.arch / kind.value
@@ -32,7 +35,7 @@ def hook_library(machine: ElfMachine, kind: HookKind) -> Path:
 
 
 @cache
-def renamed_symbols() -> tuple[str, ...]:
+def renamed_symbols() -> frozenset[str]:
     """Undefined symbols that cut libraries import under `PREFIX` instead; what a library defines keeps its name."""
     lines = (_NATIVE / "renamed.txt").read_text("utf-8").splitlines()
-    return tuple(line for line in lines if line and not line.startswith("#"))
+    return frozenset(line for line in lines if line and not line.startswith("#"))

@@ -110,7 +110,9 @@ def read_trace(path: Path) -> Trace:
     try:
         data = read_limited(path, Limit.MANIFEST)
     except FileNotFoundError as error:
-        raise NoMatchError(f"{path} does not exist.", "Make a trace with `torchtailor record -o FILE -- ...`.") from error
+        raise NoMatchError(
+            f"{path} does not exist.", "Make a trace with `torchtailor record -o FILE -- ...`."
+        ) from error
     except IsADirectoryError as error:
         raise BadInputError(f"{path} is a folder.", "Give the file that `torchtailor record -o` wrote.") from error
     try:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 
 from torchtailor.binary.source import ByteSource
-
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.kernels import kernel_names

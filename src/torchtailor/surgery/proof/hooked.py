@@ -30,8 +30,19 @@ _GNU_HASH, _VERSYM, _VERNEED, _VERNEEDNUM, _VERDEF, _VERDEFNUM = (
 )
 # the dynamic linker's own tables, which patchelf may write anew in another place
 _TABLES = frozenset(
-    (".dynamic .dynsym .dynstr .gnu.hash .hash .gnu.version .gnu.version_r .gnu.version_d .rela.dyn .rela.plt .interp")
-    .split()
+    [
+        ".dynamic",
+        ".dynsym",
+        ".dynstr",
+        ".gnu.hash",
+        ".hash",
+        ".gnu.version",
+        ".gnu.version_r",
+        ".gnu.version_d",
+        ".rela.dyn",
+        ".rela.plt",
+        ".interp",
+    ]
 )
 _MOVED_TAGS = frozenset({4, 5, 6, 10, _GNU_HASH, _VERSYM, _VERNEED, _VERNEEDNUM, _VERDEF})
 _NAMING_TAGS = frozenset({DynamicTag.NEEDED, DynamicTag.SONAME, DynamicTag.RPATH, DynamicTag.RUNPATH})
