@@ -8,4 +8,4 @@ from torchtailor.__main__ import start
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["record"]
-    sys.exit(start())
+    start()

@@ -54,11 +54,11 @@ def tailor_library(
 
     The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
     into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the
-    pack of what the options' workload does not use goes; without it the pack is made for the proof alone. Where `result.status.changed` is
-    False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for a damaged library,
-    ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails, EnvironmentProblem
-    where the disk is full or read-only.
+    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the pack of what the
+    options' workload does not use goes; without it the pack is made for the proof alone. Where
+    `result.status.changed` is False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for
+    a damaged library, ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails,
+    EnvironmentProblem where the disk is full or read-only.
     """
     try:
         with _opened(src) as stock:

@@ -254,7 +254,7 @@ def _jobs(plan: _Plan, state: Path, options: TailorOptions) -> tuple[list[_Place
             removed = state / "removed" if options.keep_removed else None
             others = tuple((other, found[other]) for other in links.get(name, ()))
             seen = _seen(path)
-            pack = pack_place(site, name, options, folder_name(owners[0].metadata.name))
+            pack = pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name)))
             jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed, seen, others, pack))
     return jobs, skipped
 

@@ -35,7 +35,7 @@ from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
-from torchtailor.workload.pack import PackPlace
+from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            added = _put_hooks(scratch / "tree", owners, results, options)
+            added = _put_hooks(folder, scratch / "tree", owners, results, options)
             _update_records(folder, scratch / "tree", installed, results, frozenset(dropped), added)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
             document = manifest(options, names, {}, libraries, dropped.values())
@@ -247,31 +247,38 @@ def _jobs(
         name = path.relative_to(folder).as_posix()
         packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
         proprietary = any(needs_nvidia_option(name, package) for package in packages)
-        pack = pack_place(target, name, options, _distribution(name, owners))
+        pack = pack_place(target, name, options, _packs_of(folder, name, owners))
         jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary, pack))
     return jobs
 
 
-def _distribution(name: str, owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> str:
-    return next((folder_name(one.metadata.name) for one in owners.get(name, ())), "")
+def _packs_of(folder: Path, name: str, owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> str:
+    """Where packs of a library go: in the site-packages of its distribution, if it belongs to one."""
+    owner = next(iter(owners.get(name, ())), None)
+    if owner is None:
+        return pack_folder()
+    site = owner.dist_info.parent.relative_to(folder).as_posix()
+    return f"{site}/{pack_folder(folder_name(owner.metadata.name))}".removeprefix("./")
 
 
 def _put_hooks(
+    folder: Path,
     tree: Path,
     owners: Mapping[str, tuple[InstalledDistribution, ...]],
     results: Mapping[str, LibraryResult],
     options: TailorOptions,
 ) -> dict[Path, list[RecordRow]]:
-    """Put the hook where libraries look for it; the rows of it and of packs, by the distribution that they belong to."""
+    """Put the hook where libraries look for it; the rows of it and of packs, by the distribution that has them."""
     rows: dict[Path, dict[str, RecordRow]] = {}
     for name, result in results.items():
         if not (result.pack and result.status.changed):
             continue
-        folder = pack_folder(_distribution(name, owners))
-        hook = put_hook(tree / folder, tree / name)
-        own = [RecordRow(f"{folder}/{hook.name}", FileHash.from_hex(hash_file(hook)), hook.stat().st_size)]
+        packs = _packs_of(folder, name, owners)
+        hook = put_hook(tree / packs, tree / name)
+        listed = packs[packs.index(PACK_FOLDER) :]
+        own = [RecordRow(f"{listed}/{hook.name}", FileHash.from_hex(hash_file(hook)), hook.stat().st_size)]
         if options.packs is None and not options.no_pack:
-            own.append(RecordRow(f"{folder}/{result.pack}", FileHash.from_hex(result.pack_sha256), result.pack_size))
+            own.append(RecordRow(f"{listed}/{result.pack}", FileHash.from_hex(result.pack_sha256), result.pack_size))
         for owner in owners.get(name, ())[:1]:
             rows.setdefault(owner.dist_info, {}).update((row.path, row) for row in own)
     return {place: list(own.values()) for place, own in rows.items()}

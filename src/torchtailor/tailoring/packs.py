@@ -31,11 +31,10 @@ def pack_folder(distribution: str = "") -> str:
     return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
 
 
-def pack_place(root: Path, library: str, options: TailorOptions, distribution: str = "") -> PackPlace | None:
-    """The place for the pack of a library at a path below `root`; None without a workload."""
+def pack_place(root: Path, library: str, options: TailorOptions, folder: str = PACK_FOLDER) -> PackPlace | None:
+    """The place for the pack of a library, both at paths below `root`; None without a workload."""
     if options.workload is None:
         return None
-    folder = pack_folder(distribution)
     above = PurePosixPath(library).parent.as_posix()
     place = None if options.no_pack else options.packs or root / folder
     return PackPlace(place, os.path.relpath(folder, above))

@@ -350,7 +350,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
             if result.status.changed:
                 target.hardlink_to(job.cut(other))
             return result
-    pack = pack_place(job.folder, installed_path(job.member.name), options, job.distribution)
+    pack = pack_place(job.folder, installed_path(job.member.name), options, pack_folder(job.distribution))
     if pack and pack.folder and options.packs is None:
         pack = replace(pack, folder=job.packs(index))
     return cut_library(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import Trace, merge_traces
 
 _LARGE = 64 << 10
+_SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|platlib)/")
 _PYTHON = (".py", ".pyc", ".pth")
 
 
@@ -74,7 +76,7 @@ class Workload:
             if size >= _LARGE
             and not path.endswith(_PYTHON)
             and ".dist-info/" not in path
-            and path not in opened
+            and _below_site(path) not in opened
             and not path.startswith(f"{PACK_FOLDER}/")
         ]
 
@@ -83,3 +85,8 @@ class Workload:
         used = self._used.get(identity, frozenset())
         whole = bool(used) and margins()[self.margin].keeps is Scope.LIBRARY
         return frozenset(range(count)) if whole else used
+
+
+def _below_site(path: str) -> str:
+    """The path as a trace has it: below site-packages, wherever that is."""
+    return _SITE.sub("", path)

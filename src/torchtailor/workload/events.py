@@ -84,7 +84,7 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
             lost.append(f"{path} cannot be read: {getattr(error, 'message', None) or error}")
     trace = Trace(
         libraries=tuple(libraries),
-        opened=tuple(sorted(set(_below_sites(recorded.opened, [os.path.abspath(root) for root in roots])))),
+        opened=tuple(sorted(set(_below_sites(recorded.opened, [str(root.absolute()) for root in roots])))),
         programs=tuple(programs),
         processes=len(recorded.processes),
         lost=tuple(lost),

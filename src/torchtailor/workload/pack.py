@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,7 +166,7 @@ class Pack:
             raise _damaged("the checksum of its index is wrong")
         rows = tuple(PackRow(key, offset, length, check) for key, offset, length, check, _ in _ROW.iter_unpack(data))
         keys = tuple(row.key for row in rows)
-        if any(one >= other for one, other in zip(keys, keys[1:], strict=False)):
+        if any(one >= other for one, other in pairwise(keys)):
             raise _damaged("its index is not sorted")
         if any(row.offset + row.size > size or row.offset % _ALIGNMENT for row in rows):
             raise _damaged("a container is outside of the file")

@@ -186,22 +186,31 @@ static void add_pack(struct listing *listing, struct pack *pack) {
     listing->packs[listing->count++] = pack;
 }
 
-static void list_folder(struct listing *listing, DIR *folder, const uid_t *owner) {
+/* The packs of a folder, and of the folders in it: each distribution has its own. */
+static void list_folder(struct listing *listing, const char *place, DIR *folder, const uid_t *owner, int deeper) {
     char **names = NULL;
     size_t count = 0;
     for (struct dirent *entry; (entry = readdir(folder));) {
         size_t length = strlen(entry->d_name);
-        if (entry->d_name[0] == '.' || length <= strlen(SUFFIX)) continue;
-        if (strcmp(entry->d_name + length - strlen(SUFFIX), SUFFIX)) continue;
+        if (entry->d_name[0] == '.') continue;
+        int pack = length > strlen(SUFFIX) && !strcmp(entry->d_name + length - strlen(SUFFIX), SUFFIX);
+        if (!pack && !(deeper && (entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN))) continue;
         char **more = realloc(names, (count + 1) * sizeof *names);
         if (!more) break;
         names = more;
-        if (asprintf(&names[count], "%s/%s", listing->path, entry->d_name) < 0) break;
+        if (asprintf(&names[count], "%s/%s", place, entry->d_name) < 0) break;
         count++;
     }
     if (count) qsort(names, count, sizeof *names, by_name);
     for (size_t i = 0; i < count; i++) {
-        add_pack(listing, open_pack(names[i], owner));
+        DIR *inner = deeper ? opendir(names[i]) : NULL;
+        if (inner) {
+            list_folder(listing, names[i], inner, owner, 0);
+            closedir(inner);
+        } else if (strlen(names[i]) > strlen(SUFFIX) &&
+                   !strcmp(names[i] + strlen(names[i]) - strlen(SUFFIX), SUFFIX)) {
+            add_pack(listing, open_pack(names[i], owner));
+        }
         free(names[i]);
     }
     free(names);
@@ -215,7 +224,7 @@ static const struct listing *listing_of(const char *path, const uid_t *owner) {
     strcpy(listing->path, path);
     DIR *folder = opendir(path);
     if (folder) {
-        list_folder(listing, folder, owner);
+        list_folder(listing, path, folder, owner, 1);
         closedir(folder);
     } else if (errno == ENOTDIR) {
         add_pack(listing, open_pack(path, owner));
