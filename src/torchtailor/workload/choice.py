@@ -18,6 +18,8 @@ from torchtailor.workload.trace import Trace, merge_traces
 
 _LARGE = 64 << 10
 _SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|platlib)/")
+_FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
+_LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
 _PYTHON = (".py", ".pyc", ".pth")
 
 
@@ -65,17 +67,17 @@ class Workload:
         return self.trace.label
 
     def unopened(self, sizes: Mapping[str, int]) -> list[str]:
-        """Of these files, by path and size, the large ones that were never opened; Python's own are small, and found
-        by other names than they were asked for."""
+        """Of these files, by path and size, those that were never opened: large ones, and small ones that only
+        compilers read. Python's own are found by other names than they were asked for, and licences stay."""
         if not self.trace.opened:
             return []
         opened = set(self.trace.opened)
         return [
             path
             for path, size in sizes.items()
-            if size >= _LARGE
+            if (size >= _LARGE or path.endswith(_FOR_COMPILERS))
             and not path.endswith(_PYTHON)
-            and ".dist-info/" not in path
+            and not _LICENCE.search(path)
             and _below_site(path) not in opened
             and not path.startswith(f"{PACK_FOLDER}/")
         ]
