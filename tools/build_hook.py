@@ -33,7 +33,11 @@ _SOURCES = ("hook.c", "objects.c", "packs.c", "record.c")
 # Name, sources, flags of each library.
 LIBRARIES = (
     ("libtorchtailor-hook.so.1", _SOURCES, ("-Wl,-soname,libtorchtailor-hook.so.1",)),
-    ("libtorchtailor-preload.so", (*_SOURCES, "preload.c"), ("-DTORCHTAILOR_PRELOAD",)),
+    (
+        "libtorchtailor-preload.so",
+        (*_SOURCES, "preload.c"),
+        ("-DTORCHTAILOR_PRELOAD", "-Wl,--version-script=preload.map"),
+    ),
 )
 
 
@@ -55,12 +59,14 @@ def system(arch: str) -> list[str]:
     """This machine's C compiler, or what CC names."""
     if arch != platform.machine():
         raise CannotBuildError(
-            f"--system builds for {platform.machine()}, not for {arch}.\n       Run `pip install ziglang` and leave --system out."
+            f"--system builds for {platform.machine()}, not for {arch}.\n"
+            "       Run `pip install ziglang` and leave --system out."
         )
     command = shlex.split(os.environ.get("CC") or "cc")
     if not shutil.which(command[0]):
         raise CannotBuildError(
-            f"The C compiler {command[0]} was not found.\n       Install one (on Debian: apt-get install gcc), or `pip install ziglang`."
+            f"The C compiler {command[0]} was not found.\n"
+            "       Install one (on Debian: apt-get install gcc), or `pip install ziglang`."
         )
     return command
 

@@ -280,7 +280,10 @@ static tt_dlsym_function real_dlsym(void) {
         tt_say("torchtailor: the C library's dlsym was not found; the program cannot run with the hook.\n");
         _exit(EXIT_LOADER);
     }
-    atomic_store(&found, function);
+    if (!atomic_load(&found)) { /* a tool between us and the C library has no version */
+        void *tool = ((tt_dlsym_function)(uintptr_t)function)(RTLD_NEXT, "dlsym");
+        atomic_store(&found, function = tool ? tool : function);
+    }
     return (tt_dlsym_function)(uintptr_t)function;
 }
 #else
@@ -300,6 +303,8 @@ static void *find_for(const char *name, const void *caller, const char *library)
         void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
         if (handle) {
             found = tt_real_symbol(handle, name);
+            Dl_info where;
+            if (found && dladdr(found, &where) && where.dli_fbase == info.dli_fbase) found = NULL; /* it has its own */
             dlclose(handle);
         }
     }
@@ -362,7 +367,10 @@ __attribute__((used, visibility("hidden"))) void *tt_choose_dlsym(void *handle, 
 __asm__(".text\n.p2align 4\n.globl torchtailor_dlsym\n.type torchtailor_dlsym, %function\ntorchtailor_dlsym:\n"
         "  .cfi_startproc\n" TAIL "  .cfi_endproc\n.size torchtailor_dlsym, .-torchtailor_dlsym\n"
 #ifdef TORCHTAILOR_PRELOAD
-        ".globl dlsym\n.type dlsym, %function\n.set dlsym, torchtailor_dlsym\n"
+#define VERSIONED(label, name) /* preload.map */                                                                       \
+    ".globl " label "\n.type " label ", %function\n.set " label ", torchtailor_dlsym\n.symver " label ", " name "\n"
+        VERSIONED("tt_dlsym_old", "dlsym@GLIBC_2.2.5") VERSIONED("tt_dlsym_arm", "dlsym@GLIBC_2.17")
+        VERSIONED("tt_dlsym_new", "dlsym@@GLIBC_2.34")
 #endif
 );
 

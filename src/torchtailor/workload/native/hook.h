@@ -3,7 +3,7 @@
  *   libtorchtailor-preload.so   TORCHTAILOR_PRELOAD is defined: LD_PRELOAD, for recording and for `torchtailor run`
  *
  * Rules: nothing on the launch path; no call of dlopen, dlsym or dladdr while the lock is held (a library's
- * constructor may wait for it inside of dlopen); memory that was handed to the driver is never freed. */
+ * constructor may wait for it inside of dlopen), but dl_iterate_phdr only then (objects.c); memory that was handed to the driver is never freed. */
 #ifndef TORCHTAILOR_HOOK_H
 #define TORCHTAILOR_HOOK_H
 
@@ -55,7 +55,7 @@ int tt_is_container(const void *pointer);
 int tt_objects_changed(struct tt_objects_seen *seen);
 size_t tt_object_count(void);
 void tt_lead_cudart_here(tt_dlsym_function ours);
-size_t tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
+void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
 
 /* --- packs.c: containers by key */
 struct tt_found {

@@ -24,6 +24,14 @@
 
 /* --- where a pointer lies */
 
+/* With the lock: a fork waits for it, and dl_iterate_phdr's own lock, taken at a fork, stays taken in the child. */
+static int iterate(int (*callback)(struct dl_phdr_info *, size_t, void *), void *data) {
+    tt_acquire();
+    int result = dl_iterate_phdr(callback, data);
+    tt_release();
+    return result;
+}
+
 struct search {
     uintptr_t pointer;
     struct tt_place *place;
@@ -65,7 +73,7 @@ static void mapped_name(uintptr_t pointer, char path[PATH_MAX]) {
 
 int tt_place_of(const void *pointer, struct tt_place *place) {
     struct search search = {(uintptr_t)pointer, place};
-    if (!dl_iterate_phdr(holds, &search)) return 0;
+    if (!iterate(holds, &search)) return 0;
     if (!place->path[0]) {
         ssize_t size = readlink("/proc/self/exe", place->path, PATH_MAX - 1);
         place->path[size > 0 ? size : 0] = '\0';
@@ -102,8 +110,8 @@ static int count_adds(struct dl_phdr_info *object, size_t size, void *data) {
 
 int tt_objects_changed(struct tt_objects_seen *seen) {
     unsigned long long adds = 0;
-    dl_iterate_phdr(count_adds, &adds);
     tt_acquire();
+    dl_iterate_phdr(count_adds, &adds);
     int changed = !seen->known || seen->adds != adds;
     seen->known = 1;
     seen->adds = adds;
@@ -119,7 +127,7 @@ static int count_object(struct dl_phdr_info *object, size_t size, void *data) {
 
 size_t tt_object_count(void) {
     size_t count = 0;
-    dl_iterate_phdr(count_object, &count);
+    iterate(count_object, &count);
     return count;
 }
 
@@ -269,15 +277,14 @@ void tt_lead_cudart_here(tt_dlsym_function ours) {
     static struct tt_objects_seen seen;
     if (!tt_objects_changed(&seen)) return;
     struct leading leading = {.ours = (const void *)(uintptr_t)ours};
-    dl_iterate_phdr(lead_object, &leading);
+    iterate(lead_object, &leading);
     if (leading.failed)
         tt_say("torchtailor: %s could not be led to its packs (%s). Start the program with `torchtailor run`.\n",
                leading.name, strerror(leading.failed));
     if (leading.ranges) exchange_held(&leading);
 }
 
-size_t tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours) {
+void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours) {
     struct leading leading = {.ours = (const void *)(uintptr_t)ours, .real = real, .first = first};
-    dl_iterate_phdr(lead_object, &leading);
-    return leading.led;
+    iterate(lead_object, &leading);
 }

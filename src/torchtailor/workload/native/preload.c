@@ -58,14 +58,18 @@ static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, name); }
 /* Looked up when we are loaded; until then (an allocator that starts first) the kernel is asked directly. */
 typedef int (*open_function)(const char *, int, ...);
 typedef int (*openat_function)(int, const char *, int, ...);
+typedef void (*exit_function)(int);
 static _Atomic(open_function) next_open, next_open64;
 static _Atomic(openat_function) next_openat, next_openat64;
+static _Atomic(exit_function) next_exit, next_Exit;
 
 __attribute__((constructor)) static void find_next(void) {
     atomic_store(&next_open, (open_function)(uintptr_t)next("open"));
     atomic_store(&next_open64, (open_function)(uintptr_t)next("open64"));
     atomic_store(&next_openat, (openat_function)(uintptr_t)next("openat"));
     atomic_store(&next_openat64, (openat_function)(uintptr_t)next("openat64"));
+    atomic_store(&next_exit, (exit_function)(uintptr_t)next("_exit"));
+    atomic_store(&next_Exit, (exit_function)(uintptr_t)next("_Exit"));
 }
 
 static int open_from(open_function call, const char *path, int flags, mode_t mode) {
@@ -130,7 +134,7 @@ __attribute__((destructor)) static void finish(void) { tt_record_objects(); }
 
 #define EXIT(name)                                                                                                     \
     TT_EXPORT _Noreturn void name(int status) {                                                                        \
-        void (*call)(int) = (void (*)(int))(uintptr_t)next(#name);                                                     \
+        void (*call)(int) = atomic_load(&next##name);                                                                  \
         if (!tt_busy) tt_record_objects();                                                                             \
         if (call) call(status);                                                                                        \
         for (;;) syscall(SYS_exit_group, status);                                                                      \
@@ -140,16 +144,25 @@ EXIT(_Exit)
 
 /* --- RTLD_DEEPBIND: such a library calls the C library's dlsym, not ours */
 
-static const void *c_library_dlsym(void) {
-    void *handle = ((void *(*)(const char *, int))(uintptr_t)next("dlopen"))("libdl.so.2", RTLD_LAZY | RTLD_NOLOAD);
-    return handle ? tt_real_symbol(handle, "dlsym") : NULL; /* needed by us: in use anyway */
+typedef void *(*dlopen_function)(const char *, int);
+
+/* Since glibc 2.34 it is in libc itself. */
+static const void *c_library_dlsym(dlopen_function open_library) {
+    static const char *const names[] = {"libdl.so.2", "libc.so.6"};
+    const void *found = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !found; i++) {
+        void *handle = open_library(names[i], RTLD_LAZY | RTLD_NOLOAD);
+        if (handle) found = tt_real_symbol(handle, "dlsym"); /* we need it: it stays */
+    }
+    return found;
 }
 
 __attribute__((used, visibility("hidden"))) void *tt_dlopen_deepbound(const char *name, int flags) {
-    void *(*call)(const char *, int) = (void *(*)(const char *, int))(uintptr_t)next("dlopen");
+    dlopen_function open_library = (dlopen_function)(uintptr_t)next("dlopen");
     size_t before = tt_object_count();
-    void *handle = call(name, flags);
-    if (handle) tt_lead_deepbound_here(before, c_library_dlsym(), torchtailor_dlsym);
+    const void *past_us = c_library_dlsym(open_library);
+    void *handle = open_library(name, flags);
+    if (handle && past_us) tt_lead_deepbound_here(before, past_us, torchtailor_dlsym);
     return handle;
 }
 

@@ -374,7 +374,9 @@ static int name_object(struct dl_phdr_info *object, size_t size, void *data) {
 void tt_record_objects(void) {
     if (!tt_recording() || !tt_objects_changed(&objects)) return;
     struct names names = {NULL, 0, 0};
+    tt_acquire();
     dl_iterate_phdr(name_object, &names);
+    tt_release();
     for (size_t i = 0; i < names.count; i++) {
         char whole[PATH_MAX];
         const char *path = names.paths[i];
