@@ -38,6 +38,9 @@ def main() -> int:
     print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
     if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
         return fail("pip could not install the packages.", "See its message above; then run make again.")
+    print("compiling the workload hook", flush=True)
+    if subprocess.run([str(python), str(ROOT / "tools" / "build_hook.py"), "--system"], check=False).returncode:
+        print("without it: `torchtailor record` and `--workload` do not work from these sources", file=sys.stderr)
     return 0
 
 
