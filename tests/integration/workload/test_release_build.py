@@ -45,6 +45,7 @@ def test_releases_are_reproducible_and_run_on_old_systems(tmp_path: Path) -> Non
         assert max(versions) <= (2, 17), name
 
 
+@pytest.mark.slow
 def test_a_wheel_carries_what_was_compiled(tmp_path: Path) -> None:
     """Of a copy of the sources, in which something was compiled, or nothing yet."""
     if not shutil.which("cc"):
