@@ -32,7 +32,7 @@ _FLAGS = (
 _SOURCES = ("hook.c", "objects.c", "packs.c", "record.c")
 # Name, sources, flags of each library.
 LIBRARIES = (
-    ("libtorchtailor-hook.so.1", _SOURCES, ("-Wl,-soname,libtorchtailor-hook.so.1",)),
+    ("libtorchtailor-hook.so.1", _SOURCES, ()),
     (
         "libtorchtailor-preload.so",
         (*_SOURCES, "preload.c"),
@@ -78,7 +78,7 @@ def build(arch: str, compiler: list[str], folder: Path, *flags: str, strip: bool
     for name, sources, own in LIBRARIES:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             part = Path(work, name)
-            options = [*_FLAGS, *(["-Wl,-s"] if strip else []), *own, *flags]
+            options = [*_FLAGS, *(["-Wl,-s"] if strip else []), f"-Wl,-soname,{name}", *own, *flags]
             # Relative names, from where they are: paths would get into the output.
             command = [*compiler, *options, "-o", str(part), *sources, "-ldl", "-lpthread"]
             result = subprocess.run(command, cwd=NATIVE, check=False, capture_output=True, text=True)

@@ -25,9 +25,9 @@ def run(
     import os
 
     from torchtailor.errors import EnvironmentProblem, NoMatchError
-    from torchtailor.workload.record import PACK_VARIABLE, check_program, with_preload
+    from torchtailor.workload.record import PACK_VARIABLE, check_startable, with_preload
 
-    check_program(program[0])
+    check_startable(program[0])
     environment = with_preload()
     for path in pack or ():
         if not path.exists():

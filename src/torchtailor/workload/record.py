@@ -14,12 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import ElfMachine, SegmentType
-from torchtailor.binary.source import open_source
-from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
+from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import make_trace, read_events
-from torchtailor.workload.hook import HookKind, hook_library
+from torchtailor.workload.hook import HookKind, check_program, hook_library
 from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
@@ -42,7 +40,7 @@ def record_program(command: Sequence[str]) -> Recording:
         raise UsageError(
             "No program was given.", "Write it after `--`: torchtailor record -o app.trace -- python app.py"
         )
-    check_program(command[0])
+    check_startable(command[0])
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-") as folder:
         environment = recording_environment(Path(folder))
         code = _run(command, environment)
@@ -71,23 +69,11 @@ def this_machine() -> ElfMachine:
     return machine
 
 
-def check_program(name: str) -> None:
-    """Refuse a program that the dynamic linker does not load: nothing can be recorded of it."""
-    path = shutil.which(name)
-    if path is None:
+def check_startable(name: str) -> None:
+    """Refuse a program that does not exist, or that no hook can get into."""
+    if shutil.which(name) is None:
         raise NoMatchError(f"There is no program {name}.", "Check its name, or give its path.")
-    try:
-        with open_source(Path(path)) as source:
-            elf = ElfFile(source)
-            if not any(segment.type == SegmentType.INTERP for segment in elf.segments):
-                raise ImpossibleError(
-                    f"{path} is linked statically: no hook can be loaded into it.",
-                    "Record the program that loads the CUDA libraries.",
-                )
-            if b"ld-musl" in bytes(source.read(0, min(source.size, 4096))):
-                raise ImpossibleError(f"{path} is built for musl, and the recorder for glibc.", "Use a glibc system.")
-    except (BadInputError, OSError):
-        return  # a script, or nothing that we can read: running it will tell
+    check_program(name)
 
 
 @contextmanager

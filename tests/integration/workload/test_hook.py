@@ -24,6 +24,8 @@ from tests.integration.workload.rig import (
     ticket,
 )
 
+pytestmark = pytest.mark.xdist_group("hook")  # what is compiled is used by all
+
 KEPT = container(entry(b"kept in the library"))
 STOCK = [container(entry(f"stock code {number}".encode() * 40, 80), entry(b"sm90" * 200)) for number in range(6)]
 MOVED = [container(entry(f"moved code {number}".encode() * (5 + number))) for number in range(6)]
@@ -111,9 +113,9 @@ def test_no_pack(rig: Rig, tmp_path: Path) -> None:
     assert done.answers == [NO_BINARY, NO_BINARY, NO_BINARY, "0"]
     assert done.arrived[0] == arrival("library", CODES[0][:16])
     said = [
-        f"torchtailor: {library} needs GPU code (container {key_of(STOCK[number]).hex()[:12]}) that was moved to a pack, "
-        f"and no pack with it was found (looked in {tmp_path}/{FOLDER} and in its parent folders). Put the pack there, set "
-        "TORCHTAILOR_PACK, or run `torchtailor restore`."
+        f"torchtailor: {library} needs GPU code (container {key_of(STOCK[number]).hex()[:12]}) that was moved to a "
+        f"pack, and no pack with it was found (looked in {tmp_path}/{FOLDER} and in its parent folders). "
+        "Put the pack there, set TORCHTAILOR_PACK, or run `torchtailor restore`."
         for number in (0, 1)
     ]
     assert done.said.splitlines() == said
@@ -547,7 +549,9 @@ def test_loads_are_recorded(rig: Rig, variant: Variant, tmp_path: Path) -> None:
     lines = [line for line in recorded(record) if line[0] in {"load", "link", "proc", "lost"}]
     (first, *rest), pid = lines, next(record.glob("*.tsv")).name.split("-")[0]
     assert first == ["proc", pid, str(rig.folder / "program")]
+    unseen = [] if preload else [["lost", "which files were opened"]]  # the hook of a library comes too late for that
     assert rest == [
+        *unseen,
         ["load", str(library), f"{address_of(library, KEPT):#x}", f"{len(KEPT):#x}"],
         ["load", str(library), f"{address_of(library, CODES[0]):#x}", "0x28"],
         ["link", str(library), f"{address_of(library, CODES[1]):#x}", "0x10"],
@@ -584,7 +588,7 @@ def test_code_in_no_library_is_recorded_by_its_checksum(rig: Rig, variant: Varia
     done = rig.run(f"open={library}", *words, preload=preload, TORCHTAILOR_RECORD=str(tmp_path / "record"))
     assert done.code == 0, done
     lines = [line for line in recorded(tmp_path / "record") if line[0] not in {"open", "proc"}]
-    assert lines == [
+    assert lines[0 if preload else 1 :] == [
         ["cubin", f"{len(image):#x}", f"{zlib.crc32(image):08x}"],
         ["lost", "a cubin whose size could not be read"],
     ]

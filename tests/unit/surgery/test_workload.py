@@ -151,16 +151,15 @@ def test_cut_again_keeps_tickets(tmp_path: Path) -> None:
 
 
 def _proof(src: Path, out: Path, pack: Path) -> None:
-    with open_file(src) as before, open_pack(pack) as packed:
-        with out.open("rb") as after:
-            prove(
-                OpenLibrary.read(before),
-                FileSource(after.fileno()),
-                options().policy,
-                stripped=True,
-                proven=None,
-                pack=packed,
-            )
+    with open_file(src) as before, open_pack(pack) as packed, out.open("rb") as after:
+        prove(
+            OpenLibrary.read(before),
+            FileSource(after.fileno()),
+            options().policy,
+            stripped=True,
+            proven=None,
+            pack=packed,
+        )
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ def compiled(path: Path, containers: Sequence[bytes]) -> Path:
         data = path.with_name(f"{path.name}.{number}.fatbin")
         data.write_bytes(container)
         source.append(
-            f'__asm__(".section .nv_fatbin, \\"a\\"\\n.align 8\\ncontainer{number}:\\n.incbin \\"{data}\\"\\n.previous");\n'
+            '__asm__(".section .nv_fatbin, \\"a\\"\\n.align 8\\n'
+            f'container{number}:\\n.incbin \\"{data}\\"\\n.previous");\n'
             f'extern const char container{number}[] __attribute__((visibility("hidden")));\n'
             f'__attribute__((section(".nvFatBinSegment"), used, aligned(8))) struct wrapper w{number} = '
             f"{{0x466243b1, 1, container{number}, 0}};\n"

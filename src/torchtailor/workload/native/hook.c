@@ -162,7 +162,7 @@ enum kind { OTHER = -1, GET_PROC, LIBRARY_DATA, MODULE_DATA, MODULE_DATA_EX, MOD
 enum { SLOTS = 4 };
 static _Atomic(void *) real[KINDS][SLOTS];
 
-static enum kind kind_of(const char *name) {
+TT_EARLY static enum kind kind_of(const char *name) {
     static const struct {
         const char *name;
         enum kind kind;
@@ -173,8 +173,9 @@ static enum kind kind_of(const char *name) {
         {"cuLinkAddData", LINK_DATA},          {"cuLinkAddData_v2", LINK_DATA},
         {"nvJitLinkAddData", NVJITLINK_DATA},
     };
-    if (name[0] == '_') return strncmp(name, "__nvJitLinkAddData_", 19) ? OTHER : NVJITLINK_DATA;
-    if (strncmp(name, "cu", 2) && strncmp(name, "nv", 2)) return OTHER;
+    if (name[0] == '_' && name[1] == '_' && name[2] == 'n' && name[3] == 'v')
+        return strncmp(name, "__nvJitLinkAddData_", 19) ? OTHER : NVJITLINK_DATA;
+    if (!(name[0] == 'c' && name[1] == 'u') && !(name[0] == 'n' && name[1] == 'v')) return OTHER;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i].name)) return names[i].kind;
     return OTHER;
@@ -270,7 +271,7 @@ void *tt_wrap_named(const char *name, void *function) {
 #ifdef TORCHTAILOR_PRELOAD
 static const void *const IN_GLOBAL_SCOPE = RTLD_NEXT; /* RTLD_DEFAULT would find our own */
 
-static tt_dlsym_function real_dlsym(void) {
+TT_EARLY static tt_dlsym_function real_dlsym(void) {
     static _Atomic(void *) found;
     void *function = atomic_load(&found);
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
@@ -292,7 +293,7 @@ static const void *const IN_GLOBAL_SCOPE = RTLD_DEFAULT;
 static tt_dlsym_function real_dlsym(void) { return dlsym; }
 #endif
 
-void *tt_real_symbol(void *handle, const char *name) { return real_dlsym()(handle, name); }
+TT_EARLY void *tt_real_symbol(void *handle, const char *name) { return real_dlsym()(handle, name); }
 
 /* In the order of the loader: what is global, then the library that asks and what it needs. */
 static void *find_for(const char *name, const void *caller, const char *library) {
@@ -333,7 +334,7 @@ TT_EXPORT extern const int torchtailor_preload;
 const int torchtailor_preload = 1;
 static int preloaded(void) { return 0; }
 
-static void lead_cudart(void) {} /* it finds our dlsym first */
+TT_EARLY static void lead_cudart(void) {} /* it finds our dlsym first */
 #else
 /* Then that one records, and calls reach it first. */
 static int preloaded(void) { return dlsym(RTLD_DEFAULT, "torchtailor_preload") != NULL; }
@@ -344,7 +345,7 @@ static void lead_cudart(void) {
 #endif
 
 /* Which function a call of dlsym goes on to. */
-__attribute__((used, visibility("hidden"))) void *tt_choose_dlsym(void *handle, const char *name) {
+TT_EARLY __attribute__((used, visibility("hidden"))) void *tt_choose_dlsym(void *handle, const char *name) {
     lead_cudart();
     if (handle != RTLD_NEXT && name && kind_of(name) != OTHER) return (void *)(uintptr_t)tt_dlsym_wrapped;
     return (void *)(uintptr_t)real_dlsym();
@@ -514,5 +515,7 @@ __attribute__((constructor)) static void start(void) {
     if (preloaded()) return;
     tt_start_recording();
     lead_cudart();
+#ifdef TORCHTAILOR_PRELOAD
     tt_record_objects();
+#endif
 }

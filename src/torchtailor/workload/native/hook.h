@@ -22,6 +22,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packs and GPU code ar
 _Static_assert(sizeof(void *) == 8, "GPU code exists for 64-bit programs only");
 
 #define TT_EXPORT __attribute__((visibility("default")))
+/* Called before the libraries around us are ready, by a sanitizer that looks up the functions it stands in for: such code
+ * calls no function of the C library that has a stand-in, and is not instrumented itself. */
+#define TT_EARLY __attribute__((no_sanitize("address", "undefined", "thread")))
 #define TT_KEY 16
 #define TT_TICKET 40 /* the header of an empty container, "TTPACK1\0", the key */
 #define TT_CONTAINER_HEADER 16

@@ -186,15 +186,18 @@ static void add_pack(struct listing *listing, struct pack *pack) {
     listing->packs[listing->count++] = pack;
 }
 
+static int is_pack_name(const char *name) {
+    size_t length = strlen(name);
+    return length > strlen(SUFFIX) && !strcmp(name + length - strlen(SUFFIX), SUFFIX);
+}
+
 /* The packs of a folder, and of the folders in it: each distribution has its own. */
 static void list_folder(struct listing *listing, const char *place, DIR *folder, const uid_t *owner, int deeper) {
     char **names = NULL;
     size_t count = 0;
     for (struct dirent *entry; (entry = readdir(folder));) {
-        size_t length = strlen(entry->d_name);
-        if (entry->d_name[0] == '.') continue;
-        int pack = length > strlen(SUFFIX) && !strcmp(entry->d_name + length - strlen(SUFFIX), SUFFIX);
-        if (!pack && !(deeper && (entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN))) continue;
+        int maybe_folder = deeper && (entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN);
+        if (entry->d_name[0] == '.' || (!maybe_folder && !is_pack_name(entry->d_name))) continue;
         char **more = realloc(names, (count + 1) * sizeof *names);
         if (!more) break;
         names = more;
@@ -207,8 +210,7 @@ static void list_folder(struct listing *listing, const char *place, DIR *folder,
         if (inner) {
             list_folder(listing, names[i], inner, owner, 0);
             closedir(inner);
-        } else if (strlen(names[i]) > strlen(SUFFIX) &&
-                   !strcmp(names[i] + strlen(names[i]) - strlen(SUFFIX), SUFFIX)) {
+        } else if (is_pack_name(names[i])) {
             add_pack(listing, open_pack(names[i], owner));
         }
         free(names[i]);

@@ -53,7 +53,7 @@ static void note(int folder, const char *path, int file) {
 
 static int reads(int flags) { return (flags & O_ACCMODE) != O_WRONLY && !(flags & (O_DIRECTORY | O_PATH)); }
 
-static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, name); }
+TT_EARLY static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, name); }
 
 /* Looked up when we are loaded; until then (an allocator that starts first) the kernel is asked directly. */
 typedef int (*open_function)(const char *, int, ...);
@@ -167,7 +167,7 @@ __attribute__((used, visibility("hidden"))) void *tt_dlopen_deepbound(const char
 }
 
 /* dlopen looks at its caller as dlsym does: only a name that says where the file is can be opened from here. */
-__attribute__((used, visibility("hidden"))) void *tt_choose_dlopen(const char *name, int flags) {
+TT_EARLY __attribute__((used, visibility("hidden"))) void *tt_choose_dlopen(const char *name, int flags) {
     if (name && flags & RTLD_DEEPBIND && strchr(name, '/')) return (void *)(uintptr_t)tt_dlopen_deepbound;
     return next("dlopen");
 }

@@ -232,6 +232,9 @@ static void write_line(const char *line, size_t size) {
         }
         started = 1;
         failed = append(record, first, make_line(first, "proc", pid, program, NULL));
+#ifndef TORCHTAILOR_PRELOAD
+        failed = failed || append(record, first, make_line(first, "lost", "which files were opened", NULL));
+#endif
     }
     failed = failed || append(record, line, size);
     if (failed) tt_say("torchtailor: the record %s cannot be written (%s).\n", record, strerror(errno));
