@@ -33,14 +33,13 @@ def main() -> int:
             return fail("This Python cannot make virtual environments.", "On Debian: apt-get install python3-venv.")
     package = f"{ROOT}[{extras}]"
     print(f"installing torchtailor[{extras}] into {venv}", flush=True)
-    if install_with_uv(python, package):
-        return 0
-    print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
-    if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
-        return fail("pip could not install the packages.", "See its message above; then run make again.")
+    if not install_with_uv(python, package):
+        print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
+        if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
+            return fail("pip could not install the packages.", "See its message above; then run make again.")
     print("compiling the workload hook", flush=True)
     if subprocess.run([str(python), str(ROOT / "tools" / "build_hook.py"), "--system"], check=False).returncode:
-        print("without it: `torchtailor record` and `--workload` do not work from these sources", file=sys.stderr)
+        print("without it, `torchtailor record` and `--workload` do not work from these sources", file=sys.stderr)
     return 0
 
 
