@@ -146,10 +146,26 @@ def unopened() -> None:
     trace = ["--workload", str(OUT / "decoder.trace"), "--drop-unopened"]
     torchtailor("tailor", WORK / "stock", *GPU, *trace, "-o", WORK / "small")
     packs = used(WORK / "small", "*.ttpack")
-    say(
-        f"without what was never opened: {(used(WORK / 'small') - packs) / 1e9:.3f} GB and packs of {packs / 1e6:.0f} MB"
-    )
+    left = (used(WORK / "small") - packs) / 1e9
+    say(f"without what was never opened: {left:.3f} GB and packs of {packs / 1e6:.0f} MB")
     say(f"decoder on it: {program('decoder', 'small')[0]}, stock {program('decoder', 'stock')[0]}")
+
+
+def packed_size() -> None:
+    """What squashfs would make of it: zstd 15 in blocks of 128 KiB, files one by one."""
+    import zstandard
+
+    def blocks(path: Path) -> int:
+        packer, total = zstandard.ZstdCompressor(level=15), 0
+        with path.open("rb") as file:
+            while block := file.read(128 << 10):
+                total += min(len(packer.compress(block)), len(block))
+        return total
+
+    for name in ("decoder", "small"):
+        files = [p for p in (WORK / name).rglob("*") if p.is_file() and not p.is_symlink() and p.suffix != ".ttpack"]
+        with ThreadPoolExecutor(16) as pool:
+            say(f"{name} packed as squashfs does, without packs: {sum(pool.map(blocks, files)) / 1e9:.3f} GB")
 
 
 def speed() -> None:

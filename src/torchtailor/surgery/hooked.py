@@ -24,12 +24,14 @@ from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.workload.hook import HOOK_NAME, renamed_symbols
 
 _TIMEOUT = 600
+_OLD_RUNTIME = "libcudart.so.11"  # it loads code in ways that the hook does not see
 
 
 def hookable(elf: ElfFile) -> bool:
     """Whether the hook can see what this library hands to the driver."""
-    if any(name.startswith("libcudart.so") for name in needed_libraries(elf)):
-        return True
+    runtimes = [name for name in needed_libraries(elf) if name.startswith("libcudart.so")]
+    if runtimes:
+        return not any(name.startswith(_OLD_RUNTIME) for name in runtimes)
     return not renamed_symbols().isdisjoint(undefined_symbols(elf))
 
 

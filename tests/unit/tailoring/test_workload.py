@@ -126,6 +126,6 @@ def test_unopened_files_go_and_come_back(site: Path, tmp_path: Path) -> None:
 def test_options_that_need_a_workload() -> None:
     for more in ({"no_pack": True}, {"packs": Path("x")}, {"drop_unopened": True}):
         with pytest.raises(UsageError):
-            replace(options(), **more)  # type: ignore[arg-type]
+            replace(options(), **more)
     with pytest.raises(UsageError):
         chosen(packs=Path("x"), no_pack=True)
