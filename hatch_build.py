@@ -1,10 +1,12 @@
-"""What the built package has beyond its sources: the documentation's pages, and where its repository is."""
+"""What the built package has beyond its sources: the documentation's pages, the hook, and where its repository is."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,29 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 _RELATIVE = re.compile(r"(\]\(|src=\")(?!https?://|#)([^)\"]+)")
 
 
-class Pages(BuildHookInterface[Any]):
-    """`torchtailor help TOPIC` shows the pages of `docs`; an editable installation reads them where they are."""
+class Additions(BuildHookInterface[Any]):
+    """Files of the wheel that are not in its package; an editable installation reads them where they are."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable" and self.target_name == "wheel":
-            for page in sorted(Path(self.root, "docs").glob("*.md")):
-                build_data["force_include"][str(page)] = f"torchtailor/docs/{page.name}"
+        if version == "editable" or self.target_name != "wheel":
+            return
+        for page in sorted(Path(self.root, "docs").glob("*.md")):  # `torchtailor help TOPIC` shows them
+            build_data["force_include"][str(page)] = f"torchtailor/docs/{page.name}"
+        for library in self._hook():
+            place = f"{library.parent.name}/{library.name}"
+            build_data["force_include"][str(library)] = f"torchtailor/workload/native/{place}"
+
+    def _hook(self) -> list[Path]:
+        """The workload hook as tools/build_hook.py compiled it; without that, one for this machine, if it has a cc."""
+        native = Path(self.root, "src/torchtailor/workload/native")
+        if not any(native.glob("*/*.so*")):
+            line = [sys.executable, "tools/build_hook.py", "--system"]
+            made = subprocess.run(line, cwd=self.root, capture_output=True, text=True, check=False)
+            if made.returncode:
+                self.app.display_warning(f"The wheel will have no workload hook. {made.stderr.strip()}")
+            else:
+                self.app.display_info(f"The wheel has a workload hook for {platform.machine()} only.")
+        return sorted(native.glob("*/*.so*"))
 
 
 class Repository(MetadataHookInterface):

@@ -33,20 +33,23 @@ def main() -> int:
             return fail("This Python cannot make virtual environments.", "On Debian: apt-get install python3-venv.")
     package = f"{ROOT}[{extras}]"
     print(f"installing torchtailor[{extras}] into {venv}", flush=True)
-    if install_with_uv(python, package):
-        return 0
-    print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
-    if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
-        return fail("pip could not install the packages.", "See its message above; then run make again.")
+    if not install_with_uv(python, package):
+        print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
+        if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
+            return fail("pip could not install the packages.", "See its message above; then run make again.")
+    print("compiling the workload hook", flush=True)
+    if subprocess.run([str(python), str(ROOT / "tools" / "build_hook.py"), "--system"], check=False).returncode:
+        print("without it, `torchtailor record` and `--workload` do not work from these sources", file=sys.stderr)
     return 0
 
 
 def install_with_uv(python: Path, package: str) -> bool:
     """With the indexes that pip is configured for; uv takes a tenth of pip's time."""
     uv = shutil.which("uv") or str(python.with_name("uv"))
-    if not Path(uv).exists() and subprocess.run(
-        [*pip(python), "install", "--quiet", "--no-compile", "uv"], check=False
-    ).returncode:
+    if (
+        not Path(uv).exists()
+        and subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "uv"], check=False).returncode
+    ):
         return False
     command = [uv, "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
     listed = subprocess.run([*pip(python), "config", "list"], capture_output=True, text=True, check=False).stdout

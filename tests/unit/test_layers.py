@@ -21,6 +21,7 @@ FLOORS = (
     {"gpucode"},
     {"host"},
     {"artifact"},
+    {"workload"},
     {"inspection", "surgery", "recommendation", "fetch", "failures", "hostcode", "index"},
     {"tailoring", "upkeep"},
     {"wheelhouse", "ledger"},

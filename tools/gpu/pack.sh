@@ -12,7 +12,8 @@ trap 'rm -f "$requirements"' EXIT
 import tomllib
 from pathlib import Path
 
-print("\n".join(tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]))
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+print("\n".join([*project["dependencies"], *project["optional-dependencies"]["verify"]]))
 PY
 
 rm -rf "$out.part"

@@ -102,6 +102,8 @@ class TailoredLibrary(Struct):
     dropped: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
     stripped: list[str] | UnsetType = UNSET
     instructions_sha256: Annotated[Sha256, Meta(description="of its machine code")] | UnsetType = UNSET
+    moved: Annotated[Open, Meta(description="to a pack, by architecture: images, stored bytes")] | UnsetType = UNSET
+    pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
@@ -119,6 +121,7 @@ class TailoredInput(Struct):
     sha256_before: Sha256
     sha256_after: Sha256
     removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
+    unopened: Annotated[int, Meta(description="bytes of large files that the workload never opened")]
     could_save: Bytes
     could_strip: Bytes
     could_drop_lto: Bytes
@@ -126,6 +129,27 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]
+
+
+class TraceLibrary(Struct):
+    """What was used of one library; sizes are of the library that was recorded."""
+
+    name: str
+    identity: Annotated[str, Meta(description="the same for a library and whatever was cut from it")]
+    containers: int
+    used: int
+    stored: Bytes
+    stored_used: Bytes
+
+
+class TraceDocument(Struct):
+    trace: Annotated[str, Meta(description="the file")]
+    label: Annotated[str, Meta(description="what the versions of wheels are labelled with")]
+    processes: int
+    programs: list[str]
+    libraries: list[TraceLibrary]
+    opened: Annotated[int, Meta(description="files that were opened")]
+    lost: Annotated[list[str], Meta(description="what could not be recorded")]
 
 
 class DropRulesDocument(Struct):
@@ -400,6 +424,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
     "inspect": ("`inspect --json`", InspectDocument),
     "tailor": ("`tailor --json`", TailorDocument),
+    "trace": ("`record --json`, `trace show --json` and `trace merge --json`", TraceDocument),
     "drop-rules": ("`tailor --drop list --json`", DropRulesDocument),
     "restore": ("`restore --json`", RestoreDocument),
     "verify": ("`verify --json`", VerifyDocument),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _SMALLER = "To save more"
 _IN_PLACE = "In place"
+_WORKLOAD = "For one program"
 
 
 def command(
@@ -78,6 +79,38 @@ def command(
     driver: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
     ] = None,
+    workload: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="TRACE",
+            help="Keep what the program of this trace uses, move the rest to packs; may be repeated.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    margin: Annotated[
+        str,
+        typer.Option(help="What stays beside it: exact (nothing), library (used ones).", rich_help_panel=_WORKLOAD),
+    ] = "exact",
+    pack: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Put the packs there; programs need TORCHTAILOR_PACK.", rich_help_panel=_WORKLOAD
+        ),
+    ] = None,
+    no_pack: Annotated[
+        bool,
+        typer.Option(
+            "--no-pack", help="Make none: what the trace does not name no longer runs.", rich_help_panel=_WORKLOAD
+        ),
+    ] = False,
+    drop_unopened: Annotated[
+        bool,
+        typer.Option(
+            "--drop-unopened",
+            help="Leave out large files that the program never opened.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = False,
     keep_removed: Annotated[
         bool,
         typer.Option(
@@ -92,7 +125,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
-    from torchtailor.tailoring.run import tailor_inputs, tailor_options
+    from torchtailor.tailoring.run import read_workload, tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
     drops = [name.strip() for word in drop or () for name in word.split(",") if name.strip()]
@@ -104,6 +137,10 @@ def command(
         keep_ptx=keep_ptx,
         lto=not no_lto,
         drop=tuple(drops),
+        workload=read_workload(workload, margin) if workload else None,
+        packs=pack,
+        no_pack=no_pack,
+        drop_unopened=drop_unopened,
         nvidia=nvidia,
         strip=strip,
         recompress=recompress,
@@ -197,6 +234,17 @@ def _print_leftovers(report: TailorReport) -> None:
         what = f"{counted(len(own), 'file')} of {size}, such as {first}" if own[1:] else f"1 file of {size}, {first}"
         why = drop_rules()[name].what if name in default_rules() else f"--drop {name}"
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
+    if moved := [library for result in results for library in result.changed if library.moved]:
+        size = human_bytes(sum(library.pack_size for library in moved))
+        made = "was left out: no pack was asked for" if report.options.no_pack else f"is in packs of {size}"
+        out().print(
+            f"What the workload does not use of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False
+        )
+    if unopened := sum(result.unopened for result in results):
+        out().print(
+            f"Files that the workload never opened take {human_bytes(unopened)}: --drop-unopened leaves them out.",
+            markup=False,
+        )
     if symbols := sum(result.could_strip for result in results):
         out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
     if linkable := sum(result.could_drop_lto for result in results):

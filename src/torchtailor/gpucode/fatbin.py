@@ -25,6 +25,9 @@ CONTAINER_START = struct.pack("<IHH", CONTAINER_MAGIC, 1, CONTAINER_HEADER.size)
 ENTRY_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
 ENTRY_VERSION = 0x0101
 
+TICKET = struct.Struct("<8s16s")  # behind the header of a container whose code is in a pack: the mark and the key
+TICKET_MARK = b"TTPACK1\0"
+
 _PARTS_HEADER = struct.Struct("<II")
 
 WRAPPER = struct.Struct("<iiQQ")
@@ -184,14 +187,15 @@ class Container(NamedTuple):
     header_size: int  # 0 for a cubin that lies there without a container
     size: int  # of what follows the header
     entries: tuple[Image, ...]
+    ticket: bytes = b""  # the key of its code in a pack, where the code was moved to one
 
     @property
     def end(self) -> int:
-        return self.offset + self.header_size + self.size
+        return self.offset + self.stored_size
 
     @property
     def stored_size(self) -> int:
-        return self.header_size + self.size
+        return self.header_size + self.size + (TICKET.size if self.ticket else 0)
 
     @property
     def bare(self) -> bool:
@@ -255,6 +259,8 @@ def read_container(source: ByteSource, offset: int, limit: int) -> Container:
     end = offset + header_size + size
     if end > limit:
         raise _damaged(offset, "it reaches past the end of its section")
+    if size == 0:
+        return Container(offset, header_size, size, (), _read_ticket(source, end, limit))
     entries: list[Image] = []
     try:
         for image in _read_entries(source, offset, offset + header_size, end):
@@ -263,6 +269,14 @@ def read_container(source: ByteSource, offset: int, limit: int) -> Container:
         error.reached = entries[-1].end if entries else offset
         raise
     return Container(offset, header_size, size, tuple(entries))
+
+
+def _read_ticket(source: ByteSource, offset: int, limit: int) -> bytes:
+    """The key behind an empty container; none where it was empty from the start."""
+    if offset + TICKET.size > limit:
+        return b""
+    mark, key = TICKET.unpack(source.read(offset, TICKET.size))
+    return bytes(key) if mark == TICKET_MARK else b""
 
 
 def _read_entries(source: ByteSource, container: int, position: int, end: int) -> Iterator[Image]:

@@ -18,6 +18,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.binary.instructions import named_by_code
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
+from torchtailor.binary.symbols import dynamic_text
 from torchtailor.catalog.gpus import CodeTarget
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.bare import CUBIN_START, FRAME_START, read_bare
@@ -47,7 +48,6 @@ _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _PTX_HEAD = 256  # bytes from the version of PTX to its target, with comments between
 _ZEROS_STEP = 1 << 20
-_MAX_SONAME = 256
 _MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
 _MAX_WALKED = 64 << 20  # bytes of lookalikes that were walked through before they turned out to be none
 
@@ -186,7 +186,7 @@ def scan_elf(elf: ElfFile, *, texts: bool = False) -> LibraryCode:
         return LibraryCode(elf.machine, elf.size, (), (), tuple(lookalikes), texts=tuple(ptx or ()))
     wrappers = tuple(_wrappers(elf))
     referenced = tuple(_referenced(elf, found, wrappers))
-    soname = _soname(elf)
+    soname = dynamic_text(elf, DynamicTag.SONAME)
     return LibraryCode(elf.machine, elf.size, referenced, wrappers, tuple(lookalikes), soname, tuple(ptx or ()))
 
 
@@ -207,18 +207,6 @@ def containers_in(source: ByteSource) -> list[Container]:
         entry_size=0,
     )
     return list(_containers_among_others(source, whole, []))
-
-
-def _soname(elf: ElfFile) -> str:
-    name, table = elf.dynamic_value(DynamicTag.SONAME), elf.dynamic_value(DynamicTag.STRTAB)
-    offset = elf.offset_of(table) if table is not None else None
-    if name is None or offset is None:
-        return ""
-    try:
-        data = bytes(elf.read(offset + name, min(_MAX_SONAME, (elf.dynamic_value(DynamicTag.STRSZ) or 0) - name)))
-    except BadInputError:
-        return ""
-    return data.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _needed_later(section: Section) -> bool:

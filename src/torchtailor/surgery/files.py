@@ -14,6 +14,8 @@ from torchtailor.errors import BadInputError, EnvironmentProblem
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
 _SMALL = 1 << 10
+_BLOCK = 4 << 10
+_ZEROS = bytes(_BLOCK)
 _WINDOW = 2 << 10
 _FALL_BACK = {EINVAL, ENOSYS, EOPNOTSUPP, EXDEV}
 
@@ -123,6 +125,31 @@ def copy_range(source: FileSource, offset: int, fd: int, at: int, size: int) -> 
         if done == 0:
             raise BadInputError("The file became shorter while it was read.", "Try again.")
         offset, at, size = offset + done, at + done, size - done
+
+
+def copy_sparse(source: FileSource, fd: int) -> None:
+    """Make a file a copy of another, in which long runs of zeros take no space on the disk."""
+    os.ftruncate(fd, 0)
+    os.ftruncate(fd, source.size)
+    at = 0
+    for chunk in source.chunks(0, source.size):
+        for first, end in _without_zeros(chunk):
+            write_at(fd, at + first, chunk[first:end])
+        at += len(chunk)
+
+
+def _without_zeros(chunk: bytes) -> Iterator[tuple[int, int]]:
+    """The ranges of a chunk that hold something, in whole blocks of the disk."""
+    if not chunk.strip(b"\0"):
+        return
+    start = 0
+    for at in range(0, len(chunk), _BLOCK):
+        if chunk.startswith(_ZEROS, at):
+            if start < at:
+                yield start, at
+            start = at + _BLOCK
+    if start < len(chunk):
+        yield start, len(chunk)
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

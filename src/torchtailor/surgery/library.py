@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +27,9 @@ from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.filler import find_filler
+from torchtailor.surgery.hooked import hookable, with_hook
 from torchtailor.surgery.image_cache import StockPayloads
+from torchtailor.surgery.moved import MovedCode, move_code
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages, make_plan
@@ -36,23 +38,31 @@ from torchtailor.surgery.recompress import Recompression, recompress_images
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
+from torchtailor.workload.pack import PackPlace
 
 
 def tailor_library(
-    src: Path, dst: Path | None, options: TailorOptions, *, durable: bool = False, sha256: str = ""
+    src: Path,
+    dst: Path | None,
+    options: TailorOptions,
+    *,
+    durable: bool = False,
+    sha256: str = "",
+    pack: PackPlace | None = None,
 ) -> LibraryResult:
     """Cut `src` for the targets of the options' policy and put the proven result at `dst`.
 
     The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
     into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. Where `result.status.changed` is
-    False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for a damaged library,
-    ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails, EnvironmentProblem
-    where the disk is full or read-only.
+    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the pack of what the
+    options' workload does not use goes; without it the pack is made for the proof alone. Where
+    `result.status.changed` is False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for
+    a damaged library, ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails,
+    EnvironmentProblem where the disk is full or read-only.
     """
     try:
         with _opened(src) as stock:
-            return _Tailoring(src, stock, options, sha256).run(dst, durable=durable)
+            return _Tailoring(src, stock, options, sha256, pack or PackPlace(None)).run(dst, durable=durable)
     except TorchtailorError as error:
         if str(src) not in error.message:
             raise type(error)(f"{src}: {error.message}", error.hint) from error
@@ -113,9 +123,12 @@ def _opened(path: Path) -> Iterator[_Stock]:
 class _Tailoring:
     """One library from plan to surgery to proof."""
 
-    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str) -> None:
+    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str, place: PackPlace) -> None:
         self.stock = stock
+        self.name = path.name
+        self.place = place
         self.sha256 = sha256
+        self.moved: MovedCode | None = None
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         self.options = options
         self.policy = options.policy.for_library(path.name, self.code.soname)
@@ -139,9 +152,14 @@ class _Tailoring:
         check_layout(self.elf)
         offsets = (found.container.offset for found in self.code.containers)
         keep = dict(zip(offsets, kept.images, strict=True))
+        if self.options.workload and not hookable(self.elf):
+            warnings += ("keeps all its code: it reaches the driver in a way that no hook can see",)
+        else:
+            self.moved = move_code(self.stock.library, self.name, keep, self.options)
         if not self.options.recompress or dst is None:
             return self._make(keep, None, warnings, dst, durable=durable)
         loaded = {found.container.offset for found in self.code.containers if found.loaded}
+        loaded.difference_update(self.moved.keys if self.moved else ())
         stored = {offset: images for offset, images in keep.items() if offset in loaded}
         recompression = recompress_images(self.stock.payloads, stored, self.options)
         try:
@@ -173,7 +191,8 @@ class _Tailoring:
         *,
         durable: bool,
     ) -> LibraryResult:
-        plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {})
+        keys = self.moved.keys if self.moved else {}
+        plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {}, keys)
         cut = any(len(one.images) < len(one.found.images) for one in plan.containers)
         changes = cut or self.removed or recompression
         surgery = prepare(self.elf, plan, self.removed, find_filler(self.elf) if changes else ())
@@ -181,15 +200,24 @@ class _Tailoring:
         if not result.status.changed or dst is None:
             return result
         dst.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other:
+        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other, ExitStack() as packing:
             fd = file.fileno()
+            pack = None
+            if self.moved:
+                pack = packing.enter_context(self.moved.written(self.source, self.place.folder, dst.parent))
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
             write(surgery, self.source, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
             output = FileSource(fd)
-            prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven)
+            prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven, pack=pack)
+            if self.moved and pack:
+                with_hook(fd, self.place.hook, dst.parent)
+                size = os.fstat(fd).st_size
+                result = replace(result, size_after=size, pack=self.moved.name, pack_size=pack.source.size)
+                if self.place.folder:
+                    result = replace(result, pack_sha256=hash_file(self.place.folder / self.moved.name))
             sha256_in, instructions = hashes_in.result()
             result = replace(
                 result, sha256_out=hash_file(fd), sha256_in=sha256_in, instructions_sha256=instructions
@@ -212,13 +240,14 @@ class _Tailoring:
         if surgery.size > self.source.size or (surgery.size == self.source.size and not surgery.zeroed):
             status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
             return self._untouched(status, warnings)
-        kept, dropped = _tallies(self.code, keep)
+        stays, moved = _sides(keep, self.moved.keys if self.moved else {})
+        kept, dropped = _tallies(self.code, keep, stays)
         gpu_after = sum(one.size for one in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
         filler = sum(span.size for span in surgery.filler)
         packed = recompressed is not None and recompressed.images > 0
         return LibraryResult(
-            status=LibraryStatus.CUT if dropped or packed else LibraryStatus.STRIPPED,
+            status=LibraryStatus.CUT if dropped or moved or packed else LibraryStatus.STRIPPED,
             size_before=self.source.size,
             size_after=surgery.size,
             gpu_before=self.code.stored_size,
@@ -226,6 +255,7 @@ class _Tailoring:
             floor=loaded - self.code.stored_size + gpu_after + surgery.plan.mapped - filler,
             kept=kept,
             dropped=dropped,
+            moved=_by_label(moved),
             stripped=tuple(s.name for s in self.elf.sections if s.index in self.removed),
             recompressed=recompressed,
             warnings=warnings,
@@ -235,15 +265,25 @@ class _Tailoring:
         )
 
 
-def _tallies(code: LibraryCode, keep: KeptImages) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
-    """Images kept and dropped, by architecture."""
-    sides: tuple[dict[ArchKey, list[Image]], dict[ArchKey, list[Image]]] = ({}, {})
-    for found in code.containers:
-        offsets = {image.offset for image in keep[found.container.offset]}
-        for image in found.images:
-            sides[image.offset not in offsets].setdefault(image.arch_key, []).append(image)
-    kept, dropped = ({images[0].label: _tally(images) for images in side.values()} for side in sides)
-    return dict(sorted(kept.items())), dict(sorted(dropped.items()))
+def _sides(keep: KeptImages, moved: Mapping[int, bytes]) -> tuple[list[Image], list[Image]]:
+    """The images that stay in the library, and those that go to a pack."""
+    stay = [image for offset, images in keep.items() if offset not in moved for image in images]
+    return stay, [image for offset in moved for image in keep[offset]]
+
+
+def _tallies(
+    code: LibraryCode, keep: KeptImages, stay: list[Image]
+) -> tuple[dict[str, CodeTally], dict[str, CodeTally]]:
+    """Images kept in the library and dropped, by architecture."""
+    wanted = {image.offset for images in keep.values() for image in images}
+    return _by_label(stay), _by_label(image for image in code.images if image.offset not in wanted)
+
+
+def _by_label(images: Iterable[Image]) -> dict[str, CodeTally]:
+    by_arch: dict[ArchKey, list[Image]] = {}
+    for image in images:
+        by_arch.setdefault(image.arch_key, []).append(image)
+    return dict(sorted((same[0].label, _tally(same)) for same in by_arch.values()))
 
 
 def _tally(images: list[Image]) -> CodeTally:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.drops import Drops, default_rules
+from torchtailor.artifact.drops import DroppedFile, Drops, ReadCode, default_rules
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.workload.choice import Workload
 
+UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
 
@@ -29,6 +32,10 @@ class TailorOptions:
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
     drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
+    workload: Workload | None = None  # what stays in place of what the targets can run; the rest goes to packs
+    packs: Path | None = None  # the folder for packs; None means beside the libraries
+    drop_unopened: bool = False  # leave out files that the workload never opened
+    no_pack: bool = False  # make none: what the workload does not use is gone
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
@@ -36,6 +43,13 @@ class TailorOptions:
 
     def __post_init__(self) -> None:
         _ = self.drops  # its names must be known
+        if (self.packs or self.no_pack or self.drop_unopened) and self.workload is None:
+            raise UsageError(
+                "--pack, --no-pack and --drop-unopened belong to --workload.",
+                "Add --workload TRACE, or leave the option out.",
+            )
+        if self.packs and self.no_pack:
+            raise UsageError("--pack and --no-pack exclude each other.", "Leave one out.")
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
             raise UsageError(f"{self.driver} is not the version of a driver.", "Write it as 550.54.14.")
         if self.recompress and not self.reads_zstd:
@@ -57,6 +71,25 @@ class TailorOptions:
     def drops(self) -> Drops:
         return Drops.of([*default_rules(), *self.drop], self.policy)
 
+    def unopened(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of these files that the workload never opened."""
+        return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
+
+    def dropped(self, sizes: Mapping[str, int], read_code: ReadCode) -> dict[str, DroppedFile]:
+        """Of these files, by path and size, those that are left out."""
+        found = self.drops.find(sizes, read_code)
+        if self.drop_unopened and self.workload:
+            found |= {
+                path: DroppedFile(path, UNOPENED, sizes[path])
+                for path in self.workload.unopened({path: size for path, size in sizes.items() if path not in found})
+            }
+        return found
+
+    @property
+    def label(self) -> str:
+        """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`."""
+        return f"{self.targets.label}.{self.workload.label}" if self.workload else self.targets.label
+
     @property
     def workers(self) -> int:
         """How many processes or threads may work at once."""
@@ -77,12 +110,23 @@ class TailorOptions:
         unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
         dropping = {"drop": sorted(self.drop)} if self.drop else {}
         no_lto = {} if self.policy.keep_lto else {"lto": False}
+        workload = (
+            {
+                "workload": {
+                    "trace": self.workload.trace.digest,
+                    "margin": self.workload.margin,
+                    "pack": not self.no_pack,
+                }
+            }
+            if self.workload
+            else {}
+        )
         return {
             "target": {
                 "gpus": [str(device) for device in self.targets.devices],
                 "archs": [str(arch) for arch in self.targets.archs],
                 "keep_ptx": self.targets.keep_ptx,
-                "label": self.targets.label,
+                "label": self.label,
                 **unified,
             },
             "policy": {
@@ -91,5 +135,6 @@ class TailorOptions:
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
                 **dropping,
+                **workload,
             },
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.gpucode.fatbin import Image
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, TICKET, Image
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 from torchtailor.surgery.image_cache import Replacement
 from torchtailor.surgery.layout import PackingItem, Span, common_alignment, merge, pack, subtract
@@ -38,6 +38,8 @@ class ContainerPlan:
     address: int | None  # in the output; None where it is not loaded
     size: int  # bytes of the container in the output
     extent: int  # bytes that were readable from its first on: its own, and of one that was cut before the zeros behind
+
+    key: bytes = b""  # by which a pack has what is kept of it, where it was moved to one
 
     def at(self, address: int) -> ContainerPlan:
         """The same at another place."""
@@ -86,8 +88,15 @@ class LibraryPlan:
 KeptImages = Mapping[int, tuple[Image, ...]]  # by the offset of the container
 
 
-def make_plan(elf: ElfFile, code: LibraryCode, keep: KeptImages, new: Mapping[int, Replacement]) -> LibraryPlan:
-    """Place every container; `new` are images that are recompressed, by their offset."""
+def make_plan(
+    elf: ElfFile,
+    code: LibraryCode,
+    keep: KeptImages,
+    new: Mapping[int, Replacement],
+    moved: Mapping[int, bytes] | None = None,
+) -> LibraryPlan:
+    """Place every container; `new` are images that are recompressed, by their offset, and `moved` the keys of
+    containers that go to a pack, by theirs."""
     pointers = movable(elf, code)
     plans: list[ContainerPlan] = []
     free: list[Span] = []
@@ -97,10 +106,13 @@ def make_plan(elf: ElfFile, code: LibraryCode, keep: KeptImages, new: Mapping[in
             images = tuple(map(NewImage, found.images))
             plans.append(ContainerPlan(found, images, None, None, found.container.stored_size, 0))
             continue
-        images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
-        size = found.container.size_with(sum([image.size for image in images]))
         extent = found.container.stored_size
-        draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size, extent)
+        if key := (moved or {}).get(found.container.offset, found.container.ticket):
+            images, size = (), CONTAINER_HEADER.size + TICKET.size
+        else:
+            images = tuple(NewImage(image, new.get(image.offset)) for image in keep[found.container.offset])
+            size = found.container.size_with(sum([image.size for image in images]))
+        draft = ContainerPlan(found, images, pointers.get(found.address), found.address, size, extent, key)
         loaded.setdefault(found.section, []).append(draft)
     for name, drafts in loaded.items():
         placed, left = _place(elf, name, drafts)

@@ -71,6 +71,10 @@ class LibraryResult:
     warnings: tuple[str, ...] = ()
     could_save: int = 0
     could_strip: int = 0
+    moved: Mapping[str, CodeTally] = field(default_factory=dict)  # to a pack, by architecture
+    pack: str = ""  # the name of that pack
+    pack_size: int = 0
+    pack_sha256: str = ""
     filler: int = 0  # bytes of filler that patchelf had left, which left the file
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     path: str = ""  # in the wheel, folder or environment it was found in

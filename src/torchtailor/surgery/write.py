@@ -16,7 +16,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, SegmentType
 from torchtailor.binary.instructions import got_address
 from torchtailor.errors import BadInputError, ImpossibleError
-from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
 from torchtailor.surgery.files import FileSource, copy_range, write_at
 from torchtailor.surgery.headers import (
     TABLE_MARK,
@@ -220,6 +220,10 @@ def _write_container(plan: ContainerPlan, at: int, copies: _Copies, fd: int) -> 
         copies.add(plan.found.container.offset, at, plan.size, padded=True)
         return
     body = plan.size - CONTAINER_HEADER.size
+    if plan.key:
+        ticket = TICKET.pack(TICKET_MARK, plan.key)
+        write_at(fd, at, CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, 0) + ticket)
+        return
     write_at(fd, at, CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, body))
     at += CONTAINER_HEADER.size
     for new in plan.images:

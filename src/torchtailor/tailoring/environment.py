@@ -23,12 +23,14 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
 from torchtailor.tailoring.folder import read_code_in
-from torchtailor.tailoring.journal import STATE_FOLDER, Chains, Change, FileState, Gone, Journal, reconcile
+from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
 from torchtailor.tailoring.libraries import cut_library, is_library
 from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
-from torchtailor.trust import leads_inside
+from torchtailor.trust import inside, leads_inside
+from torchtailor.workload.pack import PackPlace
 
 _ALREADY_CUT = "it was already cut for this target"
 
@@ -47,6 +49,7 @@ class _PlaceJob:
     removed: Path | None
     seen: tuple[int, ...]  # what tells whether somebody replaced it
     second_names: tuple[tuple[str, tuple[InstalledDistribution, ...]], ...] = ()  # links to it, and whose they are
+    pack: PackPlace | None = None  # as it will be in the environment
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers do not need the owners' tables of files."""
@@ -217,7 +220,7 @@ class _Plan:
         owners = owners_by_file(installed_in(site))
         found = {name: owners[name] for name in sorted(owners) if (site / name).is_file()}
         sizes = {name: (site / name).lstat().st_size for name in found}
-        dropped = options.drops.find(sizes, read_code_in(site, owners, options))
+        dropped = options.dropped(sizes, read_code_in(site, owners, options))
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
         notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
@@ -251,7 +254,8 @@ def _jobs(plan: _Plan, state: Path, options: TailorOptions) -> tuple[list[_Place
             removed = state / "removed" if options.keep_removed else None
             others = tuple((other, found[other]) for other in links.get(name, ()))
             seen = _seen(path)
-            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed, seen, others))
+            pack = pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name)))
+            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed, seen, others, pack))
     return jobs, skipped
 
 
@@ -386,7 +390,12 @@ def _in_order(waiting: Sequence[LibraryResult]) -> list[LibraryResult]:
 
 def _stage(job: _PlaceJob) -> LibraryResult:
     """In a worker: cut a library into the staging folder; the environment is not touched."""
-    result = cut_library(job.name, job.path, job.staged, job.options, proprietary=job.proprietary, durable=True)
+    pack = job.pack
+    if pack and pack.folder and job.options.packs is None:
+        pack = replace(pack, folder=job.staged.parent / "pack")
+    result = cut_library(
+        job.name, job.path, job.staged, job.options, proprietary=job.proprietary, durable=True, pack=pack
+    )
     if result.status.changed and job.removed and not job.options.dry_run:
         delta = job.staged.with_name("removed")
         write_delta(job.path, job.staged, delta, result.sha256_in)
@@ -411,8 +420,16 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
     if not job.is_unchanged:
         return _replaced_meanwhile(job)
     give_to(job.staged, job.path.lstat())
+    added = _staged_packs(job, result)
+    rows = tuple(AddedFile(name, hash_file(file), file.stat().st_size) for name, file in added.items())
     for name, owners in names:
-        journal.add(_change(job, name, owners, result, options))
+        journal.add(replace(_change(job, name, owners, result, options), added=rows))
+    for name, file in added.items():
+        place = inside(journal.site, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        give_to(file, job.path.lstat())
+        file.replace(place)
+        sync_folder(place.parent)
     if not job.is_unchanged:  # the journal took a while; what it says of this file is dropped at the end
         return _replaced_meanwhile(job)
     job.staged.replace(job.path)  # never written into: other names of the old file (uv's cache) keep their bytes
@@ -421,6 +438,18 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
     for folder in {(journal.site / name).parent for name, _ in names}:
         sync_folder(folder)
     return result
+
+
+def _staged_packs(job: _PlaceJob, result: LibraryResult) -> dict[str, Path]:
+    """The pack and the hook of a library, by the path they will have in the environment."""
+    if not result.pack:
+        return {}
+    folder = pack_folder(folder_name(job.owners[0].metadata.name))
+    hook = put_hook(job.staged.parent / "hook", job.staged)
+    files = {f"{folder}/{hook.name}": hook}
+    if job.options.packs is None and not job.options.no_pack:
+        files[f"{folder}/{result.pack}"] = job.staged.parent / "pack" / result.pack
+    return files
 
 
 def _replaced_meanwhile(job: _PlaceJob) -> LibraryResult:

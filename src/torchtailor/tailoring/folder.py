@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torchtailor.disk import (
     copy_file,
     disk_errors,
     existing_parent,
+    hash_file,
     remove_abandoned,
     staging_folder,
     write_atomically,
@@ -28,11 +29,13 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
+from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
+from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class _FileJob:
     target: Path
     options: TailorOptions
     proprietary: bool
+    pack: PackPlace | None
 
 
 def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
@@ -59,7 +63,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
         installed = find_installed(folder)
         with staging_folder(existing_parent(output.parent)) as scratch:
             owners = owners_by_file(installed)
-            dropped = options.drops.find(sizes_in(folder), read_code_in(folder, owners, options))
+            sizes = sizes_in(folder)
+            dropped = options.dropped(sizes, read_code_in(folder, owners, options))
             tree = _Tree(folder, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
@@ -77,12 +82,17 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             gone = tree.size_of_dropped
             before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
             after = tree.size_of_others + sum(library.size_after for library in libraries)
+            after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
-            whole = replace(whole, notes=unreadable_in(folder), dropped_files=tuple(dropped.values()))
+            unopened = options.unopened({path: size for path, size in sizes.items() if path not in dropped})
+            whole = replace(
+                whole, notes=unreadable_in(folder), dropped_files=tuple(dropped.values()), unopened=unopened
+            )
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
-            _update_records(folder, scratch / "tree", installed, results, frozenset(dropped))
+            added = _put_hooks(folder, scratch / "tree", owners, results, options)
+            _update_records(folder, scratch / "tree", installed, results, frozenset(dropped), added)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
             document = manifest(options, names, {}, libraries, dropped.values())
             (scratch / "tree" / MANIFEST).write_bytes(document)
@@ -108,7 +118,10 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         if not options.dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(target.parent)
-        cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True)
+        pack = pack_place(target.parent, library.name, options)
+        cut = cut_strictly(library.name, library, target, options, proprietary=proprietary, durable=True, pack=pack)
+        if cut.pack:
+            put_hook(target.parent / pack_folder(), target)
         progress.advance(cut.size_before)
         if cut.status is LibraryStatus.STRIPPED and not asked:
             target.unlink(missing_ok=True)
@@ -234,8 +247,41 @@ def _jobs(
         name = path.relative_to(folder).as_posix()
         packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
         proprietary = any(needs_nvidia_option(name, package) for package in packages)
-        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary))
+        pack = pack_place(target, name, options, _packs_of(folder, name, owners))
+        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary, pack))
     return jobs
+
+
+def _packs_of(folder: Path, name: str, owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> str:
+    """Where packs of a library go: in the site-packages of its distribution, if it belongs to one."""
+    owner = next(iter(owners.get(name, ())), None)
+    if owner is None:
+        return pack_folder()
+    site = owner.dist_info.parent.relative_to(folder).as_posix()
+    return f"{site}/{pack_folder(folder_name(owner.metadata.name))}".removeprefix("./")
+
+
+def _put_hooks(
+    folder: Path,
+    tree: Path,
+    owners: Mapping[str, tuple[InstalledDistribution, ...]],
+    results: Mapping[str, LibraryResult],
+    options: TailorOptions,
+) -> dict[Path, list[RecordRow]]:
+    """Put the hook where libraries look for it; the rows of it and of packs, by the distribution that has them."""
+    rows: dict[Path, dict[str, RecordRow]] = {}
+    for name, result in results.items():
+        if not (result.pack and result.status.changed):
+            continue
+        packs = _packs_of(folder, name, owners)
+        hook = put_hook(tree / packs, tree / name)
+        listed = packs[packs.index(PACK_FOLDER) :]
+        own = [RecordRow(f"{listed}/{hook.name}", FileHash.from_hex(hash_file(hook)), hook.stat().st_size)]
+        if options.packs is None and not options.no_pack:
+            own.append(RecordRow(f"{listed}/{result.pack}", FileHash.from_hex(result.pack_sha256), result.pack_size))
+        for owner in owners.get(name, ())[:1]:
+            rows.setdefault(owner.dist_info, {}).update((row.path, row) for row in own)
+    return {place: list(own.values()) for place, own in rows.items()}
 
 
 def _update_records(
@@ -244,6 +290,7 @@ def _update_records(
     installed: tuple[InstalledDistribution, ...],
     results: Mapping[str, LibraryResult],
     gone: frozenset[str],
+    added: Mapping[Path, Sequence[RecordRow]],
 ) -> None:
     """A RECORD in the copy must describe the copy."""
     for one in installed:
@@ -253,6 +300,7 @@ def _update_records(
             for path, row in one.files.items()
             if (result := results.get(path)) and result.status.changed
         }
+        changes |= {row.path: row for row in added.get(one.dist_info, ())}
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
 
@@ -268,7 +316,7 @@ def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
 
 
 def _cut_or_copy(job: _FileJob) -> LibraryResult:
-    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
+    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary, pack=job.pack)
     if not result.status.changed and not job.options.dry_run:
         copy_file(job.source, job.target)
     return result

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,7 @@ from torchtailor.tailoring.manifest import environment_manifest
 from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, RecordRow
+from torchtailor.workload.pack import PACK_FOLDER
 
 STATE_FOLDER = ".torchtailor"
 RemovedName = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{24}-[0-9a-f]{24})?\Z")]
@@ -77,6 +78,15 @@ class _Options(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A file that came with a change, and goes with it: a pack, or the hook."""
+
+    path: RelativePath
+    sha256: Sha256
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """One file of an environment that was replaced, or left out; paths are relative to site-packages."""
 
@@ -91,6 +101,7 @@ class Change:
     dropped: dict[str, Any] | None = None  # the row of a file that was left out
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] = 0o644  # of a file that was left out
     record_rows: dict[PathPart, int] = field(default_factory=dict)  # where it was in the RECORD of each distribution
+    added: tuple[AddedFile, ...] = ()
 
     def __post_init__(self) -> None:
         msgspec.convert(self.options, _Options)
@@ -218,8 +229,22 @@ def reconcile(journal: Journal, known: Mapping[str, FileState | Gone] | None = N
         own = {path: chain for path, chain in recorded.items() if _belongs(path, chain, one)}
         states = {path: state for path in own if (state := actual.get(path))}
         _update_distribution(journal, one, states, {path: chains[path] for path in own if path in chains}, own)
+    _remove_added(journal.site, recorded, chains)
     journal.rewrite(change for chain in chains.values() for change in chain)
     return chains
+
+
+def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
+    """Delete what came with changes that are undone, and the folders that it leaves empty."""
+    wanted = {file.path for chain in chains.values() for file in chain[-1].added}
+    for path in {file.path for chain in recorded.values() for change in chain for file in change.added} - wanted:
+        place = inside(site, path)
+        if not path.startswith(f"{PACK_FOLDER}/") or not leads_inside(site, place):
+            continue
+        place.unlink(missing_ok=True)
+        for folder in (place.parent, place.parent.parent):
+            with suppress(OSError):
+                folder.rmdir() if folder != site else None
 
 
 def _belongs(path: str, chain: Sequence[Change], one: InstalledDistribution) -> bool:
@@ -250,6 +275,7 @@ def _update_distribution(
     else:
         manifest_path.unlink(missing_ok=True)
         changes[manifest_name] = None
+    changes |= _added_rows(one, chains, recorded)
     again: list[tuple[int, RecordRow]] = []
     for path, state in states.items():
         name = one.files[path].path if path in one.files else path
@@ -264,6 +290,20 @@ def _update_distribution(
         old = one.record_path.stat()
         mode = old.st_mode & 0o777
         write_atomically(one.record_path, data, mode=mode, owner=old, durable=True, staging=journal.staging)
+
+
+def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) -> dict[str, RecordRow | None]:
+    """The rows of packs and hook in the RECORD of the distribution whose they are: the first that has the library."""
+    mine = [
+        change for chain in recorded.values() for change in chain if change.distributions[:1] == (one.dist_info.name,)
+    ]
+    rows: dict[str, RecordRow | None] = {file.path: None for change in mine for file in change.added}
+    for chain in chains.values():
+        if chain[-1].distributions[:1] == (one.dist_info.name,):
+            rows |= {
+                file.path: RecordRow(file.path, FileHash.from_hex(file.sha256), file.size) for file in chain[-1].added
+            }
+    return rows
 
 
 def _options(chains: Sequence[Sequence[Change]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.wheels.archive import Member, open_member
+from torchtailor.workload.pack import PackPlace
 
 
 def is_library(path: Path) -> bool:
@@ -57,19 +58,22 @@ def cut_library(
     proprietary: bool,
     durable: bool = False,
     sha256: str = "",
+    pack: PackPlace | None = None,
 ) -> LibraryResult:
     """Cut one library of an input; one that is damaged is reported, not an error.
 
     One that is `proprietary` (of NVIDIA's) is cut only with --nvidia; otherwise the result says what that would save.
-    Of a program only GPU code is cut. `sha256` is that of `source`, where the caller knows it.
+    Of a program only GPU code is cut, and none goes to a pack. `sha256` is that of `source`, where the caller knows it.
     """
 
     def cut(options: TailorOptions) -> LibraryResult:
-        return cut_strictly(name, source, target, options, proprietary=proprietary, durable=durable, sha256=sha256)
+        return cut_strictly(
+            name, source, target, options, proprietary=proprietary, durable=durable, sha256=sha256, pack=pack
+        )
 
     try:
         if not is_shared_name(name):
-            return replace(cut(replace(options, strip=False)), could_strip=0)
+            return replace(cut(replace(options, strip=False, workload=None, packs=None, no_pack=False)), could_strip=0)
         return cut(options)
     except BadInputError as error:
         reason = error.message.removeprefix(f"{source}: ")
@@ -87,6 +91,7 @@ def cut_strictly(
     proprietary: bool,
     durable: bool = False,
     sha256: str = "",
+    pack: PackPlace | None = None,
 ) -> LibraryResult:
     """The same, where a damaged library is an error; an OSError is left to the caller, who knows the user's paths."""
     refused = proprietary and not options.nvidia
@@ -94,7 +99,8 @@ def cut_strictly(
         options = replace(options, policy=replace(options.policy, keep_all_minors=True))
     place = None if refused or options.dry_run else target
     try:
-        result = replace(tailor_library(source, place, options, durable=durable, sha256=sha256), path=name)
+        result = tailor_library(source, place, options, durable=durable, sha256=sha256, pack=pack)
+        result = replace(result, path=name)
     except EnvironmentProblem as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None

@@ -93,6 +93,9 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             "dropped": _tallies(library.dropped),
             "stripped": list(library.stripped),
         }
+        if library.moved:
+            document["moved"] = _tallies(library.moved)
+            document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
         if library.filler:
             document["filler"] = library.filler
         if library.zeroed:

@@ -29,6 +29,7 @@ class TailorResult:
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
     dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
+    unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
 
     @property
@@ -72,6 +73,7 @@ class TailorResult:
             "sha256_before": self.sha256_before,
             "sha256_after": self.sha256_after,
             "removed_size": self.removed_size,
+            "unopened": self.unopened,
             "could_save": self.could_save,
             "could_strip": self.could_strip,
             "could_drop_lto": self.could_drop_lto,

@@ -28,6 +28,8 @@ from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.workload.choice import Workload
+from torchtailor.workload.trace import read_trace
 
 _IMMOVABLE = "all of its GPU code is needed, or what is not lies in pieces smaller than a page of memory"
 _UNCHANGED = {
@@ -122,6 +124,8 @@ def tailor(
     recompress: bool = False,
     level: int = 19,
     driver: str | None = None,
+    workload: Sequence[str | Path] = (),
+    margin: str = "exact",
     keep_removed: bool = False,
     dry_run: bool = False,
     processes: int = 0,
@@ -131,12 +135,14 @@ def tailor(
 
     `paths` are libraries, wheels or folders, which are never changed: their outputs go to `output`. Without paths the
     environment `env`, or the active one, is cut in place. `gpus` are such as "9.0", "sm_90", "RTX 4090", "native".
+    `workload` are traces of programs: what they do not use goes to packs.
     """
     options = tailor_options(
         gpus,
         keep_ptx=keep_ptx,
         lto=lto,
         drop=tuple(drop),
+        workload=read_workload([Path(trace) for trace in workload], margin) if workload else None,
         strip=strip,
         nvidia=nvidia,
         recompress=recompress,
@@ -153,6 +159,11 @@ def tailor(
     if report.error:
         raise report.error
     return report.results
+
+
+def read_workload(traces: Sequence[Path], margin: str = "exact") -> Workload:
+    """The workload of trace files, all together."""
+    return Workload.of([read_trace(path) for path in traces], margin)
 
 
 def tailor_options(

@@ -12,6 +12,7 @@ from pathlib import Path
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile, ReadCode
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
+from torchtailor.artifact.sites import installed_path
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
@@ -22,6 +23,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
+from torchtailor.tailoring.packs import folder_name, hook_for, pack_folder, pack_place
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
@@ -31,6 +33,7 @@ from torchtailor.wheels.metadata import with_version
 from torchtailor.wheels.name import labelled_version
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
+from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
 
@@ -57,6 +60,7 @@ class _MemberJob:
     folder: Path
     options: tuple[TailorOptions, ...]
     proprietary: bool
+    distribution: str  # for the folder of its packs
 
     @property
     def size(self) -> int:
@@ -68,6 +72,9 @@ class _MemberJob:
 
     def cut(self, index: int) -> Path:
         return self.folder / f"cut{index}" / Path(self.member.name).name
+
+    def packs(self, index: int) -> Path:
+        return self.folder / f"pack{index}"
 
 
 def tailor_wheel(wheel: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
@@ -149,7 +156,7 @@ class _Making:
                 f"Write -o {output.parent} instead.",
             )
         sizes = {member.name: member.size for member in distribution.archive.files}
-        dropped = order.options.drops.find(sizes, _read_code(distribution, order.options))
+        dropped = order.options.dropped(sizes, _read_code(distribution, order.options))
         return cls(distribution, order, version, target, dropped)
 
     def finish(
@@ -173,7 +180,8 @@ class _Making:
         renamed = self.distribution.renamed
         dropped = tuple(replace(one, path=renamed(name, self.version)) for name, one in self.dropped.items())
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
-        result = replace(result, dropped_files=dropped)
+        sizes = {one.name: one.size for one in self.distribution.archive.files if one.name not in self.dropped}
+        result = replace(result, dropped_files=dropped, unopened=options.unopened(sizes))
         if options.dry_run or result.useless_for_target:
             return result
         if not result.differs:
@@ -190,7 +198,8 @@ class _Making:
         effort = _effort(options, sum(cut[name].size_after for name in changed))
         left_out = frozenset(self.dropped)
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
-            _write(writer, self, changed, cut, document, packed, effort, left_out)
+            added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
+            _write(writer, self, changed, cut, document, packed, effort, left_out, added)
         made = finished.enter_context(WheelArchive(target))
         self._check_members(made, changed, left_out)
         for name in changed:
@@ -210,6 +219,21 @@ class _Making:
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
 
 
+def _added(
+    jobs: Sequence[_MemberJob], index: int, cut: Mapping[str, LibraryResult], options: TailorOptions
+) -> dict[str, Path]:
+    """The packs and the hook that the wheel brings, by the name they have in it."""
+    files: dict[str, Path] = {}
+    for job in jobs:
+        if not (result := cut[job.member.name]).pack:
+            continue
+        folder = pack_folder(job.distribution)
+        files[f"{folder}/{HOOK_NAME}"] = hook_for(job.cut(index))
+        if options.packs is None and not options.no_pack:
+            files[f"{folder}/{result.pack}"] = job.packs(index) / result.pack
+    return dict(sorted(files.items()))
+
+
 def _effort(options: TailorOptions, size: int) -> Effort:
     """How hard to pack so many bytes: harder with --recompress, which is slow and for size anyway, and where it takes
     no noticeable time."""
@@ -221,7 +245,7 @@ def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str
     archive = distribution.archive
     return labelled_version(
         distribution.metadata.version,
-        options.targets.label,
+        options.label,
         stock_local=distribution.stock_local,
         earlier_label=label_of(archive.read(earlier)) if earlier in archive.members else "",
     )
@@ -239,7 +263,9 @@ def _jobs(
         proprietary = needs_nvidia_option(member.name, distribution.metadata)
         row = distribution.record.get(member.name)
         folder = scratch / str(len(jobs))
-        jobs.append(_MemberJob(distribution.path, member, row.hash if row else None, folder, stripping, proprietary))
+        file_hash = row.hash if row else None
+        name = folder_name(distribution.metadata.name)
+        jobs.append(_MemberJob(distribution.path, member, file_hash, folder, stripping, proprietary, name))
     return jobs
 
 
@@ -324,7 +350,12 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
             if result.status.changed:
                 target.hardlink_to(job.cut(other))
             return result
-    return cut_library(job.member.name, job.unpacked, target, options, proprietary=job.proprietary, sha256=sha256)
+    pack = pack_place(job.folder, installed_path(job.member.name), options, pack_folder(job.distribution))
+    if pack and pack.folder and options.packs is None:
+        pack = replace(pack, folder=job.packs(index))
+    return cut_library(
+        job.member.name, job.unpacked, target, options, proprietary=job.proprietary, sha256=sha256, pack=pack
+    )
 
 
 def _copied(result: TailorResult, folder: Path) -> TailorResult:
@@ -343,8 +374,9 @@ def _write(
     packed: _Packed,
     effort: Effort,
     left_out: frozenset[str],
+    added: Mapping[str, Path],
 ) -> None:
-    """All members in their order, the changed ones compressed again; manifest and RECORD come last."""
+    """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
     metadata_name = f"{distribution.dist_info}/METADATA"
@@ -370,6 +402,9 @@ def _write(
             row = distribution.record.get(member.name)
             if row:
                 rows.append(RecordRow(name, row.hash, member.size))
+    for name, file in added.items():
+        writer.add_file(name, file, DEFAULT_MODE)
+        rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
     dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
     writer.add_bytes(f"{dist_info}{MANIFEST}", document)
     rows.append(RecordRow(f"{dist_info}{MANIFEST}", FileHash.of(document), len(document)))

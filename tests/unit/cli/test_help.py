@@ -112,7 +112,7 @@ def test_a_link_on_a_terminal_is_the_command_that_follows_it() -> None:
     ("typed", "expected"),
     [
         ("torchtailor ta", {"tailor"}),
-        ("torchtailor re", {"recommend", "restore", "recipes"}),
+        ("torchtailor re", {"record", "recommend", "restore", "recipes"}),
         ("torchtailor tailor --nv", {"--nvidia"}),
         ("torchtailor build --via ", {"wheel", "source", "nix"}),
         ("torchtailor recipes mi", {"migrate"}),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
+from torchtailor.binary.source import ByteSource
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.runnable import DriverReading, lost_code
-from torchtailor.surgery.files import FileSource, same_bytes
+from torchtailor.surgery.files import CHUNK, FileSource, same_bytes
 from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.pairs import ContainerPair
+from torchtailor.workload.pack import Pack
 
 _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
 _MAX_PADDING = 64
@@ -26,13 +29,17 @@ def check_images(
     pairs: Sequence[ContainerPair],
     policy: Policy | None,
     proven: ProvenImages | None,
+    pack: Pack | None = None,
 ) -> None:
-    """Check each image that was kept, and what was lost with those that were not."""
+    """Check each image that was kept, and what was lost with those that were not; what is in a pack counts as kept."""
     same = _copied_whole(before.source, after.source, pairs)
+    pairs = [_with_packed(before.source, pair, pack) for pair in pairs]
     policies = policy.for_each([pair.before for pair in pairs]) if policy else [None] * len(pairs)
     for pair, is_same, own in zip(pairs, same, policies, strict=True):
         images = pair.before.images
-        kept = list(images) if is_same else _match(before.source, after.source, pair, proven)
+        packed = pack if pair.after.container.ticket else None
+        source = packed.source if packed else after.source
+        kept = list(images) if is_same else _match(before.source, source, pair, proven)
         if policy is None or not pair.before.can_be_cut:
             if len(kept) != len(images):
                 raise pair.problem("lost images although nothing was to be cut")
@@ -43,6 +50,24 @@ def check_images(
             _check_policy(before.source, pair, kept, own)
     if policy:
         _check_runnable(pairs, policy)
+
+
+def _with_packed(stock: ByteSource, pair: ContainerPair, pack: Pack | None) -> ContainerPair:
+    """The pair with what the pack has in place of a container that was moved there, under the key of the stock one."""
+    key = pair.after.container.ticket
+    if not key or key == pair.before.container.ticket:
+        return pair
+    start, end = pair.before.container.offset, pair.before.container.end
+    hasher = hashlib.blake2b(digest_size=len(key))
+    for at in range(start, end, CHUNK):
+        hasher.update(stock.read(at, min(CHUNK, end - at)))
+    if hasher.digest() != key:
+        raise pair.problem("was moved to a pack under a key that is not its own")
+    row = pack.find(key) if pack else None
+    if pack is None or row is None:
+        raise pair.problem("was moved to a pack that does not have it")
+    container = pack.container(row)._replace(ticket=key)
+    return ContainerPair(pair.before, pair.after._replace(container=container))
 
 
 def _check_runnable(pairs: Sequence[ContainerPair], policy: Policy) -> None:
@@ -83,7 +108,7 @@ def _together(one: ContainerPair, other: ContainerPair) -> bool:
     )
 
 
-def _match(stock: FileSource, output: FileSource, pair: ContainerPair, proven: ProvenImages | None) -> list[Image]:
+def _match(stock: FileSource, output: ByteSource, pair: ContainerPair, proven: ProvenImages | None) -> list[Image]:
     """The stock images that the images of the output are, in the same order."""
     matched: list[Image] = []
     position = 0
@@ -100,7 +125,7 @@ def _match(stock: FileSource, output: FileSource, pair: ContainerPair, proven: P
     return matched
 
 
-def _same_image(stock: FileSource, old: Image, output: FileSource, new: Image, proven: ProvenImages | None) -> bool:
+def _same_image(stock: FileSource, old: Image, output: ByteSource, new: Image, proven: ProvenImages | None) -> bool:
     if (old.kind_number, old.sm, old.name, old.flags & ~_STORAGE) != (
         new.kind_number,
         new.sm,

@@ -20,6 +20,7 @@ from torchtailor.surgery.proof.headers import check_sections, check_segments, ch
 from torchtailor.surgery.proof.pairs import pair_containers
 from torchtailor.surgery.proof.pointers import check_pointers
 from torchtailor.surgery.proof.reach import check_mapped
+from torchtailor.workload.pack import Pack
 
 
 def _where_code_may_be(before: OpenLibrary, after: ElfFile) -> list[tuple[int, int]]:
@@ -29,11 +30,18 @@ def _where_code_may_be(before: OpenLibrary, after: ElfFile) -> list[tuple[int, i
 
 
 def prove(
-    before: OpenLibrary, output: FileSource, policy: Policy | None, *, stripped: bool, proven: ProvenImages | None
+    before: OpenLibrary,
+    output: FileSource,
+    policy: Policy | None,
+    *,
+    stripped: bool,
+    proven: ProvenImages | None,
+    pack: Pack | None = None,
 ) -> None:
     """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing).
 
-    `proven` are pairs of payloads that unpack to the same bytes; None means that all must be stored as before.
+    `proven` are pairs of payloads that unpack to the same bytes; None means that all must be stored as before. `pack`
+    has the containers that were moved out: together with the output it must be all that the policy keeps.
     """
     try:
         output.searched = _where_code_may_be(before, ElfFile(output))
@@ -45,7 +53,7 @@ def prove(
     check_segments(before.elf, after.elf)
     check_sections(before.elf, after.elf, stripped=stripped)
     pairs = pair_containers(before.code, after.code)
-    check_images(before, after, pairs, policy, proven)
+    check_images(before, after, pairs, policy, proven, pack)
     changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
     changed = sorted([*changed, *check_symbols(before.elf, after.elf)])
     check_loaded_bytes(before, after, pairs, changed)

@@ -13,7 +13,8 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image, decompress
 from torchtailor.gpucode.kernels import names_in_cubin
 from torchtailor.gpucode.runnable import DriverReading, used_images
-from torchtailor.gpucode.scan import LibraryCode, scan_source
+from torchtailor.gpucode.scan import FoundContainer, scan_source
+from torchtailor.verification.static.packed import OpenPacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,49 +27,59 @@ class CodeCoverage:
     lost_kernels: tuple[str, ...]
 
 
-def compare_code(name: str, stock: Path, artifact: Path, readings: Sequence[DriverReading]) -> CodeCoverage | None:
-    """Compare by content; without a GPU every image of stock counts. None where the GPUs use nothing of stock."""
-    with open_source(stock) as before, open_source(artifact) as after:
+# An image, and the file that it is in: the library, or a pack.
+_Placed = tuple[ByteSource, Image]
+
+
+def compare_code(
+    name: str, stock: Path, artifact: Path, readings: Sequence[DriverReading], packs: Sequence[Path] = ()
+) -> CodeCoverage | None:
+    """Compare by content; without a GPU every image of stock counts. None where the GPUs use nothing of stock.
+
+    What was moved to one of the `packs` counts as there.
+    """
+    with open_source(stock) as before, open_source(artifact) as after, OpenPacks.of(packs) as opened:
         old, new = scan_source(before), scan_source(after)
-        wanted = _used(old, readings)
+        wanted = _used([(found, before) for found in old.containers], readings)
         if not wanted:
             return None
-        there = _used(new, readings)
-        lost = _missing(before, wanted, after, there)
+        there = _used(opened.code(new, after)[0], readings)
+        lost = _missing(wanted, there)
         if not lost:
             return CodeCoverage(name, len(wanted), 0, ())
-        gone = _kernels(before, lost) - _kernels(after, there)
+        gone = _kernels(lost) - _kernels(there)
         return CodeCoverage(name, len(wanted), len(lost), tuple(sorted(gone)))
 
 
-def _used(code: LibraryCode, readings: Sequence[DriverReading]) -> list[Image]:
+def _used(containers: Sequence[tuple[FoundContainer, ByteSource]], readings: Sequence[DriverReading]) -> list[_Placed]:
     """The images that the GPUs use, those of a JIT link included."""
     if not readings:
-        return list(code.images)
-    return [image for images in used_images(code.containers, readings) for image in images]
+        return [(source, image) for found, source in containers for image in found.images]
+    used = used_images([found for found, _ in containers], readings)
+    return [(source, image) for (_, source), images in zip(containers, used, strict=True) for image in images]
 
 
-def _missing(before: ByteSource, wanted: list[Image], after: ByteSource, there: list[Image]) -> list[Image]:
+def _missing(wanted: list[_Placed], there: list[_Placed]) -> list[_Placed]:
     """Those of the wanted images whose content is not there; as stored first, which is cheap, then unpacked."""
-    stored = Counter((image.label, _stored(after, image)) for image in there)
+    stored = Counter((image.label, _stored(after, image)) for after, image in there)
     rest = []
-    for image in wanted:
+    for before, image in wanted:
         key = (image.label, _stored(before, image))
         if stored[key]:
             stored[key] -= 1
         else:
-            rest.append(image)
+            rest.append((before, image))
     if not rest:
         return []
-    labels = {image.label for image in rest}
-    raw = Counter((image.label, _raw(after, image)) for image in there if image.label in labels)
+    labels = {image.label for _, image in rest}
+    raw = Counter((image.label, _raw(after, image)) for after, image in there if image.label in labels)
     lost = []
-    for image in rest:
+    for before, image in rest:
         key = (image.label, _raw(before, image))
         if raw[key]:
             raw[key] -= 1
         else:
-            lost.append(image)
+            lost.append((before, image))
     return lost
 
 
@@ -83,9 +94,9 @@ def _raw(source: ByteSource, image: Image) -> bytes:
         return _stored(source, image)
 
 
-def _kernels(source: ByteSource, images: list[Image]) -> set[str]:
+def _kernels(images: list[_Placed]) -> set[str]:
     names: set[str] = set()
-    for image in images:
+    for source, image in images:
         try:
             names |= names_in_cubin(decompress(source, image)) or frozenset()
         except BadInputError:

@@ -50,7 +50,7 @@ class CutRecord:
     def bytes_before(self) -> dict[str, int]:
         """The GPU code before the cut, by architecture; empty where it was not changed."""
         sizes: dict[str, int] = {}
-        for part in ("kept", "dropped"):
+        for part in ("kept", "moved", "dropped"):
             for label, tally in self.row.get(part, {}).items():
                 sizes[label] = sizes.get(label, 0) + int(tally["stored"])
         return sizes

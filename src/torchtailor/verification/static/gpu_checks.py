@@ -56,9 +56,19 @@ def fit_checks(
             fit = fits[report.name]
             if _runs(fit):
                 yield _fit_check(name, report, fit)
+            elif runs := _in_packs(facts, gpu, catalog):
+                reason = f"its code for {gpu} ({runs}) is in packs"
+                yield Check.of(Level.STATIC, name, True, reason, **_details(report, fit))
             else:
                 lost = _lost(artifact, facts, report, gpu, catalog, stock.get(report.name))
                 yield _without_code(name, facts, report, fit, lost, catalog, sound=sound)
+
+
+def _in_packs(facts: LibraryFacts, gpu: Capability, catalog: Catalog) -> str:
+    """Code of packs that the GPU uses; empty where there is none."""
+    targets = {piece.target for image in facts.packed.images for piece in (image.parts or (image,)) if piece.target}
+    policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
+    return ", ".join(sorted(str(target) for target in targets if policy.fits(gpu, target)))
 
 
 def _no_code(libraries: Sequence[LibraryFacts]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, Unpacked, unpacked
 from torchtailor.artifact.libraries import LibraryFile
@@ -23,6 +24,7 @@ from torchtailor.tailoring.processes import run_all
 from torchtailor.verification.progress import VerifyProgress
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf
+from torchtailor.verification.static.packed import NOTHING_PACKED, OpenPacks, PackedCode
 from torchtailor.wheels.record import FileHash
 
 _MAY_BE_EMPTY = 1 << 16  # bytes: a larger image has kernels
@@ -37,6 +39,7 @@ class LibraryFacts:
     elf: ElfFacts | None = None
     gpu: LibraryReport | None = None
     host: HostCode | None = None
+    packed: PackedCode = NOTHING_PACKED  # what was moved out of it
     kernels: bool = True  # False where its GPU code is images without a single kernel
     instructions: str = ""  # the hash of its host code; empty for what is not linked
     problem: str = ""
@@ -73,6 +76,7 @@ class _ReadJob:
     stock: LibraryFile | None = None
     stock_recorded: FileHash | None = None
     readings: tuple[DriverReading, ...] = ()
+    packs: tuple[Path, ...] = ()
 
     @property
     def size(self) -> int:
@@ -80,7 +84,11 @@ class _ReadJob:
 
 
 def read_libraries(
-    artifact: Artifact, stock: Artifact | None, readings: Sequence[DriverReading], progress: VerifyProgress
+    artifact: Artifact,
+    stock: Artifact | None,
+    readings: Sequence[DriverReading],
+    progress: VerifyProgress,
+    packs: tuple[Path, ...] = (),
 ) -> tuple[LibraryRead, ...]:
     """Read every library of the artifact, in its order; its host code is read later, where it must be."""
     partners = _partners(artifact, stock)
@@ -88,7 +96,8 @@ def read_libraries(
     for library in artifact.libraries:
         other = partners.get(library.name)
         stock_recorded = stock.recorded_hash(other) if stock and other else None
-        jobs.append(_ReadJob(library, artifact.recorded_hash(library), other, stock_recorded, tuple(readings)))
+        recorded = artifact.recorded_hash(library)
+        jobs.append(_ReadJob(library, recorded, other, stock_recorded, tuple(readings), packs))
     progress.begin("Reading libraries", sum(job.size for job in jobs))
     found: dict[int, LibraryRead] = {}
     numbers = {id(job): number for number, job in enumerate(jobs)}
@@ -121,7 +130,7 @@ def _read(job: _ReadJob) -> LibraryRead:
     """All facts of one library, or the problem with it."""
     try:
         with unpacked(job.library, job.recorded) as file:
-            facts = _facts(job.library, file)
+            facts = _facts(job.library, file, job.packs)
             return LibraryRead(facts, _compare(job, facts, file) if job.stock else None)
     except UnsupportedElfError as error:
         return LibraryRead(LibraryFacts(job.library, problem=error.message, foreign=True))
@@ -135,20 +144,21 @@ def _compare(job: _ReadJob, facts: LibraryFacts, file: Unpacked) -> LibraryCompa
     assert job.stock is not None
     with unpacked(job.stock, job.stock_recorded) as other:
         stock = _facts(job.stock, other)
-        coverage = compare_code(job.library.name, other.path, file.path, job.readings)
+        coverage = compare_code(job.library.name, other.path, file.path, job.readings, job.packs)
     return LibraryComparison(stock, coverage, bool(stock.instructions) and stock.instructions == facts.instructions)
 
 
-def _facts(library: LibraryFile, file: Unpacked) -> LibraryFacts:
-    with open_source(file.path) as source:
+def _facts(library: LibraryFile, file: Unpacked, packs: Sequence[Path] = ()) -> LibraryFacts:
+    with open_source(file.path) as source, OpenPacks.of(packs) as opened:
         elf = ElfFile(source)
         facts = read_elf(elf)
         code = scan_elf(elf)
         gpu = summarise(library.name, code)
+        _, packed = opened.code(code, source)
         kernels = any(_may_have_kernels(source, image) for image in code.images)
         linked = elf.header.type is not FileType.RELOCATABLE
         instructions = instructions_sha256(elf) if linked else ""
-    return LibraryFacts(library, file.sha256, facts, gpu, kernels=kernels, instructions=instructions)
+    return LibraryFacts(library, file.sha256, facts, gpu, packed=packed, kernels=kernels, instructions=instructions)
 
 
 def _may_have_kernels(source: ByteSource, image: Image) -> bool:

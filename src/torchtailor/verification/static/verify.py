@@ -19,7 +19,9 @@ from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
 from torchtailor.verification.static.gpu_checks import coverage_checks, fit_checks, foreign_checks
 from torchtailor.verification.static.host_checks import host_checks
+from torchtailor.verification.static.pack_checks import pack_checks
 from torchtailor.verification.static.package_checks import package_checks
+from torchtailor.verification.static.packed import packs_of
 from torchtailor.verification.static.read import LibraryComparison, LibraryFacts, read_libraries, read_rest
 from torchtailor.verification.static.stock_code import read_host_code
 
@@ -46,7 +48,8 @@ def verify_static(
     unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
     lto = all(keeps_lto(manifest) for manifest in artifact.tailored.values())
     readings = [DriverReading(gpu, catalog.rules, unified, lto) for gpu in expected.gpus] if stock else []
-    read = read_libraries(artifact, stock, readings, progress)
+    with packs_of(artifact) as packs:
+        read = read_libraries(artifact, stock, readings, progress, packs)
     libraries, as_stock = read_host_code(artifact, stock, read, expected, progress)
     compared = [one.comparison for one in read if one.comparison]
     stock_libraries = [*(one.stock for one in compared), *(read_rest(artifact, stock, progress) if stock else ())]
@@ -54,6 +57,7 @@ def verify_static(
     checks = [
         *fit_checks(artifact, libraries, expected.gpus, catalog, reports),
         *foreign_checks(artifact, libraries, expected.gpus, catalog),
+        *pack_checks(artifact, libraries, catalog),
         *(_coverage(compared, reports, libraries, expected, dropped_files(artifact)) if stock else ()),
         *host_checks(libraries, expected.isa, catalog, as_stock, torch=expected.torch or artifact.torch_version),
         *elf_checks(artifact, libraries),

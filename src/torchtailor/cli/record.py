@@ -1,0 +1,126 @@
+"""`torchtailor record`: run a program and note what GPU code it loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchtailor.cli._layout import GroupedCommand
+
+if TYPE_CHECKING:
+    from torchtailor.workload.trace import Trace
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    cls=GroupedCommand, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+)
+def record(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PROGRAM ARGUMENTS", help="The program to run.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="TRACE", help="The trace to write, such as app.trace.")
+    ] = None,
+    append: Annotated[bool, typer.Option("--append", help="Add to the trace what this run uses besides.")] = False,
+    misses: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Add what a cut program had to load from packs (its misses.tsv)."),
+    ] = None,
+    print_env: Annotated[
+        Path | None,
+        typer.Option(
+            "--print-env",
+            metavar="FOLDER",
+            help="Print the variables for a program that something else starts; `trace merge FOLDER` reads it.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+) -> int:
+    """Run a program and note which GPU code it loads, and which files it opens."""
+    from torchtailor.errors import NoMatchError, UsageError
+    from torchtailor.ui import err, out
+    from torchtailor.workload.record import record_program, trace_of
+    from torchtailor.workload.trace import merge_traces, read_trace, write_trace
+
+    if print_env is not None:
+        for line in _variables(print_env):
+            out().print(line, markup=False, soft_wrap=True)
+        return 0
+    if output is None:
+        raise UsageError("No output was given.", "Add -o app.trace.")
+    if not program and not misses:
+        raise UsageError(
+            "No program was given.", "Write it behind `--`: torchtailor record -o app.trace -- python app.py"
+        )
+    earlier = [read_trace(output)] if append and output.exists() else []
+    if misses:
+        earlier.append(trace_of(misses))
+    code = 0
+    if program:
+        recording = record_program(program)
+        code = recording.exit_code
+        if not recording.trace.processes:
+            raise NoMatchError(
+                "Nothing was recorded: the program did not load the recorder.",
+                "Programs that are static, run as another user or clear LD_PRELOAD cannot be recorded.",
+            )
+        earlier.append(recording.trace)
+    trace = merge_traces(earlier)
+    write_trace(output, trace)
+    if code:
+        err().print(f"warning: the program ended with exit code {code}; what it used until then is in the trace.")
+    show(trace, str(output), json=json)
+    return code
+
+
+def _variables(folder: Path) -> list[str]:
+    import shlex
+
+    from torchtailor.workload.record import recording_environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    new = recording_environment(folder.resolve(), {})
+    return [f"export {name}={shlex.quote(value)}" for name, value in new.items()]
+
+
+def show(trace: Trace, name: str, *, json: bool) -> None:
+    """Print what a trace holds."""
+    from torchtailor.format import counted
+    from torchtailor.ui import err, human_bytes, out, print_json, table
+
+    if json:
+        libraries = [
+            {
+                "name": one.name,
+                "identity": one.identity,
+                "containers": one.containers,
+                "used": len(one.used),
+                "stored": one.stored,
+                "stored_used": one.stored_used,
+            }
+            for one in trace.libraries
+        ]
+        document = {"trace": name, "label": trace.label, "processes": trace.processes, "programs": list(trace.programs)}
+        print_json("trace", {**document, "libraries": libraries, "opened": len(trace.opened), "lost": list(trace.lost)})
+        return
+    rows = [
+        [one.name, f"{len(one.used)} of {one.containers}", human_bytes(one.stored_used), human_bytes(one.stored)]
+        for one in sorted(trace.libraries, key=lambda one: -one.stored_used)
+    ]
+    if rows:
+        out().print(table(["Library", "Containers", "Used", "Has"], rows))
+    used = human_bytes(trace.stored_used)
+    processes = counted(trace.processes, "process", "processes")
+    out().print(
+        f"{name}: {used} of GPU code in {counted(len(rows), 'library', 'libraries')} and "
+        f"{counted(len(trace.opened), 'file')} opened, by {processes}; label {trace.label}.",
+        markup=False,
+    )
+    for what in trace.lost:
+        err().print(f"warning: not recorded: {what}", markup=False)
+    if not rows:
+        err().print("warning: the program loaded no GPU code.", markup=False)

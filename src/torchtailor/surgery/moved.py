@@ -1,0 +1,85 @@
+"""Which containers of a library go to a pack, and the writing of that pack."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor import __version__
+from torchtailor.disk import staging_folder
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, Image
+from torchtailor.gpucode.scan import FoundContainer, Reference
+from torchtailor.surgery.files import FileSource
+from torchtailor.surgery.opened import OpenLibrary
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.plan import KeptImages
+from torchtailor.workload.choice import Workload
+from torchtailor.workload.identity import library_identity, loaded_containers
+from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
+
+# the driver links the objects of a device link by itself, from a list that the hook does not see
+_FIXED = (Reference.LINKED, Reference.PRELINKED)
+
+
+@dataclass(frozen=True)
+class MovedCode:
+    """The containers that go to a pack: what is kept of each, and the key it is found by."""
+
+    name: str  # of the pack
+    keys: Mapping[int, bytes]  # by the offset of the container in the stock library
+    keep: KeptImages
+    description: Mapping[str, object]
+
+    @contextmanager
+    def written(self, source: FileSource, folder: Path | None, beside: Path) -> Iterator[Pack]:
+        """Write the pack to `folder`; without one only for as long as the block runs, on the disk of `beside`."""
+        with staging_folder(beside) as scratch:
+            path = (folder or scratch) / self.name
+            with new_pack(path, len(self.keys), self.description) as writer:
+                for offset, key in self.keys.items():
+                    writer.add(key, _content(source, self.keep[offset]))
+            with open_pack(path) as pack:
+                yield pack
+
+
+def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: TailorOptions) -> MovedCode | None:
+    """What the workload does not use of what is kept; None where that is nothing."""
+    workload = options.workload
+    if workload is None:
+        return None
+    identity = library_identity(library.elf, library.code)
+    keys = {
+        found.container.offset: container_key(library.source, found.container)
+        for found in _unused(library, workload, identity)
+        if keep[found.container.offset]
+    }
+    if not keys:
+        return None
+    description = {
+        "tool": f"torchtailor {__version__}",
+        "library": name,
+        "identity": identity,
+        "target": options.targets.label,
+    }
+    digest = hashlib.blake2b(options.targets.label.encode() + b"".join(sorted(keys.values())), digest_size=4)
+    return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", keys, keep, description)
+
+
+def _unused(library: OpenLibrary, workload: Workload, identity: str) -> Iterator[FoundContainer]:
+    positions = loaded_containers(library.code)
+    stays = workload.stays(identity, len(positions))
+    for position, index in enumerate(positions):
+        found = library.code.containers[index]
+        if position not in stays and not found.container.bare and found.reference not in _FIXED:
+            yield found
+
+
+def _content(source: FileSource, images: tuple[Image, ...]) -> Iterator[bytes]:
+    """A container of these images."""
+    size = sum(image.stored_size for image in images)
+    yield CONTAINER_HEADER.pack(CONTAINER_MAGIC, 1, CONTAINER_HEADER.size, size)
+    for image in images:
+        yield from source.chunks(image.offset, image.stored_size)

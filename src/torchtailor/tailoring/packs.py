@@ -1,0 +1,60 @@
+"""Where packs and the hook go beside the libraries that need them.
+
+What belongs to a distribution lies in a folder of its own, `torchtailor-packs/torch`, so that uninstalling one takes
+nothing from another. Each has its copy of the hook; the first that is loaded serves all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from packaging.utils import canonicalize_name
+
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
+from torchtailor.disk import copy_file
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+
+
+def folder_name(distribution: str) -> str:
+    """The name of a distribution as its folder has it."""
+    return canonicalize_name(distribution).replace("-", "_")
+
+
+def pack_folder(distribution: str = "") -> str:
+    """The folder for packs and hook of a distribution, below site-packages; or of a folder without packages."""
+    return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
+
+
+def pack_place(root: Path, library: str, options: TailorOptions, folder: str = PACK_FOLDER) -> PackPlace | None:
+    """The place for the pack of a library, both at paths below `root`; None without a workload."""
+    if options.workload is None:
+        return None
+    above = PurePosixPath(library).parent.as_posix()
+    place = None if options.no_pack else options.packs or root / folder
+    return PackPlace(place, os.path.relpath(folder, above))
+
+
+def put_hook(folder: Path, library: Path) -> Path:
+    """Copy the hook for a library to where that looks for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / HOOK_NAME
+    copy_file(hook_for(library), target)
+    target.chmod(0o644)
+    return target
+
+
+def hook_for(library: Path) -> Path:
+    """The hook that runs beside a library."""
+    with open_source(library) as source:
+        return hook_library(ElfFile(source).machine, HookKind.NEEDED)
+
+
+def packed(results: Iterable[LibraryResult]) -> list[LibraryResult]:
+    """The libraries whose code was moved, and that bring the hook."""
+    return [result for result in results if result.pack and result.status.changed]

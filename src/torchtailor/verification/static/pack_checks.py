@@ -1,0 +1,91 @@
+"""Packs: all that was moved out of libraries is there and whole, nothing foreign is in them, and the hook is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torchtailor.artifact.artifact import Artifact
+from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.catalog import Catalog
+from torchtailor.disk import hash_file
+from torchtailor.errors import EnvironmentProblem
+from torchtailor.format import counted, human_bytes
+from torchtailor.verification.result import Check, Level
+from torchtailor.verification.static.cuts import cut_record
+from torchtailor.verification.static.read import LibraryFacts
+from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
+
+_SHOWN = 3
+
+
+def pack_checks(artifact: Artifact, libraries: Sequence[LibraryFacts], catalog: Catalog) -> Iterator[Check]:
+    """Nothing where no code was moved to packs."""
+    moved = [facts for facts in libraries if facts.packed.containers]
+    if not moved:
+        return
+    yield _whole(artifact, moved)
+    yield _nothing_foreign(artifact, moved, catalog)
+    yield _hook(moved, libraries)
+
+
+def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
+    name = "packs"
+    damaged = list(dict.fromkeys(problem for facts in moved for problem in facts.packed.problems))
+    missing = {facts.file.short_name: facts.packed.missing for facts in moved if facts.packed.missing}
+    without = [facts for facts in moved if _made_without(artifact, facts)]
+    if damaged:
+        return Check.of(Level.STATIC, name, False, "; ".join(damaged[:_SHOWN]), damaged=damaged)
+    if missing and len(without) == len(moved):
+        reason = "what the workload does not use was left out (--no-pack): other programs fail with CUDA's own error"
+        return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
+    if missing:
+        shown = ", ".join(f"{library} ({number})" for library, number in list(missing.items())[:_SHOWN])
+        reason = f"containers that were moved to packs are in none: {shown}; put the packs beside the libraries"
+        return Check.of(Level.STATIC, name, False, reason, missing=missing)
+    containers = sum(facts.packed.containers for facts in moved)
+    size = human_bytes(sum(facts.packed.stored for facts in moved))
+    where = counted(len(moved), "library", "libraries")
+    reason = (
+        f"all {counted(containers, 'container')} that {where} moved are in packs, {size}, and their checksums agree"
+    )
+    return Check.of(Level.STATIC, name, True, reason, containers=containers, libraries=len(moved))
+
+
+def _made_without(artifact: Artifact, facts: LibraryFacts) -> bool:
+    record = cut_record(artifact, facts)
+    workload = record.manifest.get("policy", {}).get("workload", {}) if record else {}
+    return workload.get("pack") is False
+
+
+def _nothing_foreign(artifact: Artifact, moved: Sequence[LibraryFacts], catalog: Catalog) -> Check:
+    name = "packs: nothing foreign"
+    foreign: list[str] = []
+    for facts in moved:
+        record = cut_record(artifact, facts)
+        policy = record.policy(catalog) if record else None
+        labels = {image.label for image in facts.packed.images if policy and not policy.allows(image)}
+        foreign += [f"{facts.file.short_name} ({label})" for label in sorted(labels)]
+    if foreign:
+        reason = f"code that the target cannot use is in packs: {', '.join(foreign[:_SHOWN])}"
+        return Check.of(Level.STATIC, name, False, reason, foreign=foreign)
+    return Check.of(Level.STATIC, name, True, "all code in them is for the target")
+
+
+def _hook(moved: Sequence[LibraryFacts], libraries: Sequence[LibraryFacts]) -> Check:
+    name = "hook"
+    unhooked = [facts.file.short_name for facts in moved if facts.elf and HOOK_NAME not in facts.elf.needed]
+    if unhooked:
+        reason = f"code was moved out of libraries that do not ask for the hook: {', '.join(unhooked[:_SHOWN])}"
+        return Check.of(Level.STATIC, name, False, reason, libraries=unhooked)
+    hooks = [facts for facts in libraries if facts.file.short_name == HOOK_NAME]
+    if not hooks:
+        return Check.not_applicable(Level.STATIC, name, f"{HOOK_NAME} is not in what was given")
+    try:
+        own = {machine.arch: hash_file(hook_library(machine, HookKind.NEEDED)) for machine in ElfMachine}
+    except EnvironmentProblem as error:
+        return Check.not_applicable(Level.STATIC, name, error.message)
+    other = [facts.name for facts in hooks if facts.elf and own.get(facts.elf.machine) != facts.sha256]
+    if other:
+        reason = f"{other[0]} is not the hook of this version of torchtailor; cut the stock again"
+        return Check.of(Level.STATIC, name, False, reason, hooks=other)
+    return Check.of(Level.STATIC, name, True, f"{counted(len(hooks), 'copy', 'copies')}, as this version ships it")

@@ -1,0 +1,114 @@
+"""The packs of an artifact: what is left in a library, together with what was moved out of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.artifact.artifact import Artifact, ArtifactKind
+from torchtailor.binary.source import ByteSource
+from torchtailor.errors import BadInputError
+from torchtailor.gpucode.fatbin import Image
+from torchtailor.gpucode.scan import FoundContainer, LibraryCode
+from torchtailor.wheels.archive import WheelArchive, open_member
+from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, Pack, open_pack
+
+
+@dataclass(frozen=True)
+class PackedCode:
+    """What was moved out of one library, as far as packs have it."""
+
+    containers: int = 0
+    missing: int = 0  # containers that no pack has
+    stored: int = 0  # bytes in packs
+    images: tuple[Image, ...] = ()
+    problems: tuple[str, ...] = ()  # packs and containers that are damaged
+
+
+NOTHING_PACKED = PackedCode()
+
+
+@contextmanager
+def packs_of(artifact: Artifact) -> Iterator[tuple[Path, ...]]:
+    """The packs of an artifact as files, for as long as the block runs."""
+    with tempfile.TemporaryDirectory(prefix="torchtailor-packs-") as folder:
+        found = list(_beside(artifact))
+        for wheel in artifact.wheels:
+            with WheelArchive(wheel) as archive:
+                for member in archive.files:
+                    if member.name.startswith(f"{PACK_FOLDER}/") and member.name.endswith(PACK_SUFFIX):
+                        place = Path(folder, str(len(found)), Path(member.name).name)
+                        place.parent.mkdir()
+                        with open_member(wheel, member) as source, place.open("wb") as file:
+                            for chunk in source.chunks():
+                                file.write(chunk)
+                        found.append(place)
+        yield tuple(found)
+
+
+def _beside(artifact: Artifact) -> Iterator[Path]:
+    if artifact.wheels:
+        return
+    if artifact.kind is ArtifactKind.LIBRARY:
+        roots: Sequence[Path] = (artifact.path.parent / PACK_FOLDER,)
+    else:
+        roots = artifact.site_packages or (artifact.path,)
+    for root in roots:
+        for place, folders, names in os.walk(root):
+            folders.sort()
+            if PACK_FOLDER in Path(place).parts:
+                yield from (Path(place, name) for name in sorted(names) if name.endswith(PACK_SUFFIX))
+
+
+class OpenPacks:
+    """Packs that are open for reading; a damaged one is named and has nothing."""
+
+    def __init__(self, packs: Sequence[Pack], problems: Sequence[str]) -> None:
+        self._packs = packs
+        self._problems = tuple(problems)
+
+    @classmethod
+    @contextmanager
+    def of(cls, paths: Sequence[Path]) -> Iterator[OpenPacks]:
+        packs, problems = [], []
+        with ExitStack() as files:
+            for path in paths:
+                try:
+                    packs.append(files.enter_context(open_pack(path)))
+                except BadInputError as error:
+                    problems.append(error.message.replace(str(path), path.name))
+            yield cls(packs, problems)
+
+    def code(self, code: LibraryCode, own: ByteSource) -> tuple[list[tuple[FoundContainer, ByteSource]], PackedCode]:
+        """Each container of a library, with the file that has its code; and what was moved."""
+        containers: list[tuple[FoundContainer, ByteSource]] = []
+        moved = missing = stored = 0
+        images: list[Image] = []
+        problems = list(self._problems)
+        for found in code.containers:
+            key = found.container.ticket
+            if not key:
+                containers.append((found, own))
+                continue
+            moved += 1
+            place: tuple[FoundContainer, ByteSource] | None = None
+            for pack in self._packs:
+                row = pack.find(key)
+                if row is None or place:
+                    continue
+                try:
+                    container = pack.container(row)
+                except BadInputError as error:
+                    problems.append(error.message)
+                    continue
+                place = found._replace(container=container), pack.source
+                stored += row.size
+                images += container.entries
+            missing += place is None
+            containers.append(place or (found, own))
+        problems = problems if moved else []
+        return containers, PackedCode(moved, missing, stored, tuple(images), tuple(problems))

@@ -1,0 +1,94 @@
+"""What stays in the libraries for a workload: what its traces name, and the margin that the user chose."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from torchtailor.errors import NoMatchError
+from torchtailor.workload.pack import PACK_FOLDER
+from torchtailor.workload.trace import Trace, merge_traces
+
+_LARGE = 64 << 10
+_SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|platlib)/")
+_FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
+_LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
+_PYTHON = (".py", ".pyc", ".pth")
+
+
+class Scope(Enum):
+    """What stays as one if any of it was used."""
+
+    CONTAINER = "container"
+    LIBRARY = "library"
+
+
+class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named choice of what stays beside what was used."""
+
+    name: str
+    keeps: Scope
+    what: str
+
+
+@cache
+def margins() -> dict[str, Margin]:
+    """All margins, by name."""
+    text = files("torchtailor.workload").joinpath("data/margins.toml").read_text("utf-8")
+    return {margin.name: margin for margin in msgspec.convert(tomllib.loads(text)["margin"], tuple[Margin, ...])}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a cut keeps in place; the rest that the target could run goes to packs."""
+
+    trace: Trace
+    margin: str = "exact"
+    _used: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.margin not in margins():
+            raise NoMatchError(f"There is no margin {self.margin}.", f"There are {', '.join(margins())}.")
+        self._used.update((library.identity, frozenset(library.used)) for library in self.trace.libraries)
+
+    @classmethod
+    def of(cls, traces: Iterable[Trace], margin: str = "exact") -> Workload:
+        return cls(merge_traces(traces), margin)
+
+    @property
+    def label(self) -> str:
+        return self.trace.label
+
+    def unopened(self, sizes: Mapping[str, int]) -> list[str]:
+        """Of these files, by path and size, those that were never opened: large ones, and small ones that only
+        compilers read. Python's own are found by other names than they were asked for, and licences stay."""
+        if not self.trace.opened:
+            return []
+        opened = set(self.trace.opened)
+        return [
+            path
+            for path, size in sizes.items()
+            if (size >= _LARGE or path.endswith(_FOR_COMPILERS))
+            and not path.endswith(_PYTHON)
+            and not _LICENCE.search(path)
+            and _below_site(path) not in opened
+            and not path.startswith(f"{PACK_FOLDER}/")
+        ]
+
+    def stays(self, identity: str, count: int) -> frozenset[int]:
+        """The positions of the containers of a library that stay, of as many as it has."""
+        used = self._used.get(identity, frozenset())
+        whole = bool(used) and margins()[self.margin].keeps is Scope.LIBRARY
+        return frozenset(range(count)) if whole else used
+
+
+def _below_site(path: str) -> str:
+    """The path as a trace has it: below site-packages, wherever that is."""
+    return _SITE.sub("", path)

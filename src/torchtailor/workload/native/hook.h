@@ -1,0 +1,90 @@
+/* What the parts of the hook know of each other. Two libraries are made of them:
+ *   libtorchtailor-hook.so.1    cut libraries name it as needed; their renamed imports (renamed.txt) lead here
+ *   libtorchtailor-preload.so   TORCHTAILOR_PRELOAD is defined: LD_PRELOAD, for recording and for `torchtailor run`
+ *
+ * Rules: nothing on the launch path; no call of dlopen, dlsym or dladdr while the lock is held (a library's
+ * constructor may wait for it inside of dlopen), but dl_iterate_phdr only then (objects.c); memory that was handed to the driver is never freed. */
+#ifndef TORCHTAILOR_HOOK_H
+#define TORCHTAILOR_HOOK_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <limits.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined __linux__ || !defined __GLIBC__
+#error "the hook is for Linux with glibc"
+#endif
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "packs and GPU code are little-endian");
+_Static_assert(sizeof(void *) == 8, "GPU code exists for 64-bit programs only");
+
+#define TT_EXPORT __attribute__((visibility("default")))
+/* Called before the libraries around us are ready, by a sanitizer that looks up the functions it stands in for: such code
+ * calls no function of the C library that has a stand-in, and is not instrumented itself. */
+#define TT_EARLY __attribute__((no_sanitize("address", "undefined", "thread")))
+#define TT_KEY 16
+#define TT_TICKET 40 /* the header of an empty container, "TTPACK1\0", the key */
+#define TT_CONTAINER_HEADER 16
+
+/* One lock for all that threads share. A thread that is inside the hook is busy: files that it opens then, also from a
+ * signal handler, are not recorded. */
+void tt_acquire(void);
+void tt_release(void);
+extern _Thread_local int tt_busy __attribute__((tls_model("initial-exec")));
+
+/* loads of what may be unaligned */
+uint16_t tt_u16(const void *at);
+uint32_t tt_u32(const void *at);
+uint64_t tt_u64(const void *at);
+uint32_t tt_crc(uint32_t crc, const void *data, size_t size);
+
+/* --- objects.c: what is loaded in this process */
+typedef void *(*tt_dlsym_function)(void *, const char *);
+struct tt_place {
+    uintptr_t address;   /* as the object's own headers count */
+    size_t room;         /* bytes from there to the end of the segment */
+    char path[PATH_MAX]; /* absolute; of the program, its /proc/self/exe */
+};
+struct tt_objects_seen {
+    unsigned long long adds;
+    int known;
+};
+int tt_place_of(const void *pointer, struct tt_place *place);
+int tt_is_own(const void *pointer);
+int tt_is_container(const void *pointer);
+int tt_objects_changed(struct tt_objects_seen *seen);
+size_t tt_object_count(void);
+void tt_lead_cudart_here(tt_dlsym_function ours);
+void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
+
+/* --- packs.c: containers by key */
+struct tt_found {
+    const void *container;
+    const char *pack; /* where it came from, for people */
+    char looked[3 * PATH_MAX];
+};
+/* With the lock held. */
+int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found);
+
+/* --- record.c: what is told to people and written to files */
+void tt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *tt_setting(const char *name);
+int tt_recording(void);
+void tt_start_recording(void);
+void tt_after_fork(void);
+void tt_record_place(const char *word, const struct tt_place *place, uint64_t size);
+void tt_record_cubin(const void *elf);
+void tt_record_open(const char *path);
+void tt_record_objects(void);
+uint64_t tt_image_size(const void *code, size_t room);
+void tt_note_miss(const struct tt_place *place, const uint8_t key[TT_KEY], const char *pack);
+void tt_key_text(const uint8_t key[TT_KEY], char text[2 * TT_KEY + 1]);
+
+/* --- hook.c: calls on their way to the driver */
+void *tt_wrap_named(const char *name, void *function);
+void *tt_real_symbol(void *handle, const char *name);
+
+#endif

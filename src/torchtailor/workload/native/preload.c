@@ -1,0 +1,188 @@
+/* Only in the library for LD_PRELOAD: which files a program opens, and libraries that bind past us (RTLD_DEEPBIND). */
+#include "hook.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern void *torchtailor_dlsym(void *handle, const char *name);
+
+/* --- files */
+
+static int is_of_kernel(const char *path) {
+    return !strncmp(path, "/proc/", 6) || !strncmp(path, "/sys/", 5) || !strncmp(path, "/dev/", 5);
+}
+
+/* The path from the root, without following links. */
+static int absolute(int folder, const char *path, char whole[PATH_MAX]) {
+    if (*path == '/') return snprintf(whole, PATH_MAX, "%s", path) < PATH_MAX;
+    if (folder == AT_FDCWD) {
+        if (!getcwd(whole, PATH_MAX)) return 0;
+    } else {
+        char link[64];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+        ssize_t size = readlink(link, whole, PATH_MAX - 1);
+        if (size <= 0) return 0;
+        whole[size] = '\0';
+    }
+    while (path[0] == '.' && path[1] == '/') path += 2;
+    size_t used = strlen(whole);
+    return snprintf(whole + used, PATH_MAX - used, "%s%s", used > 1 ? "/" : "", path) < (int)(PATH_MAX - used);
+}
+
+static void note(int folder, const char *path, int file) {
+    if (!tt_recording() || tt_busy || file < 0 || !path) return;
+    int kept = errno;
+    tt_busy++;
+    char whole[PATH_MAX];
+    struct stat info;
+    if (!fstat(file, &info) && S_ISREG(info.st_mode) && absolute(folder, path, whole) && !is_of_kernel(whole)) {
+        tt_record_open(whole);
+        tt_record_objects();
+    }
+    tt_busy--;
+    errno = kept;
+}
+
+static int reads(int flags) { return (flags & O_ACCMODE) != O_WRONLY && !(flags & (O_DIRECTORY | O_PATH)); }
+
+TT_EARLY static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, name); }
+
+/* Looked up when we are loaded; until then (an allocator that starts first) the kernel is asked directly. */
+typedef int (*open_function)(const char *, int, ...);
+typedef int (*openat_function)(int, const char *, int, ...);
+typedef void (*exit_function)(int);
+static _Atomic(open_function) next_open, next_open64;
+static _Atomic(openat_function) next_openat, next_openat64;
+static _Atomic(exit_function) next_exit, next_Exit;
+
+__attribute__((constructor)) static void find_next(void) {
+    atomic_store(&next_open, (open_function)(uintptr_t)next("open"));
+    atomic_store(&next_open64, (open_function)(uintptr_t)next("open64"));
+    atomic_store(&next_openat, (openat_function)(uintptr_t)next("openat"));
+    atomic_store(&next_openat64, (openat_function)(uintptr_t)next("openat64"));
+    atomic_store(&next_exit, (exit_function)(uintptr_t)next("_exit"));
+    atomic_store(&next_Exit, (exit_function)(uintptr_t)next("_Exit"));
+}
+
+static int open_from(open_function call, const char *path, int flags, mode_t mode) {
+    int file = call ? call(path, flags, mode) : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    if (reads(flags)) note(AT_FDCWD, path, file);
+    return file;
+}
+
+static int openat_from(openat_function call, int folder, const char *path, int flags, mode_t mode) {
+    int file = call ? call(folder, path, flags, mode) : (int)syscall(SYS_openat, folder, path, flags, mode);
+    if (reads(flags)) note(folder, path, file);
+    return file;
+}
+
+static int has_mode(int flags) { return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE; }
+
+#define WITH_MODE(flags)                                                                                               \
+    mode_t mode = 0;                                                                                                   \
+    if (has_mode(flags)) {                                                                                             \
+        va_list rest;                                                                                                  \
+        va_start(rest, flags);                                                                                         \
+        mode = (mode_t)va_arg(rest, unsigned);                                                                         \
+        va_end(rest);                                                                                                  \
+    }
+#define OPEN(name)                                                                                                     \
+    TT_EXPORT int name(const char *path, int flags, ...) {                                                             \
+        WITH_MODE(flags) return open_from(atomic_load(&next_##name), path, flags, mode);                               \
+    }                                                                                                                  \
+    TT_EXPORT int __##name##_2(const char *path, int flags);                                                           \
+    int __##name##_2(const char *path, int flags) {                                                                    \
+        return open_from(atomic_load(&next_##name), path, flags, 0);                                                   \
+    }
+#define OPENAT(name)                                                                                                   \
+    TT_EXPORT int name(int folder, const char *path, int flags, ...) {                                                 \
+        WITH_MODE(flags) return openat_from(atomic_load(&next_##name), folder, path, flags, mode);                     \
+    }                                                                                                                  \
+    TT_EXPORT int __##name##_2(int folder, const char *path, int flags);                                               \
+    int __##name##_2(int folder, const char *path, int flags) {                                                        \
+        return openat_from(atomic_load(&next_##name), folder, path, flags, 0);                                         \
+    }
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+
+typedef FILE *(*fopen_function)(const char *, const char *);
+#define FOPEN(name)                                                                                                    \
+    TT_EXPORT FILE *name(const char *path, const char *mode) {                                                         \
+        static _Atomic(fopen_function) found;                                                                          \
+        fopen_function call = atomic_load(&found);                                                                     \
+        if (!call) atomic_store(&found, call = (fopen_function)(uintptr_t)next(#name));                                \
+        FILE *file = call(path, mode);                                                                                 \
+        if (file && mode && (*mode == 'r' || strchr(mode, '+'))) note(AT_FDCWD, path, fileno(file));                   \
+        return file;                                                                                                   \
+    }
+FOPEN(fopen)
+FOPEN(fopen64)
+
+/* --- the end: libraries that were loaded last */
+
+__attribute__((destructor)) static void finish(void) { tt_record_objects(); }
+
+#define EXIT(name)                                                                                                     \
+    TT_EXPORT _Noreturn void name(int status) {                                                                        \
+        void (*call)(int) = atomic_load(&next##name);                                                                  \
+        if (!tt_busy) tt_record_objects();                                                                             \
+        if (call) call(status);                                                                                        \
+        for (;;) syscall(SYS_exit_group, status);                                                                      \
+    }
+EXIT(_exit)
+EXIT(_Exit)
+
+/* --- RTLD_DEEPBIND: such a library calls the C library's dlsym, not ours */
+
+typedef void *(*dlopen_function)(const char *, int);
+
+/* Since glibc 2.34 it is in libc itself. */
+static const void *c_library_dlsym(dlopen_function open_library) {
+    static const char *const names[] = {"libdl.so.2", "libc.so.6"};
+    const void *found = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !found; i++) {
+        void *handle = open_library(names[i], RTLD_LAZY | RTLD_NOLOAD);
+        if (handle) found = tt_real_symbol(handle, "dlsym"); /* we need it: it stays */
+    }
+    return found;
+}
+
+__attribute__((used, visibility("hidden"))) void *tt_dlopen_deepbound(const char *name, int flags) {
+    dlopen_function open_library = (dlopen_function)(uintptr_t)next("dlopen");
+    size_t before = tt_object_count();
+    const void *past_us = c_library_dlsym(open_library);
+    void *handle = open_library(name, flags);
+    if (handle && past_us) tt_lead_deepbound_here(before, past_us, torchtailor_dlsym);
+    return handle;
+}
+
+/* dlopen looks at its caller as dlsym does: only a name that says where the file is can be opened from here. */
+TT_EARLY __attribute__((used, visibility("hidden"))) void *tt_choose_dlopen(const char *name, int flags) {
+    if (name && flags & RTLD_DEEPBIND && strchr(name, '/')) return (void *)(uintptr_t)tt_dlopen_deepbound;
+    return next("dlopen");
+}
+
+#if defined __x86_64__
+#define TAIL                                                                                                           \
+    "  endbr64\n  pushq %rdi\n  .cfi_adjust_cfa_offset 8\n  pushq %rsi\n  .cfi_adjust_cfa_offset 8\n"                  \
+    "  subq $8, %rsp\n  .cfi_adjust_cfa_offset 8\n  call tt_choose_dlopen\n  addq $8, %rsp\n"                          \
+    "  .cfi_adjust_cfa_offset -8\n  popq %rsi\n  .cfi_adjust_cfa_offset -8\n  popq %rdi\n"                             \
+    "  .cfi_adjust_cfa_offset -8\n  jmp *%rax\n"
+#else
+#define TAIL                                                                                                           \
+    "  hint #34\n  stp x29, x30, [sp, #-32]!\n  .cfi_def_cfa_offset 32\n  .cfi_offset 29, -32\n  .cfi_offset 30, -24\n" \
+    "  mov x29, sp\n  stp x0, x1, [sp, #16]\n  bl tt_choose_dlopen\n  mov x16, x0\n  ldp x0, x1, [sp, #16]\n"          \
+    "  ldp x29, x30, [sp], #32\n  .cfi_restore 29\n  .cfi_restore 30\n  .cfi_def_cfa_offset 0\n  br x16\n"
+#endif
+__asm__(".text\n.p2align 4\n.globl dlopen\n.type dlopen, %function\ndlopen:\n  .cfi_startproc\n" TAIL
+        "  .cfi_endproc\n.size dlopen, .-dlopen\n");

@@ -1,0 +1,121 @@
+"""Runs a program under the recorder and makes a trace of what it and its child processes loaded."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
+from torchtailor.workload.events import make_trace, read_events
+from torchtailor.workload.hook import HookKind, check_program, hook_library
+from torchtailor.workload.trace import Trace
+
+RECORD_VARIABLE = "TORCHTAILOR_RECORD"
+PACK_VARIABLE = "TORCHTAILOR_PACK"
+_PRELOAD = "LD_PRELOAD"
+_MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a program used, and how it ended."""
+
+    trace: Trace
+    exit_code: int
+
+
+def record_program(command: Sequence[str]) -> Recording:
+    """Run a program to its end; its input, output and signals are its own."""
+    if not command:
+        raise UsageError(
+            "No program was given.", "Write it after `--`: torchtailor record -o app.trace -- python app.py"
+        )
+    check_startable(command[0])
+    with tempfile.TemporaryDirectory(prefix="torchtailor-record-") as folder:
+        environment = recording_environment(Path(folder))
+        code = _run(command, environment)
+        return Recording(trace_of([Path(folder)], [shlex.join(command)]), code)
+
+
+def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables with which a program, and whatever it starts, records to a folder."""
+    return {**with_preload(environment), RECORD_VARIABLE: str(folder)}
+
+
+def with_preload(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables with which a program gets the hook, whatever else is preloaded."""
+    hook = str(hook_library(this_machine(), HookKind.PRELOAD))
+    others = [part for part in environment.get(_PRELOAD, "").replace(" ", ":").split(":") if part and part != hook]
+    return {**environment, _PRELOAD: ":".join([hook, *others])}
+
+
+def this_machine() -> ElfMachine:
+    machine = _MACHINES.get(platform.machine())
+    if machine is None or platform.system() != "Linux":
+        raise ImpossibleError(
+            f"Programs cannot be recorded on {platform.system()} {platform.machine()}.",
+            "Record on the Linux machine that runs the program.",
+        )
+    return machine
+
+
+def check_startable(name: str) -> None:
+    """Refuse a program that does not exist, or that no hook can get into."""
+    if shutil.which(name) is None:
+        raise NoMatchError(f"There is no program {name}.", "Check its name, or give its path.")
+    check_program(name)
+
+
+@contextmanager
+def _signals_left_to_child() -> Iterator[None]:
+    """The terminal sends Ctrl-C to both; the program decides what it means."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        child = subprocess.Popen(list(command), env=dict(environment))
+    except OSError as error:
+        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}.", "Check its path.") from error
+
+    def forward(number: int, _: object) -> None:
+        child.send_signal(number)
+
+    with _signals_left_to_child():
+        before = signal.signal(signal.SIGTERM, forward)
+        try:
+            code = child.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return code if code >= 0 else 128 - code
+
+
+def trace_of(places: Iterable[Path], programs: Iterable[str] = ()) -> Trace:
+    """The trace of what processes recorded to folders or files."""
+    files: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            files += sorted(place.glob("*.tsv"))
+        elif place.is_file():
+            files.append(place)
+        else:
+            raise NoMatchError(f"{place} does not exist.", f"{RECORD_VARIABLE} names the folder for what is recorded.")
+    return make_trace(read_events(files), programs, _import_roots())
+
+
+def _import_roots() -> list[Path]:
+    return [Path(part) for part in os.environ.get("PYTHONPATH", "").split(":") if part]

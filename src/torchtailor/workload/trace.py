@@ -1,0 +1,130 @@
+"""Traces: which containers of which libraries a program loaded, and which files of its environment it opened.
+
+A library is known by what does not change when it is cut (`identity.py`), a container by its position in it, and a
+file by its path below site-packages: a trace taken on one machine counts on every other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from torchtailor.disk import write_atomically
+from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.trust import Limit, PathPart, RelativePath, Size, read_limited
+
+SCHEMA = "torchtailor-trace"
+VERSION = 1
+_LABEL_DIGITS = 7
+
+Identity = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z", description="the identity of a library")]
+Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+
+
+class TracedLibrary(msgspec.Struct, frozen=True, order=True):
+    """What was loaded of one library; sizes are bytes, of the library as it was recorded."""
+
+    identity: Identity
+    name: PathPart
+    containers: Position  # that it has
+    used: tuple[Position, ...]
+    stored: Size = 0  # of all containers
+    stored_used: Size = 0  # of those that were loaded
+
+    def __post_init__(self) -> None:
+        if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
+            raise ValueError("the positions of used containers are not sorted, or more than there are")
+
+
+class Trace(msgspec.Struct, frozen=True, dict=True):
+    """What one program used, or several."""
+
+    libraries: tuple[TracedLibrary, ...] = ()
+    opened: tuple[RelativePath, ...] = ()  # below site-packages
+    programs: tuple[str, ...] = ()
+    processes: Size = 0
+    lost: tuple[str, ...] = ()  # what could not be recorded, in words
+    schema: str = SCHEMA
+    version: int = VERSION
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of what was used: of the same use it is the same, whoever ran it."""
+        hasher = hashlib.sha256()
+        for library in sorted(self.libraries):
+            if library.used:
+                hasher.update(f"{library.identity} {' '.join(map(str, library.used))}\n".encode())
+        for path in sorted(self.opened):
+            hasher.update(f"{path}\n".encode())
+        return hasher.hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For the version of a wheel: `w1a2b3c4`."""
+        return f"w{self.digest[:_LABEL_DIGITS]}"
+
+    @property
+    def stored_used(self) -> int:
+        return sum(library.stored_used for library in self.libraries)
+
+    def to_bytes(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+def merge_traces(traces: Iterable[Trace]) -> Trace:
+    """One trace of all that any of them used."""
+    traces = list(traces)
+    by_identity: dict[str, list[TracedLibrary]] = {}
+    for trace in traces:
+        for library in trace.libraries:
+            by_identity.setdefault(library.identity, []).append(library)
+    return Trace(
+        libraries=tuple(sorted(map(_merged, by_identity.values()), key=lambda one: (one.name, one.identity))),
+        opened=tuple(sorted({path for trace in traces for path in trace.opened})),
+        programs=tuple(dict.fromkeys(program for trace in traces for program in trace.programs)),
+        processes=sum(trace.processes for trace in traces),
+        lost=tuple(dict.fromkeys(what for trace in traces for what in trace.lost)),
+    )
+
+
+def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
+    """One library that several traces have; the largest sizes are those of the stock one."""
+    first = max(same, key=lambda one: one.stored)
+    if any(one.containers != first.containers for one in same):
+        raise BadInputError(
+            f"Two traces name {first.name} with {first.containers} and another number of GPU code containers.",
+            "Record them again with the same release.",
+        )
+    used = sorted({position for one in same for position in one.used})
+    known = max(one.stored_used for one in same)
+    return msgspec.structs.replace(first, used=tuple(used), stored_used=known)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace file."""
+    try:
+        data = read_limited(path, Limit.MANIFEST)
+    except FileNotFoundError as error:
+        raise NoMatchError(
+            f"{path} does not exist.", "Make a trace with `torchtailor record -o FILE -- ...`."
+        ) from error
+    except IsADirectoryError as error:
+        raise BadInputError(f"{path} is a folder.", "Give the file that `torchtailor record -o` wrote.") from error
+    try:
+        trace = msgspec.json.decode(data, type=Trace)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadInputError(f"{path} is not a trace: {error}.", "Record it again.") from error
+    if trace.schema != SCHEMA or trace.version != VERSION:
+        raise BadInputError(
+            f"{path} is not a trace of version {VERSION}.", "Record it again with this version of torchtailor."
+        )
+    return trace
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    write_atomically(path, trace.to_bytes(), durable=True)

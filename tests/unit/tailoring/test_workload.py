@@ -1,0 +1,131 @@
+"""--workload for each kind of input: the libraries, their packs, the hook, RECORD, and the way back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tailoring.helpers import check_records, install, options, tree
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.errors import UsageError
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.restore import restore_environment
+from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.workload.choice import Workload
+from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.trace import Trace
+
+TRACE = Trace(opened=("torch/lib/libtorch_cuda.so",))
+
+
+def chosen(**more: object) -> TailorOptions:
+    return replace(options(), workload=Workload(TRACE), **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, fat: bytes) -> Path:
+    content = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": fat, "torch/include/a.h": b"// a"}
+    return build_wheel(tmp_path, content, name="torch", version="2.10.0")
+
+
+@pytest.fixture
+def site(tmp_path: Path, wheel: Path) -> Path:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    return site
+
+
+def test_a_library(tmp_path: Path, fat: bytes) -> None:
+    (tmp_path / "libx.so").write_bytes(fat)
+    result = tailor_file(tmp_path / "libx.so", tmp_path / "out" / "libx.so", chosen())
+    (library,) = result.libraries
+    assert library.pack
+    assert {path.name for path in (tmp_path / "out" / "torchtailor-packs").iterdir()} == {library.pack, HOOK_NAME}
+
+
+def test_a_folder(tmp_path: Path, site: Path) -> None:
+    folder, out = tmp_path / "env", tmp_path / "out"
+    result = tailor_folder(folder, out, chosen())
+    (library,) = result.libraries
+    packs = out / "lib" / "python3.13" / "site-packages" / "torchtailor-packs" / "torch"
+    assert {path.name for path in packs.iterdir()} == {library.pack, HOOK_NAME}
+    check_records(out / "lib" / "python3.13" / "site-packages")
+    assert result.unopened == len(b"// a")
+
+
+def test_packs_elsewhere_and_nowhere(tmp_path: Path, site: Path) -> None:
+    away = tmp_path / "volume"
+    result = tailor_folder(tmp_path / "env", tmp_path / "out", chosen(packs=away))
+    assert [path.name for path in away.iterdir()] == [result.libraries[0].pack]
+    tailor_folder(tmp_path / "env", tmp_path / "none", chosen(no_pack=True))
+    for name in ("out", "none"):
+        assert [path.name for path in (tmp_path / name).rglob("torchtailor-packs/torch/*")] == [HOOK_NAME]
+
+
+def test_a_wheel(tmp_path: Path, wheel: Path) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", chosen())
+    assert result.output is not None and f"sm90.{Workload(TRACE).label}" in result.output.name
+    with zipfile.ZipFile(result.output) as made:
+        names = made.namelist()
+        listed = {
+            row[0]
+            for name in names
+            if name.endswith("RECORD")
+            for row in csv.reader(io.StringIO(made.read(name).decode()))
+        }
+        assert made.testzip() is None
+    (library,) = result.libraries
+    assert {f"torchtailor-packs/torch/{library.pack}", f"torchtailor-packs/torch/{HOOK_NAME}"} <= set(names)
+    assert set(names) == listed
+    install(result.output, tmp_path / "site")
+    check_records(tmp_path / "site")
+
+
+def test_an_environment_and_back(site: Path) -> None:
+    before = tree(site)
+    tailor_environment(site, chosen(keep_removed=True))
+    packs = site / "torchtailor-packs" / "torch"
+    assert len(list(packs.iterdir())) == 2
+    check_records(site)
+    restore_environment(site)
+    assert tree(site) == before
+    assert not packs.parent.exists()
+
+
+def test_twice_changes_nothing(site: Path) -> None:
+    tailor_environment(site, chosen())
+    before = tree(site)
+    tailor_environment(site, chosen())
+    assert tree(site) == before
+
+
+def test_a_reinstalled_package_takes_its_packs_along(site: Path, wheel: Path) -> None:
+    tailor_environment(site, chosen())
+    install(wheel, site)
+    tailor_environment(site, replace(chosen(), dry_run=False))
+    check_records(site)
+    assert len(list((site / "torchtailor-packs" / "torch").iterdir())) == 2
+
+
+def test_unopened_files_go_and_come_back(site: Path, tmp_path: Path) -> None:
+    before = tree(site)
+    result = tailor_environment(site, chosen(drop_unopened=True, keep_removed=True))
+    assert [file.path for file in result.dropped_files] == ["torch/include/a.h"]
+    assert not (site / "torch/include/a.h").exists()
+    restore_environment(site)
+    assert tree(site) == before
+
+
+def test_options_that_need_a_workload() -> None:
+    for more in ({"no_pack": True}, {"packs": Path("x")}, {"drop_unopened": True}):
+        with pytest.raises(UsageError):
+            replace(options(), **more)
+    with pytest.raises(UsageError):
+        chosen(packs=Path("x"), no_pack=True)

@@ -1,0 +1,73 @@
+"""From what processes recorded to a trace, with a real library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchtailor.gpucode.scan import scan_file
+from torchtailor.workload.events import make_trace, read_events
+
+FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
+
+
+def lines(path: Path, *rows: str) -> Path:
+    path.write_text("".join(f"{row}\n" for row in rows))
+    return path
+
+
+def test_addresses_become_positions(tmp_path: Path) -> None:
+    library = FIXTURES / "linked.so"
+    found = [one for one in scan_file(library).containers if one.loaded]
+    first, last = found[0], found[-1]
+    events = read_events(
+        [
+            lines(
+                tmp_path / "1.tsv",
+                "proc\t1\t/usr/bin/python3",
+                f"load\t{library}\t{first.address:x}\t{first.container.stored_size:x}",
+                "open\t/env/lib/python3.12/site-packages/torch/lib/libtorch.so",
+                "open\t/env/lib/python3.12/site-packages/../../../bin/x",
+                "open\t/etc/passwd",
+                "cubin\t100\tabcd",
+            ),
+            lines(
+                tmp_path / "2.tsv",
+                "proc\t2\t/usr/bin/python3",
+                f"link\t{library}\t{(last.address or 0) + 20:x}\t10",
+                f"load\t{library}\t0\t10",
+                "load\t/no/such.so\t0\t10",
+                "lost\tsomething",
+                "who\tknows",
+            ),
+        ]
+    )
+    trace = make_trace(events, ["python a.py"])
+    assert [one.name for one in trace.libraries] == ["linked.so"]
+    assert trace.libraries[0].used == tuple(sorted({0, len(found) - 1}))
+    assert trace.libraries[0].containers == len(found)
+    assert trace.opened == ("torch/lib/libtorch.so",)
+    assert trace.processes == 2 and trace.programs == ("python a.py",)
+    assert len(trace.lost) == 3
+
+
+def test_a_line_that_a_kill_cut_off_is_no_event(tmp_path: Path) -> None:
+    (tmp_path / "1.tsv").write_text("proc\t1\t/x\nload\t/a/b.so\t12")
+    assert not read_events([tmp_path / "1.tsv"]).loads
+
+
+def test_names_are_unescaped(tmp_path: Path) -> None:
+    lines(tmp_path / "1.tsv", "load\t/a\\tb\\\\c\\n.so\tff\t10", "load\t/x\tzz\t10")
+    events = read_events([tmp_path / "1.tsv"])
+    assert set(events.loads) == {"/a\tb\\c\n.so", "/x"}
+    assert events.lost
+
+
+@pytest.mark.parametrize("name", ["raw.so", "linked.so"])
+def test_one_library_by_two_paths(tmp_path: Path, name: str) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes((FIXTURES / name).read_bytes())
+    address = next(one.address for one in scan_file(other).containers if one.loaded)
+    lines(tmp_path / "1.tsv", f"load\t{FIXTURES / name}\t{address:x}\t1", f"load\t{other}\t{address:x}\t1")
+    assert len(make_trace(read_events([tmp_path / "1.tsv"])).libraries) == 1

@@ -1,0 +1,111 @@
+"""Traces: written, read, merged; what is not a trace is an error in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.workload.choice import Workload, margins
+from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, read_trace, write_trace
+
+ONE, TWO = "1" * 32, "2" * 32
+used = st.sets(st.integers(0, 20)).map(lambda positions: tuple(sorted(positions)))
+libraries = st.builds(
+    TracedLibrary, st.sampled_from([ONE, TWO]), st.just("libx.so"), st.just(21), used, st.just(100), st.integers(0, 100)
+)
+traces = st.builds(
+    Trace,
+    st.lists(libraries, max_size=2, unique_by=lambda one: one.identity).map(tuple),
+    st.sets(st.sampled_from(["torch/a.so", "torch/b.so"])).map(tuple),
+    processes=st.integers(0, 3),
+)
+
+
+@given(traces)
+def test_read_as_written(tmp_path_factory: pytest.TempPathFactory, trace: Trace) -> None:
+    path = tmp_path_factory.mktemp("trace") / "a.trace"
+    write_trace(path, trace)
+    assert read_trace(path) == trace
+    assert read_trace(path).label == trace.label
+
+
+@given(traces, traces, traces)
+def test_merging_is_a_union(one: Trace, two: Trace, three: Trace) -> None:
+    merged = merge_traces([one, two, three])
+    assert merge_traces([merge_traces([one, two]), three]).digest == merged.digest
+    assert merge_traces([three, two, one]).digest == merged.digest
+    for trace in (one, two, three):
+        for library in trace.libraries:
+            there = next(other for other in merged.libraries if other.identity == library.identity)
+            assert set(library.used) <= set(there.used)
+        assert set(trace.opened) <= set(merged.opened)
+
+
+def test_the_label_is_of_what_was_used() -> None:
+    one = Trace((TracedLibrary(ONE, "libx.so", 5, (1, 3)),), processes=1, programs=("a",))
+    same = Trace((TracedLibrary(ONE, "other.so", 5, (1, 3)), TracedLibrary(TWO, "y.so", 5, ())), programs=("b",))
+    assert one.label == same.label and len(one.label) == 8
+    assert one.label != Trace((TracedLibrary(ONE, "libx.so", 5, (1, 4)),)).label
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "other"},
+        {"version": 2},
+        {"libraries": [{"identity": "../x", "name": "a", "containers": 1, "used": []}]},
+        {"libraries": [{"identity": ONE, "name": "a", "containers": 2, "used": [2]}]},
+        {"libraries": [{"identity": ONE, "name": "a", "containers": 2, "used": [1, 0]}]},
+        {"libraries": [{"identity": ONE, "name": "a/b", "containers": 2, "used": [-1]}]},
+        {"opened": ["../../etc/passwd"]},
+        {"opened": ["/etc/passwd"]},
+        {"libraries": 5},
+    ],
+)
+def test_hostile_traces(tmp_path: Path, change: dict[str, object]) -> None:
+    document = {"schema": "torchtailor-trace", "version": 1, "libraries": [], "opened": [], **change}
+    (tmp_path / "a.trace").write_text(json.dumps(document))
+    with pytest.raises(BadInputError):
+        read_trace(tmp_path / "a.trace")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000])
+def test_no_traces(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.trace").write_bytes(data)
+    with pytest.raises(BadInputError):
+        read_trace(tmp_path / "a.trace")
+    with pytest.raises(NoMatchError):
+        read_trace(tmp_path / "none")
+    with pytest.raises(BadInputError):
+        read_trace(tmp_path)
+
+
+def test_margins() -> None:
+    trace = Trace((TracedLibrary(ONE, "libx.so", 5, (1, 3)), TracedLibrary(TWO, "y.so", 3, ())))
+    assert Workload(trace).stays(ONE, 5) == {1, 3}
+    assert Workload(trace, "library").stays(ONE, 5) == {0, 1, 2, 3, 4}
+    assert Workload(trace, "library").stays(TWO, 3) == frozenset() == Workload(trace).stays("3" * 32, 9)
+    assert set(margins()) == {"exact", "library"}
+    with pytest.raises(NoMatchError):
+        Workload(trace, "wide")
+
+
+def test_unopened_files() -> None:
+    workload = Workload(Trace(opened=("torch/lib/libtorch.so", "torch/data.bin")))
+    sizes = {
+        "lib/python3.12/site-packages/torch/lib/libtorch.so": 1 << 20,
+        "torch/lib/libother.so": 1 << 20,
+        "torch/include/a.h": 100,
+        "torch/big.py": 1 << 20,
+        "torch/small.json": 100,
+        "torch-2.0.dist-info/LICENSE": 1 << 20,
+        "torch/lib/NOTICES.txt": 1 << 20,
+        "x.data/purelib/torch/data.bin": 1 << 20,
+    }
+    assert workload.unopened(sizes) == ["torch/lib/libother.so", "torch/include/a.h"]
+    assert Workload(Trace()).unopened(sizes) == []  # nothing is known of what was opened
