@@ -122,7 +122,10 @@ def check(
 @app.command("migrate", cls=GroupedCommand, short_help="Migrate a hand-written tree to the canonical recipes.")
 def migrate(
     folder: Folder,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete redundant, impossible and unlisted recipes.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete redundant and impossible recipes.")] = False,
+    prune_unlisted: Annotated[
+        bool, typer.Option("--prune-unlisted", help="Delete recipes that the release's matrix does not have.")
+    ] = False,
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,
     dry_run: DryRun = False,
@@ -135,7 +138,9 @@ def migrate(
     from torchtailor.recipes.report import migration_lines
 
     with _working("Reading and evaluating recipes"):
-        migrations = migrate_recipes(load_catalog(), folder, release=release, prune=prune, dry_run=dry_run)
+        migrations = migrate_recipes(
+            load_catalog(), folder, release=release, prune=prune, prune_unlisted=prune_unlisted, dry_run=dry_run
+        )
     if json:
         ui.print_json("recipes-migrate", {"trees": [migration.to_json() for migration in migrations]})
     else:

@@ -31,6 +31,10 @@ class NixpkgsRow(Strict, frozen=True):
     cuda: Mapping[str, str]
     aliases: Mapping[str, str]
     broken_cuda: tuple[int, ...] = ()
+    triton: str = ""
+    torchvision: str = ""
+    torchaudio: str = ""
+    cudnn_refuses: Mapping[str, tuple[str, ...]] = {}
     sha256: str = ""
     verified: tuple[str, ...] = ()
     believed: tuple[str, ...] = ()
@@ -126,6 +130,8 @@ class KeptRow(Strict, frozen=True):
     description: str = ""
     long_description: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
+    exports: Mapping[str, str] = {}
+    not_carried: tuple[str, ...] = ()  # what only its author can place; for the record
 
 
 class LockFile(Strict, frozen=True):
@@ -153,6 +159,10 @@ class Pins:
                 f"Use {' or '.join(known[:12] for known in self._nixpkgs)}, or add a [[nixpkgs]] row to nix.toml.",
             )
         return self._nixpkgs[rev]
+
+    def find_nixpkgs(self, rev: str) -> NixpkgsRow | None:
+        """The row of a revision, which may be abbreviated; None if it is unknown."""
+        return next((row for row in self.file.nixpkgs if rev and row.rev.startswith(rev)), None)
 
     def source(self, version: str) -> SourceRow:
         for row in self.file.source:
@@ -202,12 +212,22 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+        kept = msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+        _check_exports(kept)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadInputError(
             f"{path} is not valid: {error}.",
-            "Each table is a recipe's name, with description, long_description and cpu_flags.",
+            "Each table is a recipe's name, with description, long_description, cpu_flags, exports and not_carried.",
         ) from error
+    return kept
+
+
+def _check_exports(kept: Mapping[str, KeptRow]) -> None:
+    """Exports become shell code, so they must be plain words."""
+    for row in kept.values():
+        for name, value in row.exports.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", name) or not re.fullmatch(r"[\w.,:/+=;%@-]*", value):
+                raise msgspec.ValidationError(f"{name}={value} is not a variable with a plain value")
 
 
 def kept_text(kept: Mapping[str, KeptRow]) -> str:
@@ -217,11 +237,14 @@ def kept_text(kept: Mapping[str, KeptRow]) -> str:
         lines = [f"[{json.dumps(name)}]"]
         if row.description:
             lines.append(f"description = {json.dumps(row.description, ensure_ascii=False)}")
-        for key in ("long_description", "cpu_flags"):
+        for key in ("long_description", "cpu_flags", "not_carried"):
             if values := getattr(row, key):
                 lines.append(f"{key} = [")
                 lines += [f"    {json.dumps(value, ensure_ascii=False)}," for value in values]
                 lines.append("]")
+        if row.exports:
+            pairs = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in sorted(row.exports.items()))
+            lines.append(f"exports = {{ {', '.join(pairs)} }}")
         tables.append("\n".join(lines) + "\n")
     head = "# Kept from hand-written recipes; `torchtailor recipes write` puts it into the generated ones.\n\n"
     return head + "\n".join(tables)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchtailor.errors import NoMatchError
 from torchtailor.recipes.evaluate import Evaluated, Evaluation, Failed
+from torchtailor.recipes.sentences import Sentence, sentences
 from torchtailor.recipes.shell import ShellCommand, commands, exports
 from torchtailor.recipes.syntax import Binding, NixSource, TextLine
 from torchtailor.recipes.tree import FileOrigin, origin
@@ -22,6 +23,7 @@ _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
 _IN_OVERLAYS = ("prev.", "pprev.", "super.", "final.", "pfinal.", "self.")
+_OVERRIDES_TORCH = re.compile(r"(?:^|\.)(?:py)?torch(?:\.override\(\))?\.overrideAttrs$")
 _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
 
 
@@ -188,9 +190,9 @@ class Recipe:
 
     @cached_property
     def upgrade(self) -> TextLine | None:
-        """The version that an overlay sets for torch."""
+        """The version that an overlay, or the recipe's own override, sets for torch."""
         for name, _, argument in self.source.calls:
-            if name.endswith("torch.overrideAttrs") and not name.startswith("nixpkgs"):
+            if _OVERRIDES_TORCH.search(name):
                 for binding in self.source.inside(argument):
                     value = self.source.value(binding.node)
                     if binding.name == "version" and isinstance(value, str):
@@ -248,6 +250,11 @@ class Recipe:
             if not command.document and command.words[0] == "echo":
                 found.append(TextLine(command.line, command.text))
         return tuple(sorted(found, key=lambda line: line.number))
+
+    @cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """The same, as sentences."""
+        return tuple(sentences(self.claims))
 
     def assigned(self, *names: str) -> Iterator[tuple[str, int]]:
         """Shell variables of these names that a phase sets or adds to, with their lines."""

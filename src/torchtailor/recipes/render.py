@@ -67,6 +67,7 @@ def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
         "pin_hash": pins.hash_of(nightly.pin),
         "cuda_set": nightly.cuda_set,
         "cuda_tag": cuda_tag(spark.cuda),
+        "capability": spark.gpu,
     }
     texts = {
         f"{component.name}-{cuda_tag(spark.cuda)}": stamp(
@@ -90,7 +91,12 @@ def spark_recipes(catalog: Catalog, pins: Pins) -> Mapping[str, str]:
 
 
 def environment_files(
-    catalog: Catalog, pins: Pins, variants: Sequence[Variant], spark: Sequence[str] = ()
+    catalog: Catalog,
+    pins: Pins,
+    variants: Sequence[Variant],
+    spark: Sequence[str] = (),
+    *,
+    selection: Sequence[str] = (),
 ) -> Mapping[str, str]:
     """The tree's other files, by their path under `.flox`: manifest, environment and the table of recipes."""
     release = variants[0].release
@@ -106,6 +112,7 @@ def environment_files(
         "pin": blueprints[0].pin,
         "systems": sorted({variant.platform for variant in variants}),
         "spark": spark,
+        "selection": " ".join(selection),
         "rows": [
             {
                 "name": item.file_name,
@@ -135,14 +142,13 @@ def render_all(
     blas: BlasChoice = BlasChoice.OPENBLAS,
     spark: bool = False,
 ) -> Mapping[str, str]:
-    """Every file of a tree, by its path under `.flox`."""
+    """Every recipe of a tree, by its path under `.flox`."""
     texts = {}
     for variant in variants:
         own = blas if can_use_mkl(variant) else BlasChoice.OPENBLAS
         texts[f"pkgs/{variant.name}.nix"] = render(Blueprint(catalog, pins, variant, own))
     extra = spark_recipes(catalog, pins) if spark else {}
-    texts |= {f"pkgs/{name}.nix": text for name, text in extra.items()}
-    return {**texts, **environment_files(catalog, pins, variants, list(extra))}
+    return texts | {f"pkgs/{name}.nix": text for name, text in extra.items()}
 
 
 def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:

@@ -172,6 +172,10 @@ class NixSource:
         """An expression's text without its comments."""
         return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
 
+    def raw(self, node: Any) -> str:
+        """An expression as it is written, on one line."""
+        return " ".join(_text(node).split())
+
     def value(self, node: Any, depth: int = 0) -> Value:
         """A literal, or the literal that a name is bound to; None if it needs evaluation."""
         node = unwrap(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +14,7 @@ from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.recipes.blueprint import BlasChoice
 from torchtailor.recipes.pins import load_pins
-from torchtailor.recipes.render import render_all
+from torchtailor.recipes.render import environment_files, render_all, spark_names
 from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.rules import coverage
@@ -21,6 +22,7 @@ from torchtailor.variants.select import select
 from torchtailor.variants.variant import Variant
 
 _matrices: list[Matrix] = []
+_SELECTION = re.compile(r"^# Selection: (.+)$", re.MULTILINE)  # as in manifest.toml.j2
 
 
 class Action(Enum):
@@ -141,14 +143,19 @@ def plan_trees(
             continue
         tree = tree_at(root if len(names) == 1 else root / name)
         _refuse_mixing(tree, name)
-        texts = render_all(
+        pins = load_pins(tree.flox)
+        with_spark = spark and name == pins.file.spark.release
+        texts = dict(render_all(catalog, pins, variants, blas=blas, spark=with_spark))
+        shown = {variant.name for variant in variants} | _already_there(tree)
+        extra = sorted(spark_names(pins) & tree.recipes.keys()) if name == pins.file.spark.release else []
+        texts |= environment_files(
             catalog,
-            load_pins(tree.flox),
-            variants,
-            blas=blas,
-            spark=spark and name == load_pins().file.spark.release,
+            pins,
+            [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
+            sorted(spark_names(pins)) if with_spark else extra,
+            selection=_selection(tree, globs),
         )
-        plans.append(plan_files(tree, name, texts, force=force, table=not globs))
+        plans.append(plan_files(tree, name, texts, force=force))
     if not plans:
         raise NoMatchError(
             f"No variant of {', '.join(names)} matches {' '.join(globs)}.",
@@ -157,17 +164,25 @@ def plan_trees(
     return tuple(plans)
 
 
-def plan_files(
-    tree: RecipeTree, release: str, texts: Mapping[str, str], *, force: bool, table: bool = True
-) -> WritePlan:
-    """What to do with each file; without `table`, the manifest and the table are written only if missing."""
-    steps = []
-    for name, text in texts.items():
-        path = tree.flox / name
-        if not table and not name.startswith("pkgs/") and path.exists():
-            continue
-        steps.append(Step(path, _action(path, text, force=force), text))
-    return WritePlan(tree, release, tuple(steps))
+def plan_files(tree: RecipeTree, release: str, texts: Mapping[str, str], *, force: bool) -> WritePlan:
+    """What to do with each file."""
+    paths = {tree.flox / name: text for name, text in texts.items()}
+    return WritePlan(
+        tree, release, tuple(Step(path, _action(path, text, force=force), text) for path, text in paths.items())
+    )
+
+
+def _already_there(tree: RecipeTree) -> set[str]:
+    """The recipes of earlier calls, which the table lists too."""
+    return {name for name, path in tree.recipes.items() if origin(read_recipe(path)) is not FileOrigin.FOREIGN}
+
+
+def _selection(tree: RecipeTree, globs: Sequence[str]) -> tuple[str, ...]:
+    """The selectors of this call and of earlier ones; none where the whole release was written."""
+    before = written_selection(tree)
+    if not globs or before == ():
+        return ()
+    return tuple(dict.fromkeys((*(before or ()), *globs)))
 
 
 def _action(path: Path, text: str, *, force: bool) -> Action:
@@ -201,6 +216,14 @@ def written_release(tree: RecipeTree) -> tuple[str, ...]:
     if not manifest.is_file() or origin(text := read_recipe(manifest)) is FileOrigin.FOREIGN:
         return ()
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
+
+
+def written_selection(tree: RecipeTree) -> tuple[str, ...] | None:
+    """The selectors that `recipes write` wrote this tree with; empty for a whole release, None if it did not."""
+    if not written_release(tree):
+        return None
+    found = _SELECTION.search(read_recipe(tree.flox / "env" / "manifest.toml"))
+    return tuple(found[1].split()) if found else ()
 
 
 def _refuse_mixing(tree: RecipeTree, release: str) -> None:

@@ -12,7 +12,7 @@ from torchtailor.cli import main
 from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.recipes import require
 from torchtailor.recipes.pins import Pins
-from torchtailor.recipes.render import render_all
+from torchtailor.recipes.render import environment_files
 from torchtailor.recipes.report import rules_table
 from torchtailor.recipes.write import Action, plan_trees, recipe_variants
 
@@ -39,7 +39,7 @@ def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str])
 
 def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -> None:
     variants = recipe_variants(catalog, "cuda-12_9")
-    readme = render_all(catalog, pins, variants)["README.md"]
+    readme = environment_files(catalog, pins, variants)["README.md"]
     assert all(f"[`{variant.name}`](pkgs/{variant.name}.nix)" in readme for variant in variants)
 
 

@@ -74,7 +74,7 @@ def test_a_glob_writes_those_and_leaves_the_table_of_the_whole_alone(catalog: Ca
     write_tree(catalog, tmp_path, "cuda-13_0")
     readme = (tmp_path / ".flox" / "README.md").read_text()
     (plan,) = plan_trees(catalog, tmp_path, globs=["cpu-*"])
-    assert len(plan.steps) == 7
+    assert len([step for step in plan.steps if step.path.suffix == ".nix"]) == 7
     plan.apply()
     assert (tmp_path / ".flox" / "README.md").read_text() == readme
 

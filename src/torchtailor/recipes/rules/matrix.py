@@ -12,9 +12,20 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import rerender
 from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, tree_rule
 from torchtailor.recipes.tree import FileOrigin, origin
-from torchtailor.recipes.write import recipe_variants
+from torchtailor.recipes.write import recipe_variants, written_selection
 
 _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
+
+
+@tree_rule(
+    "release-unknown",
+    Severity.WARNING,
+    "recipes whose release is not certain, so that they are not compared with one",
+    "Give the release with --release.",
+)
+def release_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
+    if not context.identified.certain and context.recipes:
+        yield context.recipes[0].path, 1, f"the release of this tree is not certain: {context.identified.doubt}"
 
 
 @tree_rule(
@@ -24,14 +35,26 @@ _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
     "`torchtailor recipes write DIR NAME` writes it.",
 )
 def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    wanted = recipe_variants(context.catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
-    for variant in wanted:
-        if variant.name not in context.names:
-            yield (
-                context.tree.pkgs / f"{variant.name}.nix",
-                1,
-                f"release {context.release.name} has this variant, the tree has no recipe for it",
-            )
+    if not context.identified.certain:
+        return
+    selection = written_selection(context.tree)
+    pythons = context.pythons or (DEFAULT_PYTHON,)
+    wanted = recipe_variants(context.catalog, context.release.name, selection or (), pythons)
+    missing = [variant for variant in wanted if variant.name not in context.names]
+    if selection is None and missing:  # not written by torchtailor: one remark, since it may be meant so
+        names = ", ".join(variant.short_name for variant in missing[:6]) + (", ..." if len(missing) > 6 else "")
+        yield (
+            context.tree.pkgs,
+            1,
+            f"release {context.release.name} has {len(missing)} variants without a recipe in this tree: {names}",
+        )
+        return
+    for variant in missing:
+        yield (
+            context.tree.pkgs / f"{variant.name}.nix",
+            1,
+            f"release {context.release.name} has this variant, the tree has no recipe for it",
+        )
 
 
 @recipe_rule(
@@ -67,7 +90,9 @@ def variant_redundant(recipe: Recipe, context: AuditContext) -> Iterator[tuple[i
 )
 def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     name = recipe.recipe_name
-    if name is None or name.suffix or recipe.variant is None or context.matrix.why_impossible(recipe.variant):
+    if not context.identified.certain or name is None or name.suffix or recipe.variant is None:
+        return
+    if context.matrix.why_impossible(recipe.variant):
         return
     if name.base not in context.listed:
         yield 1, f"release {context.release.name} does not list {recipe.variant.short_name} for this CUDA version"

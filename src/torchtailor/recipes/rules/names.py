@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.cpus import Isa
-from torchtailor.recipes.blueprint import pname_of
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, variant_rule
 from torchtailor.variants.variant import Variant
@@ -17,19 +16,15 @@ _SPELLING = re.compile(r"\d{1,2}\.\d[af]?(?:\+PTX)?")
 @variant_rule(
     "pname",
     Severity.ERROR,
-    "a wrong pname: it must be `pytorch210-...` in cuda-13_0, and the file name elsewhere",
-    "Set pname accordingly.",
+    "a pname that is not the file name, under which Flox builds and publishes the package",
+    "Set pname to the file name; the version of PyTorch is in `version`.",
 )
 def pname(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    suffix = recipe.recipe_name.suffix if recipe.recipe_name else ""
-    wanted = pname_of(variant) + (f"-{suffix}" if suffix else "")
     found = recipe.pname
-    if found and not context.owns(recipe) and found.text == recipe.name:
-        return
     if found is None:
-        yield 1, f"pname is not set; it must be {wanted!r}"
-    elif found.text != wanted:
-        yield found.number, f"pname is {found.text!r}; for this file name it must be {wanted!r}"
+        yield 1, f"pname is not set; it must be {recipe.name!r}"
+    elif found.text != recipe.name:
+        yield found.number, f"pname is {found.text!r}; the file name is {recipe.name!r}"
 
 
 @variant_rule(
