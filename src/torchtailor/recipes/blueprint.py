@@ -100,7 +100,7 @@ class Blueprint:
     def nccl_apart(self) -> bool:
         """Whether nixpkgs cannot be set to the GPU's capability, because its cuDNN refuses it."""
         gpu = self.variant.gpu
-        return bool(gpu) and str(gpu.capability) in self.pin.cudnn_refuses.get(str(self.cuda), ())
+        return gpu is not None and str(gpu.capability) in self.pin.cudnn_refuses.get(str(self.cuda), ())
 
     @property
     def changelog(self) -> str:
@@ -144,15 +144,7 @@ class Blueprint:
     @property
     def driver(self) -> str:
         """The required driver, as text; empty without a GPU."""
-        if self.variant.gpu is None or self.cuda is None:
-            return ""
-        least, full = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
-        text = f"{full} or newer"
-        if least < full:
-            text += f" ({least} with minor-version compatibility)"
-        if last := self.variant.gpu.last_driver_branch:
-            text += f"; {last} is the last branch that supports this GPU"
-        return text
+        return driver_text(self.catalog, self.pin, self.variant)
 
     @property
     def kept(self) -> KeptRow:
@@ -167,10 +159,14 @@ class Blueprint:
     def description(self) -> str:
         if self.kept.description:
             return self.kept.description
-        gpu = self.variant.gpu
-        target = f"{gpu.sm.upper()} ({gpu.describe()}) and" if gpu else "CPUs with"
         nightly = " nightly" if self.nightly else ""
-        return f"PyTorch {self.version}{nightly} for {target} {self.variant.isa.label}"
+        return f"PyTorch {self.version}{nightly} for {self.target}"
+
+    @property
+    def target(self) -> str:
+        """The hardware, in words."""
+        gpu = self.variant.gpu
+        return f"{f'{gpu.sm.upper()} ({gpu.describe()}) and' if gpu else 'CPUs with'} {self.variant.isa.label}"
 
     @property
     def long_description(self) -> tuple[str, ...]:
@@ -248,6 +244,19 @@ def nix_string(text: str) -> str:
 def cuda_tag(cuda: Dotted | str | None) -> str:
     """13.0 -> `13_0`."""
     return str(cuda or "").replace(".", "_")
+
+
+def driver_text(catalog: Catalog, pin: NixpkgsRow | None, variant: Variant) -> str:
+    """The required driver, as text; empty without a GPU."""
+    if variant.gpu is None or variant.build.cuda is None:
+        return ""
+    least, full = driver_floors(catalog, pin, variant.gpu, variant.build.cuda)
+    text = f"{full} or newer"
+    if least < full:
+        text += f" ({least} with minor-version compatibility)"
+    if last := variant.gpu.last_driver_branch:
+        text += f"; {last} is the last branch that supports this GPU"
+    return text
 
 
 def driver_floors(catalog: Catalog, pin: NixpkgsRow | None, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:

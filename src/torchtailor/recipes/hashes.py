@@ -151,7 +151,8 @@ def _placeholder(source: NixSource) -> Binding | None:
 def _source_key(recipe: Recipe) -> str:
     rev = recipe.source.last("rev")
     value = recipe.source.value(rev.node) if rev else None
-    return f"pytorch/{value}" if isinstance(value, str) else f"recipe/{recipe.name}"
+    package = recipe.recipe_name.package if recipe.recipe_name else "pytorch"
+    return f"{package}/{value}" if isinstance(value, str) else f"recipe/{recipe.name}"
 
 
 def _pin_url(recipe: Recipe, pin: PinUse) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.disk import write_output
+from torchtailor.errors import UsageError
 from torchtailor.recipes.audit import AuditFinding, audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
 from torchtailor.recipes.nix import has_nix
@@ -171,6 +172,11 @@ def plan_migration(
     findings: dict[str, list[AuditFinding]] = {}
     for finding in audit_context(context):
         findings.setdefault(finding.file, []).append(finding)
+    if context.from_wheels:
+        raise UsageError(
+            f"{tree.root} holds recipes from wheels, which are not migrated.",
+            "Run `torchtailor recipes write` instead.",
+        )
     wanted = recipe_variants(catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
     names = {variant.name: variant for variant in wanted}
     kept = dict(context.pins.kept)
@@ -225,6 +231,9 @@ def _migrated(
         return as_(MigrationStatus.REWRITTEN, _rules(problems) or "correct, but not in the canonical form", text)
     if recipe.recipe_name is None or not recipe.readable:
         return as_(MigrationStatus.KEPT, "not a recipe of the matrix" if recipe.readable else "not valid Nix")
+    if recipe.is_sibling and recipe.recipe_name.base in context.listed:
+        package = recipe.recipe_name.package
+        return as_(MigrationStatus.KEPT, f"`torchtailor recipes write --with {package}` writes the canonical one")
     for rule in ("variant-impossible", "variant-redundant"):
         if found := next((problem for problem in problems if problem.rule == rule), None):
             return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, f"{rule}: {found.message}")

@@ -101,6 +101,30 @@ class SparkRow(Strict, frozen=True):
     sources: tuple[str, ...] = ()
 
 
+class SiblingSource(Strict, frozen=True):
+    """The source of a sibling for one version of PyTorch."""
+
+    torch: str
+    version: str
+    rev: str
+    hash: str = ""
+
+
+class SiblingRow(Strict, frozen=True):
+    """A package that is built on torch, from a repository of the same organisation."""
+
+    name: str
+    repo: str
+    source: tuple[SiblingSource, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def for_torch(self, version: str) -> SiblingSource | None:
+        return next((row for row in self.source if row.torch == version), None)
+
+    def key(self, source: SiblingSource) -> str:
+        return f"{self.name}/{source.rev}"
+
+
 class WithoutRow(Strict, frozen=True):
     """What builds for a CPU instruction set or a GPU must disable."""
 
@@ -121,6 +145,7 @@ class NixFile(Strict, frozen=True):
     source: tuple[SourceRow, ...]
     magma: MagmaRow
     spark: SparkRow
+    sibling: tuple[SiblingRow, ...] = ()
     without: tuple[WithoutRow, ...] = ()
 
 
@@ -160,6 +185,11 @@ class Pins:
             )
         return self._nixpkgs[rev]
 
+    @property
+    def newest(self) -> NixpkgsRow:
+        """The newest revision, which recipes from wheels use."""
+        return self.file.nixpkgs[-1]
+
     def find_nixpkgs(self, rev: str) -> NixpkgsRow | None:
         """The row of a revision, which may be abbreviated; None if it is unknown."""
         return next((row for row in self.file.nixpkgs if rev and row.rev.startswith(rev)), None)
@@ -174,6 +204,13 @@ class Pins:
         """The hash of a pin; empty if it is not known yet."""
         packaged = row.sha256 if isinstance(row, NixpkgsRow) else row.hash
         return self.lock.get(row.key, packaged)
+
+    def sibling(self, name: str) -> SiblingRow:
+        for row in self.file.sibling:
+            if row.name == name:
+                return row
+        known = ", ".join(row.name for row in self.file.sibling)
+        raise NoMatchError(f"There are no recipes of {name!r}.", f"Write --with {known}.")
 
     def with_hash(self, key: str, found: str) -> Pins:
         return replace(self, lock={**self.lock, key: found})

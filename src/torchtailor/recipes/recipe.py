@@ -17,7 +17,10 @@ from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
-NAME = r"pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+"
+TORCH = "pytorch"
+SIBLINGS = ("torchvision", "torchaudio")
+_PACKAGE = rf"(?:{TORCH}\d*|{'|'.join(SIBLINGS)})"
+NAME = rf"{_PACKAGE}-python\d{{3}}-(?:cuda\d+_\d+-)?(?:sm\d{{2,3}}|cpu)-[a-z0-9_]+"
 _NAME = re.compile(rf"({NAME})(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
@@ -29,8 +32,9 @@ _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild"
 
 @dataclass(frozen=True, slots=True)
 class RecipeName:
-    """A recipe's file name: a variant's name and an optional suffix (`-magma`, `-nightly`)."""
+    """A recipe's file name: package, the variant's name (as `pytorch-...`) and a suffix (`-magma`, `-nightly`)."""
 
+    package: str
     base: str
     suffix: str
     parsed: ParsedName
@@ -40,8 +44,11 @@ class RecipeName:
         match = _NAME.fullmatch(name)
         if not match:
             return None
+        package, _, rest = match[1].partition("-")
+        sibling = package in SIBLINGS
+        base = f"{TORCH}-{rest}" if sibling else match[1]
         try:
-            return cls(match[1], match[2] or "", ParsedName.parse(match[1]))
+            return cls(package if sibling else TORCH, base, match[2] or "", ParsedName.parse(base))
         except NoMatchError:
             return None
 
@@ -96,7 +103,23 @@ class Recipe:
     @cached_property
     def is_torch(self) -> bool:
         """Whether it is a recipe of PyTorch, to which the matrix's rules apply."""
-        return bool(self.recipe_name) and self.readable and not self.name.endswith("-wrapper")
+        named = self.recipe_name is not None and self.recipe_name.package == TORCH and not self.is_wheel
+        return named and self.readable and not self.name.endswith("-wrapper")
+
+    @cached_property
+    def is_wheel(self) -> bool:
+        """Whether it makes torch from official wheels."""
+        return self.recipe_name is not None and bool(self.source.named("officialWheels"))
+
+    @property
+    def is_torch_like(self) -> bool:
+        """Whether it makes torch, from source or from wheels."""
+        return self.is_torch or self.is_wheel
+
+    @cached_property
+    def is_sibling(self) -> bool:
+        """Whether it is a recipe of what is built on torch, under the name of a variant."""
+        return self.recipe_name is not None and self.recipe_name.package in SIBLINGS and self.readable
 
     # What it builds
 

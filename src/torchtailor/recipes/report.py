@@ -53,6 +53,8 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
         counts = ", ".join(f"{len(steps)} {text}" for action, text in _ACTIONS.items() if (steps := plan.of(action)))
         dry = " (dry run)" if dry_run else ""
         yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
+        for reason, names in plan.missing.items():
+            yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
         for step in plan.of(Action.KEEP_EDITED):
             yield LineKind.NOTE, f"{plan.tree.shown(step.path)} was changed by hand; --force overwrites it."
         for step in plan.of(Action.KEEP_FOREIGN):

@@ -172,6 +172,14 @@ class NixSource:
         """An expression's text without its comments."""
         return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
 
+    @cached_property
+    def code_text(self) -> str:
+        """The file without its comments."""
+        raw = self.text.encode()
+        for node in reversed([node for node in self._nodes if node.type == "comment"]):
+            raw = raw[: node.start_byte] + raw[node.end_byte :]
+        return raw.decode()
+
     def raw(self, node: Any) -> str:
         """An expression as it is written, on one line."""
         return " ".join(_text(node).split())

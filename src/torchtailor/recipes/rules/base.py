@@ -14,8 +14,9 @@ from torchtailor.catalog.versions import python_key
 from torchtailor.recipes.identify import TreeRelease
 from torchtailor.recipes.pins import NixpkgsRow, Pins
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import spark_names
+from torchtailor.recipes.render import RecipeOrigin, spark_names
 from torchtailor.recipes.tree import RecipeTree
+from torchtailor.recipes.write import written_origin
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
@@ -44,7 +45,8 @@ class AuditContext:
 
     @cached_property
     def pin(self) -> NixpkgsRow:
-        assert self.release.nixpkgs is not None
+        if self.from_wheels or self.release.nixpkgs is None:
+            return self.pins.newest
         return self.pins.nixpkgs(self.release.nixpkgs)
 
     @cached_property
@@ -55,6 +57,11 @@ class AuditContext:
     def listed(self) -> frozenset[str]:
         """The names of the release's matrix, for every Python."""
         return frozenset(variant.name for variant in self.matrix.variants(self.release.name, "all"))
+
+    @cached_property
+    def from_wheels(self) -> bool:
+        """Whether the tree was written from official wheels."""
+        return written_origin(self.tree) is RecipeOrigin.WHEELS
 
     @cached_property
     def spark(self) -> frozenset[str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import rerender
+from torchtailor.recipes.render import rerender, sibling_name
 from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, tree_rule
 from torchtailor.recipes.tree import FileOrigin, origin
-from torchtailor.recipes.write import recipe_variants, written_selection
+from torchtailor.recipes.wheels import TOOL
+from torchtailor.recipes.write import recipe_variants, written_selection, written_siblings
 
 _ROW = re.compile(r"\[`([^`]+)`\]\(pkgs/")
 
@@ -35,12 +36,17 @@ def release_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     "`torchtailor recipes write DIR NAME` writes it.",
 )
 def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    if not context.identified.certain:
+    if not context.identified.certain or context.from_wheels:  # an index may lack the wheels of a variant
         return
     selection = written_selection(context.tree)
-    pythons = context.pythons or (DEFAULT_PYTHON,)
-    wanted = recipe_variants(context.catalog, context.release.name, selection or (), pythons)
+    wanted = recipe_variants(
+        context.catalog, context.release.name, selection or (), context.pythons or (DEFAULT_PYTHON,)
+    )
     missing = [variant for variant in wanted if variant.name not in context.names]
+    for package in written_siblings(context.tree):
+        for name in (sibling_name(package, variant) for variant in wanted):
+            if name not in context.names:
+                yield context.tree.pkgs / f"{name}.nix", 1, f"the tree is written with {package}, but lacks this recipe"
     if selection is None and missing:  # not written by torchtailor: one remark, since it may be meant so
         names = ", ".join(variant.short_name for variant in missing[:6]) + (", ..." if len(missing) > 6 else "")
         yield (
@@ -105,7 +111,7 @@ def variant_unlisted(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     "Move it elsewhere, or rename it to a variant's name.",
 )
 def file_unknown(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.name in context.spark:
+    if recipe.name in context.spark or (recipe.name == TOOL and context.from_wheels):
         return
     if recipe.recipe_name is None:
         yield 1, "the file name is not pytorch-python3XX-[cudaX_Y-]GPU-CPU"
@@ -137,7 +143,7 @@ def stale(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
     "Run `torchtailor recipes write` for the whole tree.",
 )
 def table_stale(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
-    for name in ("README.md", "env/manifest.toml"):
+    for name in ("README.md", "env/manifest.toml", "default.nix"):
         path = context.tree.flox / name
         if not path.is_file():
             continue
@@ -146,7 +152,11 @@ def table_stale(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
             yield path, 3, "the text does not match the hash in the header: it was changed by hand"
         elif origin(text) is FileOrigin.GENERATED and name == "README.md":
             listed = set(_ROW.findall(text))
-            there = {recipe.name for recipe in context.recipes if recipe.origin is FileOrigin.GENERATED}
+            there = {
+                recipe.name
+                for recipe in context.recipes
+                if recipe.origin is FileOrigin.GENERATED and not recipe.is_sibling and recipe.name != TOOL
+            }
             for missing in sorted(there - listed):
                 yield path, 1, f"{missing} is not in the table"
             for gone in sorted(listed - context.names):

@@ -80,7 +80,7 @@ let
       on = if drv ? torch then drv.torch.pname else null;
       arch_list = if arch == null then null else builtins.head arch;
       gpu_targets = drv.gpuTargets or [ ];
-      cuda = if drv.cudaSupport or false then drv.cudaPackages.cudaMajorMinorVersion else null;
+      cuda = if drv.cudaSupport or false && drv ? cudaPackages then drv.cudaPackages.cudaMajorMinorVersion else null;
       python = drv.pythonModule.pythonVersion or null;
       platforms = meta.platforms or [ ];
       description = meta.description or "";

@@ -59,10 +59,18 @@ let
     cmakeFeature = name: value: "-D${name}:STRING=${value}";
     cmakeBool = name: value: "-D${name}:BOOL=${if value then "TRUE" else "FALSE"}";
     escapeShellArg = text: "'${text}'";
-    licenses.bsd3 = {
-      spdxId = "BSD-3-Clause";
-      free = true;
+    findFirst =
+      test: default: list:
+      let
+        found = filter test list;
+      in
+      if found == [ ] then default else head found;
+    licenses = {
+      bsd3.free = true;
+      mit.free = true;
+      unfreeRedistributable.free = false;
     };
+    sourceTypes.binaryNativeCode.isSource = false;
     platforms = {
       linux = [
         "x86_64-linux"
@@ -437,6 +445,7 @@ let
               python = {
                 pythonVersion = python;
                 sitePackages = "lib/python${python}/site-packages";
+                interpreter = "/bin/python${python}";
               };
               buildPythonPackage =
                 attrs:
@@ -461,8 +470,9 @@ let
               fetchPypi = pkgs.fetchPypi;
               overrideScope = change: pkgs."python${digits python}Packages".override { overrides = change; };
             };
+          extended = builtins.foldl' (prev: extension: prev // extension self prev) base pkgs.pythonPackagesExtensions;
         in
-        base // overrides self base
+        extended // overrides self extended
       )
     ) { };
 
@@ -486,11 +496,13 @@ let
     "pillow"
     "pip"
     "platformdirs"
+    "pydantic"
     "resolvelib"
     "rich"
     "setuptools"
     "shellingham"
     "sympy"
+    "tree-sitter"
     "typer"
     "typing-extensions"
     "urllib3"
@@ -513,6 +525,7 @@ let
         hostPlatform = {
           system = platform;
           isLinux = lib.hasSuffix "-linux" platform;
+          parsed.cpu.name = builtins.head (builtins.match "([^-]+)-.*" platform);
           isDarwin = lib.hasSuffix "-darwin" platform;
           isx86_64 = lib.hasPrefix "x86_64" platform;
           isAarch64 = lib.hasPrefix "aarch64" platform;
@@ -570,8 +583,26 @@ let
       runCommand = name: attrs: script: mkDerivation (attrs // { inherit name script; });
       fetchPypi = args: fetcher "fetchPypi" [ "pname" "version" ] args;
       python3Packages = pkgs.python313Packages;
-      python3 = pkgs.python313Packages.python;
+      pythonPackagesExtensions = [ ];
+      mkShell = attrs: mkDerivation ({ name = "nix-shell"; } // attrs);
+      uv = package "uv" "1" { };
+      patchelf = package "patchelf" "1" { };
+      cmake = package "cmake" "4" { };
+      ninja = package "ninja" "1" { };
+      nix-eval-jobs = package "nix-eval-jobs" "2" { };
     }
+    // builtins.listToAttrs (
+      map (version: {
+        name = "python${digits version}";
+        value = package "python" version {
+          passthru = {
+            pkgs = pkgs."python${digits version}Packages";
+            withPackages =
+              select: package "python-env" version { paths = select pkgs."python${digits version}Packages"; };
+          };
+        };
+      }) pin.pythons
+    )
     // builtins.listToAttrs (
       map (version: {
         name = "python${builtins.replaceStrings [ "." ] [ "" ] version}Packages";
