@@ -41,7 +41,7 @@ def identify(catalog: Catalog, pins: Pins, tree: RecipeTree, recipes: Sequence[R
     versions: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     for recipe in recipes:
-        if not recipe.is_torch or recipe.nightly:
+        if not (recipe.is_torch or recipe.is_sibling) or recipe.nightly:
             continue
         if version := built_version(recipe, pins, releases):
             versions[version] += 1

@@ -131,7 +131,9 @@ class Recipe:
             for name, _, argument in self.source.calls
             if name.endswith(_BUILDERS) and not name.startswith(_IN_OVERLAYS) and ".magma" not in name
         ]
-        return self.source.inside(found[0]) if found else ()
+        # What the file evaluates to comes before what it only defines, such as the torch of a torchvision.
+        returned = [argument for argument in found if self.source.returns(argument)]
+        return self.source.inside((returned or found)[0]) if found else ()
 
     @cached_property
     def override(self) -> tuple[Binding, ...]:

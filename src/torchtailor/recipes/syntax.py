@@ -180,6 +180,11 @@ class NixSource:
             raw = raw[: node.start_byte] + raw[node.end_byte :]
         return raw.decode()
 
+    def returns(self, node: Any) -> bool:
+        """Whether a node is part of what the file evaluates to, and not of its definitions."""
+        body = unwrap(self.root.child_by_field_name("expression"))
+        return body is not None and body.start_byte <= node.start_byte and node.end_byte <= body.end_byte
+
     def raw(self, node: Any) -> str:
         """An expression as it is written, on one line."""
         return " ".join(_text(node).split())

@@ -120,3 +120,35 @@ def test_the_attributes_name_every_recipe_of_a_platform(catalog: Catalog, tmp_pa
         assert f'"{path.stem}"' in text
     arm = text[text.index("aarch64-linux = [") : text.index("]", text.index("aarch64-linux = ["))]
     assert "-avx" not in arm
+
+
+HAND = """{ pkgs ? import <nixpkgs> { } }:
+let
+  nixpkgs_pinned = import (builtins.fetchTarball {
+    url = "https://github.com/NixOS/nixpkgs/archive/6a030d535719c5190187c4cec156f335e95e3211.tar.gz";
+  }) { config = { allowUnfree = true; cudaSupport = true; cudaCapabilities = [ "9.0" ]; }; };
+  customPytorch = (nixpkgs_pinned.python313Packages.torch.override {
+    cudaSupport = true;
+    gpuTargets = [ "9.0" ];
+  }).overrideAttrs (oldAttrs: { pname = "pytorch-for-torchvision"; });
+in
+(nixpkgs_pinned.python313Packages.torchvision.override { torch = customPytorch; }).overrideAttrs (oldAttrs: {
+  pname = "torchvision-python313-cuda12_9-sm90-avx512";
+  propagatedBuildInputs = (oldAttrs.propagatedBuildInputs or [ ]) ++ [ customPytorch.out ];
+  meta = oldAttrs.meta // { platforms = [ "x86_64-linux" ]; };
+})
+"""
+
+
+def test_a_hand_written_sibling_is_judged_by_what_it_returns(catalog: Catalog, tmp_path: Path) -> None:
+    """Not by the torch that it defines for itself."""
+    pkgs = tmp_path / ".flox" / "pkgs"
+    pkgs.mkdir(parents=True)
+    path = pkgs / "torchvision-python313-cuda12_9-sm90-avx512.nix"
+    path.write_text(HAND)
+    (report,) = audit(catalog, tmp_path, use_nix=has_nix())
+    assert report.release == "cuda-12_9"
+    assert {item.rule for item in report.findings if item.file.endswith(path.name)} == {"pin-hash"}
+    path.write_text(HAND.replace(".override { torch = customPytorch; }", ""))
+    (report,) = audit(catalog, tmp_path, use_nix=has_nix())
+    assert "sibling-torch" in {item.rule for item in report.findings}

@@ -47,6 +47,8 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         for name in (sibling_name(package, variant) for variant in wanted):
             if name not in context.names:
                 yield context.tree.pkgs / f"{name}.nix", 1, f"the tree is written with {package}, but lacks this recipe"
+    if selection is None and not any(recipe.is_torch for recipe in context.recipes):
+        return
     if selection is None and missing:  # not written by torchtailor: one remark, since it may be meant so
         names = ", ".join(variant.short_name for variant in missing[:6]) + (", ..." if len(missing) > 6 else "")
         yield (

@@ -140,6 +140,7 @@ let
     // {
       inherit name;
       inherit (drv) drvPath outPath type;
+      out = drv;
       passthru = attrs.passthru or { };
       meta = attrs.meta or { };
       overrideAttrs =
@@ -177,7 +178,7 @@ let
     };
   };
 
-  # What nixpkgs knows: the first is no default, as Jetson's are not.
+  # What nixpkgs knows, which is more than its defaults.
   capabilities = [
     "5.0"
     "5.2"
@@ -201,8 +202,13 @@ let
   wanted = config.cudaCapabilities or [ ];
   unknown = builtins.filter (capability: !(lib.elem capability capabilities)) wanted;
   defaults = [
+    "7.5"
     "8.0"
+    "8.6"
+    "8.9"
     "9.0"
+    "10.0"
+    "12.0"
   ];
   forwardCompat = config.cudaForwardCompat or true;
   digits = builtins.replaceStrings [ "." ] [ "" ];
