@@ -249,6 +249,8 @@ TREE_RULES = {
     "script-exit",
     "script-glob",
     "sibling-repository",
+    "sibling-torch",
+    "wheel-target",
     "edited",
     "stale",
 }
