@@ -20,10 +20,11 @@ from torchtailor.recipes.recipe import PinUse, Recipe
 from torchtailor.recipes.render import rerender
 from torchtailor.recipes.rules import AuditContext
 from torchtailor.recipes.syntax import Binding, NixSource
-from torchtailor.recipes.tree import FileOrigin, find_trees
+from torchtailor.recipes.tree import FileOrigin, find_trees, restamp
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
+_UNKNOWN_PIN = "\n    # sha256 is not known yet: `torchtailor recipes hash` fills it in"  # as in the templates
 # The recipe's source if it has one, else the recipe itself.
 _SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
 
@@ -195,7 +196,9 @@ def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts
     for recipe in context.recipes:
         if recipe.origin is FileOrigin.GENERATED and (text := rerender(catalog, pins, recipe)) is not None:
             new = text
-        elif recipe.path in texts and recipe.origin is not FileOrigin.GENERATED:
+        elif recipe.path in texts and recipe.origin is FileOrigin.GENERATED:
+            new = restamp(texts[recipe.path].replace(_UNKNOWN_PIN, ""))
+        elif recipe.path in texts:
             new = texts[recipe.path]
         else:
             continue

@@ -23,9 +23,11 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.recipes import hashes
 from torchtailor.recipes.audit import audit
 from torchtailor.recipes.evaluate import Evaluated, evaluate
 from torchtailor.recipes.pins import load_pins
+from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.wheels import WheelPins, own_wheel
 from torchtailor.recipes.write import matrix_of, plan_trees
 
@@ -171,3 +173,19 @@ def test_another_wheel_than_the_recipes_is_refused(private_store: Path, catalog:
     done = nix_build(write(catalog, tmp_path, NAME), folder, "--no-out-link")
     assert done.returncode != 0
     assert "mismatch" in done.stderr
+
+
+def test_the_hash_of_the_pin_is_written_into_wheel_recipes(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = write(catalog, tmp_path, NAME)
+    found = "sha256-" + "B" * 42 + "A="
+    monkeypatch.setattr(hashes, "prefetch_tarball", lambda url: found)
+    hashes.find_hashes(catalog, tree)
+    for path in (tree / ".flox" / "pkgs" / f"{NAME}.nix", tree / ".flox" / "pkgs" / "torchtailor" / "default.nix"):
+        text = path.read_text()
+        assert text.count(f'sha256 = "{found}";') == 1
+        assert "not known yet" not in text
+        assert origin(text) is FileOrigin.GENERATED
+    (report,) = audit(catalog, tree, use_nix=True)
+    assert report.findings == ()
