@@ -44,9 +44,10 @@ def main() -> int:
 def install_with_uv(python: Path, package: str) -> bool:
     """With the indexes that pip is configured for; uv takes a tenth of pip's time."""
     uv = shutil.which("uv") or str(python.with_name("uv"))
-    if not Path(uv).exists() and subprocess.run(
-        [*pip(python), "install", "--quiet", "--no-compile", "uv"], check=False
-    ).returncode:
+    if (
+        not Path(uv).exists()
+        and subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "uv"], check=False).returncode
+    ):
         return False
     command = [uv, "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
     listed = subprocess.run([*pip(python), "config", "list"], capture_output=True, text=True, check=False).stdout
