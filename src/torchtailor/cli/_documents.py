@@ -326,7 +326,7 @@ class FloxDocument(Struct):
 
 
 class RecipesWriteDocument(Struct):
-    trees: Annotated[list[Open], Meta(description="root, release, files with their action")]
+    trees: Annotated[list[Open], Meta(description="root, release, files with their action, missing")]
 
 
 class RecipesCheckDocument(Struct):
@@ -335,11 +335,18 @@ class RecipesCheckDocument(Struct):
 
 
 class RecipesMigrateDocument(Struct):
-    trees: Annotated[list[Open], Meta(description="root, release, total, recipes with status and reason")]
+    trees: Annotated[
+        list[Open], Meta(description="root, release, total, recipes with status, reason, exports, not_carried")
+    ]
 
 
 class RecipesHashDocument(Struct):
     trees: Annotated[list[Open], Meta(description="found, written")]
+
+
+class RecipesBuildDocument(Struct):
+    plan: Annotated[Open, Meta(description="jobs, parallel, elsewhere, cache")]
+    results: Annotated[list[Open], Meta(description="name, built, error, copied")]
 
 
 class RecipesRulesDocument(Struct):
@@ -447,6 +454,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "recipes-check": ("`recipes check --json`", RecipesCheckDocument),
     "recipes-migrate": ("`recipes migrate --json`", RecipesMigrateDocument),
     "recipes-hash": ("`recipes hash --json`", RecipesHashDocument),
+    "recipes-build": ("`recipes build --json`", RecipesBuildDocument),
     "recipes-rules": ("`recipes rules --json`", RecipesRulesDocument),
     "catalog-update": ("`catalog update --json`", CatalogDocument),
     "history": ("`history --json`", HistoryDocument),

@@ -39,6 +39,13 @@ class Format(Enum):
     GITHUB = "github"
 
 
+class Made(Enum):
+    """What recipes make torch from."""
+
+    SOURCE = "source"
+    WHEELS = "wheels"
+
+
 class BlasName(Enum):
     """The BLAS on the CPU; `BlasChoice` without its imports, so that --help stays fast."""
 
@@ -51,10 +58,22 @@ def write(
     folder: Folder,
     globs: Annotated[list[str] | None, typer.Argument(metavar="GLOB", help="Variants: sm90-*, cpu-avx512.")] = None,
     release: Annotated[
-        list[str] | None, typer.Option("--release", help="main, cuda-12_9, cuda-13_0 or all; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--release", help="main, cuda-12_9, cuda-13_0 (from wheels also 2.11 to 2.15) or all; may be repeated."
+        ),
     ] = None,
-    python: Annotated[list[str] | None, typer.Option("--python", help="3.11, 3.12 or 3.13; may be repeated.")] = None,
+    python: Annotated[list[str] | None, typer.Option("--python", help="3.11 to 3.14; may be repeated.")] = None,
     blas: Annotated[BlasName, typer.Option("--blas", help="The BLAS of CPU-only x86_64 recipes.")] = BlasName.OPENBLAS,
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", metavar="NAMES", help="Also torchvision,torchaudio, built on it.")
+    ] = None,
+    from_: Annotated[
+        Made, typer.Option("--from", help="source: compile torch. wheels: cut the official ones; any release.")
+    ] = Made.SOURCE,
+    nvidia: Annotated[
+        bool, typer.Option("--nvidia", help="With --from wheels: cut NVIDIA's libraries too; `help licences`.")
+    ] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Also write the DGX Spark components and nightly.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite recipes that were changed by hand.")] = False,
     dry_run: DryRun = False,
@@ -66,18 +85,28 @@ def write(
     """
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
+    from torchtailor.errors import UsageError
     from torchtailor.recipes.blueprint import BlasChoice
     from torchtailor.recipes.report import write_lines
+    from torchtailor.recipes.wheels import WheelPins
     from torchtailor.recipes.write import write_recipes
 
+    catalog = load_catalog()
+    companions = [name.strip() for word in with_ or () for name in word.split(",") if name.strip()]
+    wheels = WheelPins(catalog, companions) if from_ is Made.WHEELS else None
+    if wheels is None and nvidia:
+        raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")
     plans = write_recipes(
-        load_catalog(),
+        catalog,
         folder,
         releases=release or (),
         globs=globs or (),
         pythons=python or (),
         blas=BlasChoice(blas.value),
         spark=spark,
+        siblings=companions,
+        wheels=wheels,
+        nvidia=nvidia,
         force=force,
         dry_run=dry_run,
     )
@@ -122,7 +151,10 @@ def check(
 @app.command("migrate", cls=GroupedCommand, short_help="Migrate a hand-written tree to the canonical recipes.")
 def migrate(
     folder: Folder,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete redundant, impossible and unlisted recipes.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete redundant and impossible recipes.")] = False,
+    prune_unlisted: Annotated[
+        bool, typer.Option("--prune-unlisted", help="Delete recipes that the release's matrix does not have.")
+    ] = False,
     diff: Annotated[bool, typer.Option("--diff/--no-diff", help="Show what changes in each recipe.")] = True,
     release: OneRelease = None,
     dry_run: DryRun = False,
@@ -135,7 +167,9 @@ def migrate(
     from torchtailor.recipes.report import migration_lines
 
     with _working("Reading and evaluating recipes"):
-        migrations = migrate_recipes(load_catalog(), folder, release=release, prune=prune, dry_run=dry_run)
+        migrations = migrate_recipes(
+            load_catalog(), folder, release=release, prune=prune, prune_unlisted=prune_unlisted, dry_run=dry_run
+        )
     if json:
         ui.print_json("recipes-migrate", {"trees": [migration.to_json() for migration in migrations]})
     else:
@@ -161,6 +195,52 @@ def hash_(
         ui.print_json("recipes-hash", {"trees": [result.to_json() for result in results]})
     else:
         _print(hash_lines(results))
+
+
+@app.command("build", cls=GroupedCommand, short_help="Build recipes of a tree.")
+def build(
+    globs: Annotated[
+        list[str] | None, typer.Argument(metavar="GLOB", help="Recipes: 'sm90-*', NAME; all by default.")
+    ] = None,
+    tree: Annotated[Path, typer.Option("--tree", help="The folder that has .flox/pkgs.")] = Path(),
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Recipes to build at the same time.")] = 1,
+    cores: Annotated[
+        int | None, typer.Option("--cores", min=1, help="Compilers of each; as many as fit into memory.")
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="URL", help="Copy what is built to this binary cache.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where result links and logs go.")] = Path("dist"),
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Build recipes with Flox or Nix, several at a time; one that fails does not stop the others."""
+    from torchtailor import ui
+    from torchtailor.backends.nix.many import RecipeBuild, build_recipes, plan_recipes
+    from torchtailor.catalog import load_catalog
+    from torchtailor.errors import ExitCode
+
+    plan = plan_recipes(load_catalog(), tree, globs or (), out, parallel=jobs, cores=cores, cache=push)
+
+    def say(item: RecipeBuild) -> None:
+        state = f"failed: {item.error.message}" if item.error else f"built: {item.output.link if item.output else ''}"
+        ui.err().print(f"{item.name} {state}", markup=False, soft_wrap=True)
+
+    results: tuple[RecipeBuild, ...] = ()
+    if not dry_run:
+        with _working(f"Building {len(plan.jobs)} recipes, {plan.parallel} at a time"):
+            results = build_recipes(plan, done=say)
+    if json:
+        ui.print_json("recipes-build", {"plan": plan.to_json(), "results": [item.to_json() for item in results]})
+    elif dry_run:
+        for job in plan.jobs:
+            ui.out().print(" ".join(job.command), markup=False, soft_wrap=True)
+    if plan.elsewhere and not json:
+        text = f"{len(plan.elsewhere)} recipes are for another platform and were left out."
+        ui.err().print(text, markup=False, soft_wrap=True)
+    if failed := [item for item in results if item.error]:
+        ui.err().print(f"{len(failed)} of {len(results)} recipes failed.", markup=False)
+        raise typer.Exit(ExitCode.BUILD_FAILED)
 
 
 @app.command("rules", cls=GroupedCommand, short_help="List the rules of the audit.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from torchtailor.catalog.releases import DEFAULT_PYTHON, Build, Release
 from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import UsageError
 from torchtailor.recipes.evaluate import evaluate
+from torchtailor.recipes.identify import TreeRelease, identify
 from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.recipe import Recipe, RecipeName
 from torchtailor.recipes.rules import RULES, AuditContext, Severity
 from torchtailor.recipes.tree import RecipeTree, find_trees, read_recipe
-from torchtailor.recipes.write import matrix_of, recipe_releases, written_release
+from torchtailor.recipes.write import matrix_of
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
@@ -112,33 +112,16 @@ def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None,
     """Read a tree's recipes, match them with the matrix and, with Nix, evaluate them."""
     pins = load_pins(tree.flox)
     recipes = [Recipe(name, path, read_recipe(path)) for name, path in tree.recipes.items()]
-    chosen = catalog.release(release) if release else release_of(catalog, tree, recipes)
+    found = TreeRelease(catalog.release(release)) if release else identify(catalog, pins, tree, recipes)
+    chosen = found.release
     recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
+    context = AuditContext(catalog, matrix_of(catalog), pins, tree, found, tuple(recipes))
     if with_nix:
-        readable = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable}
-        evaluations = evaluate(readable, pins)
+        judged = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable and context.knows_pins(recipe)}
+        evaluations = evaluate(judged, pins, without_pin=context.pin.rev)
         recipes = [replace(recipe, evaluation=evaluations.get(recipe.path)) for recipe in recipes]
-    return AuditContext(catalog, matrix_of(catalog), pins, tree, chosen, tuple(recipes))
-
-
-def release_of(catalog: Catalog, tree: RecipeTree, recipes: list[Recipe]) -> Release:
-    """A tree's release: the one it was written for, else the best match by CUDA versions and pins."""
-    for written in written_release(tree):
-        if written in catalog.releases:
-            return catalog.releases[written]
-    releases = [catalog.releases[name] for name in recipe_releases(catalog)]
-    score: Counter[str] = Counter()
-    for recipe in recipes:
-        name = recipe.recipe_name
-        for found in releases:
-            if name and name.parsed.cuda and any(str(build.cuda) == name.parsed.cuda for build in found.cuda_builds):
-                score[found.name] += 10
-            if recipe.readable and any(pin.rev == found.nixpkgs for pin in recipe.pins):
-                score[found.name] += 1
-            if recipe.readable and recipe.upgrade and recipe.upgrade.text == str(found.version):
-                score[found.name] += 1
-    best = max(score.values(), default=0)
-    return next((found for found in reversed(releases) if score[found.name] == best), releases[-1])
+        context = replace(context, recipes=tuple(recipes))
+    return context
 
 
 def _named_variant(catalog: Catalog, release: Release, name: RecipeName | None) -> Variant | None:

@@ -14,8 +14,6 @@ from torchtailor.errors import ImpossibleError
 from torchtailor.recipes.pins import ComponentRow, KeptRow, MagmaRow, NixpkgsRow, Pins, SourceRow, WithoutRow
 from torchtailor.variants.variant import Variant
 
-# The release whose package names include PyTorch's version; in the others, pname is the file name.
-VERSIONED_PNAMES = frozenset({"cuda-13_0"})
 GIGABYTES_PER_JOB = 4
 
 
@@ -48,11 +46,6 @@ class Blueprint:
     def file_name(self) -> str:
         """The recipe's name, which is its file's: `pytorch-python313-cuda13_0-sm90-avx512`."""
         return self.variant.name + ("-nightly" if self.nightly else "")
-
-    @property
-    def pname(self) -> str:
-        name = pname_of(self.variant)
-        return name + ("-nightly" if self.nightly else "")
 
     @property
     def pin(self) -> NixpkgsRow:
@@ -98,7 +91,29 @@ class Blueprint:
             lines.append(f"allowBroken = true; # nixpkgs marks torch as broken with CUDA {self.cuda.major}")
         if self.variant.gpu:
             lines.append("cudaSupport = true;")
+            if not self.nccl_apart:
+                lines.append("cudaCapabilities = [ gpuArchSM ]; # NCCL and MAGMA are compiled for these")
+                lines.append("cudaForwardCompat = false;")
         return tuple(lines)
+
+    @property
+    def nccl_apart(self) -> bool:
+        """Whether nixpkgs cannot be set to the GPU's capability, because its cuDNN refuses it."""
+        gpu = self.variant.gpu
+        return gpu is not None and str(gpu.capability) in self.pin.cudnn_refuses.get(str(self.cuda), ())
+
+    @property
+    def changelog(self) -> str:
+        """Where the changes of a version that the pin lacks are; empty if nixpkgs' own link is right."""
+        if self.nightly:
+            return f"https://github.com/pytorch/pytorch/commits/{self.nightly.rev}"
+        return f"https://github.com/pytorch/pytorch/releases/tag/{self.upgrade.rev}" if self.upgrade else ""
+
+    @property
+    def expected_triton(self) -> str:
+        """The Triton that this PyTorch expects, if the pin has another one."""
+        expected = self.variant.release.triton
+        return expected if self.upgrade and not self.nightly and expected != self.pin.triton else ""
 
     @property
     def without(self) -> tuple[WithoutRow, ...]:
@@ -112,7 +127,7 @@ class Blueprint:
 
     @property
     def exports(self) -> tuple[str, ...]:
-        pairs = {name: value for row in self.without for name, value in row.exports.items()}
+        pairs = {**self.kept.exports, **{name: value for row in self.without for name, value in row.exports.items()}}
         return tuple(f"{name}={value}" for name, value in sorted(pairs.items()))
 
     @property
@@ -129,15 +144,7 @@ class Blueprint:
     @property
     def driver(self) -> str:
         """The required driver, as text; empty without a GPU."""
-        if self.variant.gpu is None or self.cuda is None:
-            return ""
-        least, full = driver_floors(self.catalog, self.pin, self.variant.gpu, self.cuda)
-        text = f"{full} or newer"
-        if least < full:
-            text += f" ({least} with minor-version compatibility)"
-        if last := self.variant.gpu.last_driver_branch:
-            text += f"; {last} is the last branch that supports this GPU"
-        return text
+        return driver_text(self.catalog, self.pin, self.variant)
 
     @property
     def kept(self) -> KeptRow:
@@ -152,10 +159,14 @@ class Blueprint:
     def description(self) -> str:
         if self.kept.description:
             return self.kept.description
-        gpu = self.variant.gpu
-        target = f"{gpu.sm.upper()} ({gpu.describe()}) and" if gpu else "CPUs with"
         nightly = " nightly" if self.nightly else ""
-        return f"PyTorch {self.version}{nightly} for {target} {self.variant.isa.label}"
+        return f"PyTorch {self.version}{nightly} for {self.target}"
+
+    @property
+    def target(self) -> str:
+        """The hardware, in words."""
+        gpu = self.variant.gpu
+        return f"{f'{gpu.sm.upper()} ({gpu.describe()}) and' if gpu else 'CPUs with'} {self.variant.isa.label}"
 
     @property
     def long_description(self) -> tuple[str, ...]:
@@ -173,6 +184,9 @@ class Blueprint:
         host = "Intel MKL" if self.blas is BlasChoice.MKL else "OpenBLAS"
         lines.append(f"BLAS: cuBLAS on the GPU, {host} on the CPU" if gpu else f"BLAS: {host}")
         lines.append(f"Python: {self.variant.python}")
+        if self.expected_triton:
+            expects = f"PyTorch {self.version} expects {self.expected_triton}"
+            lines.append(f"Triton, which torch.compile uses: {self.pin.triton} of nixpkgs; {expects}")
         lines += [f"Disabled: {_join(row.parts)}, which {row.why}" for row in self.without]
         return tuple(lines)
 
@@ -194,6 +208,9 @@ class Blueprint:
             "cuda_set": self.cuda_set,
             "cuda_tag": cuda_tag(self.cuda),
             "python_set": self.python_set,
+            "nccl_apart": self.nccl_apart,
+            "changelog": self.changelog,
+            "triton": self.expected_triton,
             "magma": magma,
             "magma_hash": self.pins.hash_of(magma) if magma else "",
             "mkl": self.blas is BlasChoice.MKL,
@@ -204,7 +221,7 @@ class Blueprint:
             "cpu_flags": [nix_string(flag) for flag in self.cpu_flags],
             "exports": self.exports,
             "cache": self.cache,
-            "pname": self.pname,
+            "pname": self.file_name,
             "description": nix_string(self.description),
             "long_description": [line.replace("''", "'''").replace("${", "''${") for line in self.long_description],
             "platform": self.variant.platform,
@@ -219,11 +236,6 @@ def can_use_mkl(variant: Variant) -> bool:
     return variant.gpu is None and variant.arch == "x86_64"
 
 
-def pname_of(variant: Variant) -> str:
-    """The package name, which depends on the release."""
-    return variant.unique_name if variant.release.name in VERSIONED_PNAMES else variant.name
-
-
 def nix_string(text: str) -> str:
     """Text between the quotes of a Nix string."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${").replace("\n", "\\n")
@@ -234,9 +246,22 @@ def cuda_tag(cuda: Dotted | str | None) -> str:
     return str(cuda or "").replace(".", "_")
 
 
-def driver_floors(catalog: Catalog, pin: NixpkgsRow, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:
-    """The oldest driver that runs the pin's CUDA on a GPU, and the oldest with full support."""
-    return catalog.toolkit(cuda).drivers_for(gpu, pin.cuda.get(str(cuda)))
+def driver_text(catalog: Catalog, pin: NixpkgsRow | None, variant: Variant) -> str:
+    """The required driver, as text; empty without a GPU."""
+    if variant.gpu is None or variant.build.cuda is None:
+        return ""
+    least, full = driver_floors(catalog, pin, variant.gpu, variant.build.cuda)
+    text = f"{full} or newer"
+    if least < full:
+        text += f" ({least} with minor-version compatibility)"
+    if last := variant.gpu.last_driver_branch:
+        text += f"; {last} is the last branch that supports this GPU"
+    return text
+
+
+def driver_floors(catalog: Catalog, pin: NixpkgsRow | None, gpu: Gpu, cuda: Dotted) -> tuple[Dotted, Dotted]:
+    """The oldest driver that runs a CUDA on a GPU, and the oldest with full support of the pin's update release."""
+    return catalog.toolkit(cuda).drivers_for(gpu, pin.cuda.get(str(cuda)) if pin else None)
 
 
 def _join(names: list[str] | tuple[str, ...]) -> str:

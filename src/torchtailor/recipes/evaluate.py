@@ -16,6 +16,7 @@ from torchtailor.cgroups import available_cores
 from torchtailor.recipes.nix import EVALUATE, NixRun, run_nix
 from torchtailor.recipes.pins import Pins
 
+_UNKNOWN = "torchtailor does not know nixpkgs"  # as evaluate.nix throws it
 _BATCH = 64
 _SECONDS = 120.0
 _AT = re.compile(r"at (?:\S*?)(/\S+\.nix):(\d+)(?::\d+)?")
@@ -45,12 +46,16 @@ class Evaluated(msgspec.Struct, frozen=True):
     overlays: int
     magma_patches: tuple[str, ...]
     magma_targets: tuple[str, ...]
+    nccl_targets: tuple[str, ...]
+    changelog: str
+    on: str | None  # the pname of the torch that it is built on
     pin: str
     pin_hash: str | None
     patches: int
     cmake_flags: tuple[str, ...]
     pre_patch: str
     post_patch: str
+    post_install: str
     pre_configure: str
     pre_build: str
 
@@ -63,19 +68,27 @@ class Failed:
     message: str
     line: int
 
+    @property
+    def unknown_pin(self) -> bool:
+        """Whether it needs a nixpkgs whose content is not known, so that nothing can be said about it."""
+        return _UNKNOWN in self.message
+
 
 Evaluation = Evaluated | Failed
 
 
-def evaluate(recipes: Mapping[Path, str], pins: Pins) -> Mapping[Path, Evaluation]:
-    """Evaluate recipes, each for its system; a failing batch is split, so that one failure does not hide others."""
+def evaluate(recipes: Mapping[Path, str], pins: Pins, *, without_pin: str = "") -> Mapping[Path, Evaluation]:
+    """Evaluate recipes, each for its system; a failing batch is split, so that one failure does not hide others.
+
+    `without_pin` is the nixpkgs revision that stands for the machine's own, by default the newest known one.
+    """
     items = [{"path": str(path.resolve()), "system": system} for path, system in recipes.items()]
     batches = [items[at : at + _BATCH] for at in range(0, len(items), _BATCH)]
     with (
         as_file(files("torchtailor.recipes").joinpath("standin")) as folder,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        run = _Runner(folder / "evaluate.nix", _pins_json(pins, Path(scratch)), Path(scratch))
+        run = _Runner(folder / "evaluate.nix", _pins_json(pins, Path(scratch), without_pin), Path(scratch))
         with ThreadPoolExecutor(max_workers=available_cores()) as pool:
             outcomes = [outcome for found in pool.map(run.batch, batches) for outcome in found]
     by_path = {outcome.path: outcome for outcome in outcomes}
@@ -111,12 +124,21 @@ class _Runner:
         return run_nix("nix-instantiate", [*EVALUATE, *arguments], timeout=_SECONDS)
 
 
-def _pins_json(pins: Pins, scratch: Path) -> Path:
-    fields = ("torch", "cuda", "aliases", "pythons", "broken_cuda")
+def _pins_json(pins: Pins, scratch: Path, without_pin: str) -> Path:
+    fields = (
+        "torch",
+        "cuda",
+        "aliases",
+        "pythons",
+        "broken_cuda",
+        "cudnn_refuses",
+        "triton",
+        "torchvision",
+        "torchaudio",
+    )
     rows = {row.rev: {name: getattr(row, name) for name in fields} for row in pins.file.nixpkgs}
     path = scratch / "pins.json"
-    # An unknown revision is treated as the newest known one.
-    path.write_bytes(msgspec.json.encode({**rows, "": list(rows.values())[-1]}))
+    path.write_bytes(msgspec.json.encode({**rows, "": rows.get(without_pin) or list(rows.values())[-1]}))
     return path
 
 

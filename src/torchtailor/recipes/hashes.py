@@ -20,10 +20,11 @@ from torchtailor.recipes.recipe import PinUse, Recipe
 from torchtailor.recipes.render import rerender
 from torchtailor.recipes.rules import AuditContext
 from torchtailor.recipes.syntax import Binding, NixSource
-from torchtailor.recipes.tree import FileOrigin, find_trees
+from torchtailor.recipes.tree import FileOrigin, find_trees, restamp
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
+_UNKNOWN_PIN = "\n    # sha256 is not known yet: `torchtailor recipes hash` fills it in"  # as in the templates
 # The recipe's source if it has one, else the recipe itself.
 _SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
 
@@ -151,7 +152,8 @@ def _placeholder(source: NixSource) -> Binding | None:
 def _source_key(recipe: Recipe) -> str:
     rev = recipe.source.last("rev")
     value = recipe.source.value(rev.node) if rev else None
-    return f"pytorch/{value}" if isinstance(value, str) else f"recipe/{recipe.name}"
+    package = recipe.recipe_name.package if recipe.recipe_name else "pytorch"
+    return f"{package}/{value}" if isinstance(value, str) else f"recipe/{recipe.name}"
 
 
 def _pin_url(recipe: Recipe, pin: PinUse) -> str:
@@ -194,7 +196,9 @@ def _write(catalog: Catalog, context: AuditContext, known: dict[str, str], texts
     for recipe in context.recipes:
         if recipe.origin is FileOrigin.GENERATED and (text := rerender(catalog, pins, recipe)) is not None:
             new = text
-        elif recipe.path in texts and recipe.origin is not FileOrigin.GENERATED:
+        elif recipe.path in texts and recipe.origin is FileOrigin.GENERATED:
+            new = restamp(texts[recipe.path].replace(_UNKNOWN_PIN, ""))
+        elif recipe.path in texts:
             new = texts[recipe.path]
         else:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,9 +12,11 @@ from pathlib import Path
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
 from torchtailor.disk import write_output
+from torchtailor.errors import UsageError
 from torchtailor.recipes.audit import AuditFinding, audit_context, open_tree
 from torchtailor.recipes.blueprint import Blueprint
 from torchtailor.recipes.nix import has_nix
+from torchtailor.recipes.own import own_parts
 from torchtailor.recipes.pins import KEPT_NAME, KeptRow, kept_text
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import environment_files, render, rerender
@@ -23,6 +26,7 @@ from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_tree
 from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
+_VERSION = re.compile(r"\bPyTorch v?(\d+\.\d+\.\d+)")
 
 
 class MigrationStatus(Enum):
@@ -32,7 +36,8 @@ class MigrationStatus(Enum):
     REWRITTEN = "rewritten"
     CREATED = "created"
     DELETED = "deleted"
-    PRUNABLE = "prunable"  # deleted with --prune
+    PRUNABLE = "prunable"  # redundant or impossible: deleted with --prune
+    UNLISTED = "unlisted"  # not in the release's matrix: deleted with --prune-unlisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,9 @@ class Migration:
     def needed(self) -> bool:
         return bool(self.of(MigrationStatus.REWRITTEN, MigrationStatus.CREATED, MigrationStatus.DELETED))
 
+    def _kept(self, recipe: MigratedRecipe) -> KeptRow:
+        return self.kept.get(recipe.name, KeptRow())
+
     def apply(self) -> None:
         """Write first, delete last; a second run finds nothing to do."""
         flox = self.tree.flox
@@ -101,6 +109,17 @@ class Migration:
                 lines += [f"## {status.value.capitalize()} ({len(recipes)})", ""]
                 lines += [f"- `{recipe.name}`: {recipe.reason}" for recipe in recipes]
                 lines.append("")
+        if lost := {name: row.not_carried for name, row in self.kept.items() if row.not_carried}:
+            lines += ["## Not carried over", "", f"Also in `{KEPT_NAME}`; add what you need by hand.", ""]
+            lines += [f"- `{name}`: {'; '.join(row)}" for name, row in sorted(lost.items())]
+            lines.append("")
+        if exports := {name: row.exports for name, row in self.kept.items() if row.exports}:
+            lines += ["## Exports carried over", ""]
+            lines += [
+                f"- `{name}`: {', '.join(f'`{key}={value}`' for key, value in sorted(row.items()))}"
+                for name, row in sorted(exports.items())
+            ]
+            lines.append("")
         return stamp("\n".join(lines), "What `torchtailor recipes migrate` did.", MARKDOWN)
 
     def to_json(self) -> dict[str, object]:
@@ -109,32 +128,55 @@ class Migration:
             "release": self.release,
             "total": self.total,
             "recipes": [
-                {"name": recipe.name, "status": recipe.status.value, "reason": recipe.reason} for recipe in self.recipes
+                {
+                    "name": recipe.name,
+                    "status": recipe.status.value,
+                    "reason": recipe.reason,
+                    "exports": dict(self._kept(recipe).exports),
+                    "not_carried": list(self._kept(recipe).not_carried),
+                }
+                for recipe in self.recipes
             ],
         }
 
 
 def migrate_recipes(
-    catalog: Catalog, root: Path, *, release: str | None = None, prune: bool = False, dry_run: bool = False
+    catalog: Catalog,
+    root: Path,
+    *,
+    release: str | None = None,
+    prune: bool = False,
+    prune_unlisted: bool = False,
+    dry_run: bool = False,
 ) -> tuple[Migration, ...]:
     """Migrate every tree at a folder; with `dry_run`, only plan it."""
-    migrations = tuple(
-        plan_migration(catalog, tree, release=release, prune=prune, with_nix=has_nix()) for tree in find_trees(root)
-    )
+    options = {"prune": prune, "prune_unlisted": prune_unlisted, "with_nix": has_nix()}
+    migrations = tuple(plan_migration(catalog, tree, release=release, **options) for tree in find_trees(root))
     for migration in () if dry_run else migrations:
         migration.apply()
     return migrations
 
 
 def plan_migration(
-    catalog: Catalog, tree: RecipeTree, *, release: str | None = None, prune: bool = False, with_nix: bool = False
+    catalog: Catalog,
+    tree: RecipeTree,
+    *,
+    release: str | None = None,
+    prune: bool = False,
+    prune_unlisted: bool = False,
+    with_nix: bool = False,
 ) -> Migration:
     """What migrating one tree changes."""
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    context.identified.require(tree)
     findings: dict[str, list[AuditFinding]] = {}
     for finding in audit_context(context):
-        if finding.severity is Severity.ERROR:
-            findings.setdefault(finding.file, []).append(finding)
+        findings.setdefault(finding.file, []).append(finding)
+    if context.from_wheels:
+        raise UsageError(
+            f"{tree.root} holds recipes from wheels, which are not migrated.",
+            "Run `torchtailor recipes write` instead.",
+        )
     wanted = recipe_variants(catalog, context.release.name, pythons=context.pythons or (DEFAULT_PYTHON,))
     names = {variant.name: variant for variant in wanted}
     kept = dict(context.pins.kept)
@@ -145,7 +187,14 @@ def plan_migration(
                 kept[recipe.name] = row
     context = replace(context, pins=replace(context.pins, kept=kept))
     migrated = [
-        _migrated(recipe, context, names, findings.get(tree.shown(recipe.path), []), prune=prune)
+        _migrated(
+            recipe,
+            context,
+            names,
+            [item for item in findings.get(tree.shown(recipe.path), []) if item.severity is Severity.ERROR],
+            prune=prune,
+            prune_unlisted=prune_unlisted,
+        )
         for recipe in context.recipes
     ]
     for name, variant in names.items():
@@ -169,6 +218,7 @@ def _migrated(
     problems: list[AuditFinding],
     *,
     prune: bool,
+    prune_unlisted: bool,
 ) -> MigratedRecipe:
     def as_(status: MigrationStatus, reason: str, after: str = "") -> MigratedRecipe:
         return MigratedRecipe(recipe.name, recipe.path, status, reason, recipe.text, after)
@@ -179,20 +229,16 @@ def _migrated(
         if text == recipe.text:
             return as_(MigrationStatus.KEPT, "already canonical")
         return as_(MigrationStatus.REWRITTEN, _rules(problems) or "correct, but not in the canonical form", text)
-    if unwanted := _unwanted(problems, recipe, context):
-        return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, unwanted)
-    return as_(MigrationStatus.KEPT, "not a recipe of the matrix")
-
-
-def _unwanted(problems: list[AuditFinding], recipe: Recipe, context: AuditContext) -> str:
-    """Why a recipe outside the matrix should be deleted; empty if it should stay."""
-    if recipe.recipe_name is None:
-        return ""
-    for rule in ("variant-impossible", "variant-redundant", "foreign-pattern", "syntax"):
-        for problem in problems:
-            if problem.rule == rule:
-                return f"{rule}: {problem.message}"
-    return f"release {context.release.name} does not list it" + (f"; {_rules(problems)}" if problems else "")
+    if recipe.recipe_name is None or not recipe.readable:
+        return as_(MigrationStatus.KEPT, "not a recipe of the matrix" if recipe.readable else "not valid Nix")
+    if recipe.is_sibling and recipe.recipe_name.base in context.listed:
+        package = recipe.recipe_name.package
+        return as_(MigrationStatus.KEPT, f"`torchtailor recipes write --with {package}` writes the canonical one")
+    for rule in ("variant-impossible", "variant-redundant"):
+        if found := next((problem for problem in problems if problem.rule == rule), None):
+            return as_(MigrationStatus.DELETED if prune else MigrationStatus.PRUNABLE, f"{rule}: {found.message}")
+    reason = f"release {context.release.name} does not list it" + (f"; {_rules(problems)}" if problems else "")
+    return as_(MigrationStatus.DELETED if prune_unlisted else MigrationStatus.UNLISTED, reason)
 
 
 def _rules(problems: list[AuditFinding]) -> str:
@@ -201,26 +247,36 @@ def _rules(problems: list[AuditFinding]) -> str:
 
 
 def _worth_keeping(recipe: Recipe, context: AuditContext, problems: list[AuditFinding]) -> KeptRow:
-    """What is unique to a hand-written recipe and correct: description, long description, flags."""
-    wrong = {problem.line for problem in problems}
+    """What is unique to a hand-written recipe: correct descriptions, flags and exports, and a list of the rest."""
+    wrong = {problem.line: problem.rule for problem in problems}
     source, variant = recipe.source, recipe.variant
     assert variant is not None
     standard = Blueprint(context.catalog, replace(context.pins, kept={}), variant)
+    lost: list[str] = []
 
     def lines(name: str) -> tuple[str, ...]:
         binding = source.last(name)
         found = source.lines(binding.node) if binding else ()
-        if any(line.number in wrong for line in found) or any("${" in line.text for line in found):
+        texts = tuple(line.text.strip() for line in found)
+        why = next((wrong[line.number] for line in found if line.number in wrong), "")
+        why = why or ("it is computed" if any("${" in text for text in texts) else "")
+        others = {match[1] for text in texts for match in _VERSION.finditer(text)} - {standard.version}
+        why = why or (f"it mentions PyTorch {', '.join(sorted(others))}" if others else "")
+        if why and found:
+            lost.append(f"line {found[0].number}: {name} ({why})")
             return ()
-        return tuple(line.text.strip() for line in found)
+        return texts
 
     description = " ".join(lines("description"))
     long_description = lines("longDescription")
     flags = tuple(recipe.cpu_flags.text.split()) if recipe.cpu_flags else ()
     if not fits_isa(variant.isa, flags) or flags == variant.isa.compile_flags:
         flags = ()
+    own = own_parts(recipe, Recipe(recipe.name, recipe.path, render(standard), variant))
     return KeptRow(
         description="" if description == standard.description else description,
         long_description=() if long_description == standard.long_description else long_description,
         cpu_flags=flags,
+        exports=own.exports,
+        not_carried=(*lost, *own.other),
     )

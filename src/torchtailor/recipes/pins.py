@@ -31,6 +31,10 @@ class NixpkgsRow(Strict, frozen=True):
     cuda: Mapping[str, str]
     aliases: Mapping[str, str]
     broken_cuda: tuple[int, ...] = ()
+    triton: str = ""
+    torchvision: str = ""
+    torchaudio: str = ""
+    cudnn_refuses: Mapping[str, tuple[str, ...]] = {}
     sha256: str = ""
     verified: tuple[str, ...] = ()
     believed: tuple[str, ...] = ()
@@ -97,6 +101,30 @@ class SparkRow(Strict, frozen=True):
     sources: tuple[str, ...] = ()
 
 
+class SiblingSource(Strict, frozen=True):
+    """The source of a sibling for one version of PyTorch."""
+
+    torch: str
+    version: str
+    rev: str
+    hash: str = ""
+
+
+class SiblingRow(Strict, frozen=True):
+    """A package that is built on torch, from a repository of the same organisation."""
+
+    name: str
+    repo: str
+    source: tuple[SiblingSource, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def for_torch(self, version: str) -> SiblingSource | None:
+        return next((row for row in self.source if row.torch == version), None)
+
+    def key(self, source: SiblingSource) -> str:
+        return f"{self.name}/{source.rev}"
+
+
 class WithoutRow(Strict, frozen=True):
     """What builds for a CPU instruction set or a GPU must disable."""
 
@@ -117,6 +145,7 @@ class NixFile(Strict, frozen=True):
     source: tuple[SourceRow, ...]
     magma: MagmaRow
     spark: SparkRow
+    sibling: tuple[SiblingRow, ...] = ()
     without: tuple[WithoutRow, ...] = ()
 
 
@@ -126,6 +155,8 @@ class KeptRow(Strict, frozen=True):
     description: str = ""
     long_description: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
+    exports: Mapping[str, str] = {}
+    not_carried: tuple[str, ...] = ()  # what only its author can place; for the record
 
 
 class LockFile(Strict, frozen=True):
@@ -154,6 +185,15 @@ class Pins:
             )
         return self._nixpkgs[rev]
 
+    @property
+    def newest(self) -> NixpkgsRow:
+        """The newest revision, which recipes from wheels use."""
+        return self.file.nixpkgs[-1]
+
+    def find_nixpkgs(self, rev: str) -> NixpkgsRow | None:
+        """The row of a revision, which may be abbreviated; None if it is unknown."""
+        return next((row for row in self.file.nixpkgs if rev and row.rev.startswith(rev)), None)
+
     def source(self, version: str) -> SourceRow:
         for row in self.file.source:
             if row.version == version:
@@ -164,6 +204,13 @@ class Pins:
         """The hash of a pin; empty if it is not known yet."""
         packaged = row.sha256 if isinstance(row, NixpkgsRow) else row.hash
         return self.lock.get(row.key, packaged)
+
+    def sibling(self, name: str) -> SiblingRow:
+        for row in self.file.sibling:
+            if row.name == name:
+                return row
+        known = ", ".join(row.name for row in self.file.sibling)
+        raise NoMatchError(f"There are no recipes of {name!r}.", f"Write --with {known}.")
 
     def with_hash(self, key: str, found: str) -> Pins:
         return replace(self, lock={**self.lock, key: found})
@@ -202,12 +249,22 @@ def read_kept(flox: Path) -> Mapping[str, KeptRow]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+        kept = msgspec.convert(tomllib.loads(path.read_text("utf-8")), dict[str, KeptRow])
+        _check_exports(kept)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadInputError(
             f"{path} is not valid: {error}.",
-            "Each table is a recipe's name, with description, long_description and cpu_flags.",
+            "Each table is a recipe's name, with description, long_description, cpu_flags, exports and not_carried.",
         ) from error
+    return kept
+
+
+def _check_exports(kept: Mapping[str, KeptRow]) -> None:
+    """Exports become shell code, so they must be plain words."""
+    for row in kept.values():
+        for name, value in row.exports.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", name) or not re.fullmatch(r"[\w.,:/+=;%@-]*", value):
+                raise msgspec.ValidationError(f"{name}={value} is not a variable with a plain value")
 
 
 def kept_text(kept: Mapping[str, KeptRow]) -> str:
@@ -217,11 +274,14 @@ def kept_text(kept: Mapping[str, KeptRow]) -> str:
         lines = [f"[{json.dumps(name)}]"]
         if row.description:
             lines.append(f"description = {json.dumps(row.description, ensure_ascii=False)}")
-        for key in ("long_description", "cpu_flags"):
+        for key in ("long_description", "cpu_flags", "not_carried"):
             if values := getattr(row, key):
                 lines.append(f"{key} = [")
                 lines += [f"    {json.dumps(value, ensure_ascii=False)}," for value in values]
                 lines.append("]")
+        if row.exports:
+            pairs = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in sorted(row.exports.items()))
+            lines.append(f"exports = {{ {', '.join(pairs)} }}")
         tables.append("\n".join(lines) + "\n")
     head = "# Kept from hand-written recipes; `torchtailor recipes write` puts it into the generated ones.\n\n"
     return head + "\n".join(tables)

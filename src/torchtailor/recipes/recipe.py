@@ -10,25 +10,31 @@ from pathlib import Path
 
 from torchtailor.errors import NoMatchError
 from torchtailor.recipes.evaluate import Evaluated, Evaluation, Failed
+from torchtailor.recipes.sentences import Sentence, sentences
 from torchtailor.recipes.shell import ShellCommand, commands, exports
 from torchtailor.recipes.syntax import Binding, NixSource, TextLine
 from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
-NAME = r"pytorch\d*-python\d{3}-(?:cuda\d+_\d+-)?(?:sm\d{2,3}|cpu)-[a-z0-9_]+"
+TORCH = "pytorch"
+SIBLINGS = ("torchvision", "torchaudio")
+_PACKAGE = rf"(?:{TORCH}\d*|{'|'.join(SIBLINGS)})"
+NAME = rf"{_PACKAGE}-python\d{{3}}-(?:cuda\d+_\d+-)?(?:sm\d{{2,3}}|cpu)-[a-z0-9_]+"
 _NAME = re.compile(rf"({NAME})(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
 _IN_OVERLAYS = ("prev.", "pprev.", "super.", "final.", "pfinal.", "self.")
+_OVERRIDES_TORCH = re.compile(r"(?:^|\.)(?:py)?torch(?:\.override\(\))?\.overrideAttrs$")
 _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeName:
-    """A recipe's file name: a variant's name and an optional suffix (`-magma`, `-nightly`)."""
+    """A recipe's file name: package, the variant's name (as `pytorch-...`) and a suffix (`-magma`, `-nightly`)."""
 
+    package: str
     base: str
     suffix: str
     parsed: ParsedName
@@ -38,8 +44,11 @@ class RecipeName:
         match = _NAME.fullmatch(name)
         if not match:
             return None
+        package, _, rest = match[1].partition("-")
+        sibling = package in SIBLINGS
+        base = f"{TORCH}-{rest}" if sibling else match[1]
         try:
-            return cls(match[1], match[2] or "", ParsedName.parse(match[1]))
+            return cls(package if sibling else TORCH, base, match[2] or "", ParsedName.parse(base))
         except NoMatchError:
             return None
 
@@ -94,7 +103,23 @@ class Recipe:
     @cached_property
     def is_torch(self) -> bool:
         """Whether it is a recipe of PyTorch, to which the matrix's rules apply."""
-        return bool(self.recipe_name) and self.readable and not self.name.endswith("-wrapper")
+        named = self.recipe_name is not None and self.recipe_name.package == TORCH and not self.is_wheel
+        return named and self.readable and not self.name.endswith("-wrapper")
+
+    @cached_property
+    def is_wheel(self) -> bool:
+        """Whether it makes torch from official wheels."""
+        return self.recipe_name is not None and bool(self.source.named("officialWheels"))
+
+    @property
+    def is_torch_like(self) -> bool:
+        """Whether it makes torch, from source or from wheels."""
+        return self.is_torch or self.is_wheel
+
+    @cached_property
+    def is_sibling(self) -> bool:
+        """Whether it is a recipe of what is built on torch, under the name of a variant."""
+        return self.recipe_name is not None and self.recipe_name.package in SIBLINGS and self.readable
 
     # What it builds
 
@@ -106,7 +131,9 @@ class Recipe:
             for name, _, argument in self.source.calls
             if name.endswith(_BUILDERS) and not name.startswith(_IN_OVERLAYS) and ".magma" not in name
         ]
-        return self.source.inside(found[0]) if found else ()
+        # What the file evaluates to comes before what it only defines, such as the torch of a torchvision.
+        returned = [argument for argument in found if self.source.returns(argument)]
+        return self.source.inside((returned or found)[0]) if found else ()
 
     @cached_property
     def override(self) -> tuple[Binding, ...]:
@@ -188,9 +215,9 @@ class Recipe:
 
     @cached_property
     def upgrade(self) -> TextLine | None:
-        """The version that an overlay sets for torch."""
+        """The version that an overlay, or the recipe's own override, sets for torch."""
         for name, _, argument in self.source.calls:
-            if name.endswith("torch.overrideAttrs") and not name.startswith("nixpkgs"):
+            if _OVERRIDES_TORCH.search(name):
                 for binding in self.source.inside(argument):
                     value = self.source.value(binding.node)
                     if binding.name == "version" and isinstance(value, str):
@@ -248,6 +275,11 @@ class Recipe:
             if not command.document and command.words[0] == "echo":
                 found.append(TextLine(command.line, command.text))
         return tuple(sorted(found, key=lambda line: line.number))
+
+    @cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """The same, as sentences."""
+        return tuple(sentences(self.claims))
 
     def assigned(self, *names: str) -> Iterator[tuple[str, int]]:
         """Shell variables of these names that a phase sets or adds to, with their lines."""

@@ -53,6 +53,8 @@ def write_lines(plans: Sequence[WritePlan], *, dry_run: bool) -> Lines:
         counts = ", ".join(f"{len(steps)} {text}" for action, text in _ACTIONS.items() if (steps := plan.of(action)))
         dry = " (dry run)" if dry_run else ""
         yield LineKind.TEXT, f"{plan.tree.root}: release {plan.release}{dry}: {counts}."
+        for reason, names in plan.missing.items():
+            yield LineKind.NOTE, f"{len(names)} variants have no recipe: {reason}"
         for step in plan.of(Action.KEEP_EDITED):
             yield LineKind.NOTE, f"{plan.tree.shown(step.path)} was changed by hand; --force overwrites it."
         for step in plan.of(Action.KEEP_FOREIGN):
@@ -109,7 +111,8 @@ def migration_lines(migrations: Sequence[Migration], *, diff: bool, dry_run: boo
         for recipe in migration.of(MigrationStatus.REWRITTEN) if diff else ():
             for line in recipe.diff().splitlines():
                 yield _DIFF.get(line[:1], LineKind.TEXT), line
-        for status in (MigrationStatus.REWRITTEN, MigrationStatus.DELETED, MigrationStatus.PRUNABLE):
+        shown = (MigrationStatus.REWRITTEN, MigrationStatus.DELETED, MigrationStatus.PRUNABLE, MigrationStatus.UNLISTED)
+        for status in shown:
             for recipe in migration.of(status):
                 yield LineKind.TEXT, f"{status.value}: {recipe.name}: {recipe.reason}"
         counts = ", ".join(
@@ -118,7 +121,12 @@ def migration_lines(migrations: Sequence[Migration], *, diff: bool, dry_run: boo
         total = f"{migration.total} recipes {'afterwards' if dry_run else 'now'}"
         yield LineKind.TEXT, f"{migration.tree.root}: release {migration.release}: {counts}; {total}."
         if prunable := migration.of(MigrationStatus.PRUNABLE):
-            yield LineKind.NOTE, f"{len(prunable)} recipes are redundant, impossible or unlisted; --prune deletes them."
+            yield LineKind.NOTE, f"{len(prunable)} recipes are redundant or impossible; --prune deletes them."
+        if unlisted := migration.of(MigrationStatus.UNLISTED):
+            text = f"{len(unlisted)} recipes are not in the matrix of release {migration.release}, and stay"
+            yield LineKind.NOTE, f"{text}; --prune-unlisted deletes them."
+        if lost := [name for name, row in migration.kept.items() if row.not_carried]:
+            yield LineKind.NOTE, f"Parts of {len(lost)} recipes cannot be carried over; .flox/MIGRATION.md lists them."
 
 
 def hash_lines(results: Sequence[HashResult]) -> Lines:

@@ -172,6 +172,23 @@ class NixSource:
         """An expression's text without its comments."""
         return " ".join(_text(leaf) for leaf in _walk(node) if leaf.child_count == 0 and leaf.type != "comment")
 
+    @cached_property
+    def code_text(self) -> str:
+        """The file without its comments."""
+        raw = self.text.encode()
+        for node in reversed([node for node in self._nodes if node.type == "comment"]):
+            raw = raw[: node.start_byte] + raw[node.end_byte :]
+        return raw.decode()
+
+    def returns(self, node: Any) -> bool:
+        """Whether a node is part of what the file evaluates to, and not of its definitions."""
+        body = unwrap(self.root.child_by_field_name("expression"))
+        return body is not None and body.start_byte <= node.start_byte and node.end_byte <= body.end_byte
+
+    def raw(self, node: Any) -> str:
+        """An expression as it is written, on one line."""
+        return " ".join(_text(node).split())
+
     def value(self, node: Any, depth: int = 0) -> Value:
         """A literal, or the literal that a name is bound to; None if it needs evaluation."""
         node = unwrap(node)

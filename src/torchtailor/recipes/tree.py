@@ -117,6 +117,15 @@ def stamp(body: str, title: str, style: CommentStyle = HASHES) -> str:
     return head + style.line(f"torchtailor-content: sha256:{_digest(head + body)}") + body
 
 
+def restamp(text: str) -> str:
+    """A generated text with the hash of what it says now."""
+    mark = _MARK.search(text)
+    if mark is None:
+        return text
+    rest = text[: mark.start()] + text[mark.end() + 1 :]
+    return text[: mark.start(1)] + _digest(rest) + text[mark.end(1) :]
+
+
 def origin(text: str) -> FileOrigin:
     """Who wrote this text."""
     mark = _MARK.search(text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -13,14 +14,18 @@ from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.recipes.blueprint import BlasChoice
 from torchtailor.recipes.pins import load_pins
-from torchtailor.recipes.render import render_all
+from torchtailor.recipes.render import RecipeOrigin, environment_files, render_all, spark_names
 from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
+from torchtailor.recipes.wheels import WheelPins, render_wheels, tool_files, wheel_variants
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.rules import coverage
 from torchtailor.variants.select import select
 from torchtailor.variants.variant import Variant
 
 _matrices: list[Matrix] = []
+_WHEELS = re.compile(r"^# From: wheels$", re.MULTILINE)
+_SIBLINGS = re.compile(r"^# With: (.+)$", re.MULTILINE)
+_SELECTION = re.compile(r"^# Selection: (.+)$", re.MULTILINE)  # as in manifest.toml.j2
 
 
 class Action(Enum):
@@ -39,7 +44,7 @@ class Step:
 
     path: Path
     action: Action
-    text: str
+    content: bytes
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,21 @@ class WritePlan:
     tree: RecipeTree
     release: str
     steps: tuple[Step, ...]
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the reason, variants without a recipe
 
     def of(self, *actions: Action) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.action in actions)
 
     def apply(self) -> None:
         for step in self.of(Action.CREATE, Action.UPDATE):
-            write_output(step.path, step.text.encode())
+            write_output(step.path, step.content)
 
     def to_json(self) -> dict[str, object]:
         return {
             "root": str(self.tree.root),
             "release": self.release,
             "files": [{"path": str(step.path), "action": step.action.value} for step in self.steps],
+            "missing": [{"reason": reason, "variants": list(names)} for reason, names in self.missing.items()],
         }
 
 
@@ -74,12 +81,25 @@ def write_recipes(
     pythons: Sequence[str] = (),
     blas: BlasChoice = BlasChoice.OPENBLAS,
     spark: bool = False,
+    siblings: Sequence[str] = (),
+    wheels: WheelPins | None = None,
+    nvidia: bool = False,
     force: bool = False,
     dry_run: bool = False,
 ) -> tuple[WritePlan, ...]:
     """Write the recipes of the chosen variants below a folder; with `dry_run`, only plan it."""
     plans = plan_trees(
-        catalog, root, releases=releases, globs=globs, pythons=pythons, blas=blas, spark=spark, force=force
+        catalog,
+        root,
+        releases=releases,
+        globs=globs,
+        pythons=pythons,
+        blas=blas,
+        spark=spark,
+        siblings=siblings,
+        wheels=wheels,
+        nvidia=nvidia,
+        force=force,
     )
     for plan in () if dry_run else plans:
         plan.apply()
@@ -115,7 +135,7 @@ def recipe_variants(
         if not possible:
             raise UsageError(
                 f"Release {found.name} has no recipes for Python {python}.",
-                "Recipes are written for Python 3.11, 3.12 and 3.13.",
+                "`torchtailor matrix --python 3.12` lists what there is.",
             )
         variants += possible
     return select(variants, globs)
@@ -130,25 +150,56 @@ def plan_trees(
     pythons: Sequence[str] = (),
     blas: BlasChoice = BlasChoice.OPENBLAS,
     spark: bool = False,
+    siblings: Sequence[str] = (),
+    wheels: WheelPins | None = None,
+    nvidia: bool = False,
     force: bool = False,
 ) -> tuple[WritePlan, ...]:
-    """One plan per release; several releases get a folder each, because their CPU recipes share names."""
-    names = _releases(catalog, root, releases)
+    """One plan per release; several releases get a folder each, because their CPU recipes share names.
+
+    With `wheels`, the recipes make torch from official wheels instead of its source.
+    """
+    made_from = RecipeOrigin.WHEELS if wheels else RecipeOrigin.SOURCE
+    names = _releases(catalog, root, releases, made_from)
     plans = []
     for name in names:
-        variants = recipe_variants(catalog, name, globs, pythons)
+        tree = tree_at(root if len(names) == 1 else root / name)
+        pins = load_pins(tree.flox)
+        variants = (
+            wheel_variants(catalog, pins, matrix_of(catalog), name, globs, pythons)
+            if wheels
+            else recipe_variants(catalog, name, globs, pythons)
+        )
         if not variants:
             continue
-        tree = tree_at(root if len(names) == 1 else root / name)
-        _refuse_mixing(tree, name)
-        texts = render_all(
-            catalog,
-            load_pins(tree.flox),
-            variants,
-            blas=blas,
-            spark=spark and name == load_pins().file.spark.release,
-        )
-        plans.append(plan_files(tree, name, texts, force=force, table=not globs))
+        _refuse_mixing(tree, name, made_from)
+        with_spark = spark and name == pins.file.spark.release
+        wanted = tuple(dict.fromkeys((*written_siblings(tree), *siblings)))
+        if wheels:
+            found, missing = render_wheels(pins, variants, wheels, nvidia=nvidia, companions=wanted)
+            variants = tuple(variant for variant in variants if variant.name in found)
+            recipes = {f"pkgs/{name}.nix": text for name, text in found.items()}
+        else:
+            missing = {}
+            recipes = dict(render_all(catalog, pins, variants, blas=blas, spark=with_spark, siblings=wanted))
+        shown = {variant.name for variant in variants} | _already_there(tree)
+        extra = sorted(spark_names(pins) & tree.recipes.keys()) if name == pins.file.spark.release else []
+        texts: Mapping[str, str] = {
+            **recipes,
+            **environment_files(
+                catalog,
+                pins,
+                [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
+                sorted(spark_names(pins)) if with_spark else extra,
+                selection=_selection(tree, globs),
+                siblings=wanted,
+                origin=made_from,
+            ),
+        }
+        contents = {path: text.encode() for path, text in texts.items()}
+        if wheels:
+            contents |= tool_files(pins)
+        plans.append(replace(plan_files(tree, name, contents, force=force), missing=missing))
     if not plans:
         raise NoMatchError(
             f"No variant of {', '.join(names)} matches {' '.join(globs)}.",
@@ -157,24 +208,33 @@ def plan_trees(
     return tuple(plans)
 
 
-def plan_files(
-    tree: RecipeTree, release: str, texts: Mapping[str, str], *, force: bool, table: bool = True
-) -> WritePlan:
-    """What to do with each file; without `table`, the manifest and the table are written only if missing."""
-    steps = []
-    for name, text in texts.items():
-        path = tree.flox / name
-        if not table and not name.startswith("pkgs/") and path.exists():
-            continue
-        steps.append(Step(path, _action(path, text, force=force), text))
+def plan_files(tree: RecipeTree, release: str, contents: Mapping[str, bytes], *, force: bool) -> WritePlan:
+    """What to do with each file."""
+    paths = {tree.flox / name: content for name, content in contents.items()}
+    steps = (Step(path, _action(path, content, force=force), content) for path, content in paths.items())
     return WritePlan(tree, release, tuple(steps))
 
 
-def _action(path: Path, text: str, *, force: bool) -> Action:
+def _already_there(tree: RecipeTree) -> set[str]:
+    """The recipes of earlier calls, which the table lists too."""
+    return {name for name, path in tree.recipes.items() if origin(read_recipe(path)) is not FileOrigin.FOREIGN}
+
+
+def _selection(tree: RecipeTree, globs: Sequence[str]) -> tuple[str, ...]:
+    """The selectors of this call and of earlier ones; none where the whole release was written."""
+    before = written_selection(tree)
+    if not globs or before == ():
+        return ()
+    return tuple(dict.fromkeys((*(before or ()), *globs)))
+
+
+def _action(path: Path, content: bytes, *, force: bool) -> Action:
     if not path.exists():
         return Action.CREATE
+    if path.suffix == ".whl":  # its name says what it is
+        return Action.UNCHANGED if path.read_bytes() == content else Action.UPDATE
     current = read_recipe(path)
-    if current == text:
+    if current.encode() == content:
         return Action.UNCHANGED
     found = origin(current)
     if found is FileOrigin.FOREIGN:
@@ -184,15 +244,16 @@ def _action(path: Path, text: str, *, force: bool) -> Action:
     return Action.UPDATE
 
 
-def _releases(catalog: Catalog, root: Path, asked: Sequence[str]) -> tuple[str, ...]:
+def _releases(catalog: Catalog, root: Path, asked: Sequence[str], made_from: RecipeOrigin) -> tuple[str, ...]:
+    wheels = made_from is RecipeOrigin.WHEELS
     if asked:
-        every = recipe_releases(catalog)
+        every = tuple(catalog.releases) if wheels else recipe_releases(catalog)
         return tuple(
             dict.fromkeys(
                 name for item in asked for name in (every if item == "all" else (catalog.release(item).name,))
             )
         )
-    return written_release(tree_at(root)) or recipe_releases(catalog)
+    return written_release(tree_at(root)) or ((list(catalog.releases)[-1],) if wheels else recipe_releases(catalog))
 
 
 def written_release(tree: RecipeTree) -> tuple[str, ...]:
@@ -203,8 +264,36 @@ def written_release(tree: RecipeTree) -> tuple[str, ...]:
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
 
 
-def _refuse_mixing(tree: RecipeTree, release: str) -> None:
-    """Releases share the names of their CPU recipes, so one tree cannot hold two of them."""
+def written_selection(tree: RecipeTree) -> tuple[str, ...] | None:
+    """The selectors that `recipes write` wrote this tree with; empty for a whole release, None if it did not."""
+    if not written_release(tree):
+        return None
+    found = _SELECTION.search(read_recipe(tree.flox / "env" / "manifest.toml"))
+    return tuple(found[1].split()) if found else ()
+
+
+def written_siblings(tree: RecipeTree) -> tuple[str, ...]:
+    """The packages that `recipes write --with` wrote beside torch."""
+    if not written_release(tree):
+        return ()
+    found = _SIBLINGS.search(read_recipe(tree.flox / "env" / "manifest.toml"))
+    return tuple(found[1].split()) if found else ()
+
+
+def written_origin(tree: RecipeTree) -> RecipeOrigin:
+    """What the recipes that `recipes write` put here make torch from."""
+    if written_release(tree) and _WHEELS.search(read_recipe(tree.flox / "env" / "manifest.toml")):
+        return RecipeOrigin.WHEELS
+    return RecipeOrigin.SOURCE
+
+
+def _refuse_mixing(tree: RecipeTree, release: str, made_from: RecipeOrigin) -> None:
+    """Releases share names, and so do recipes from source and from wheels: one tree cannot hold both."""
+    if written_release(tree) and written_origin(tree) is not made_from:
+        raise UsageError(
+            f"{tree.root} holds recipes that make torch from {written_origin(tree).value}, not from {made_from.value}.",
+            "Give each a folder of its own.",
+        )
     if any(written != release for written in written_release(tree)):
         raise UsageError(
             f"{tree.root} holds the recipes of release {written_release(tree)[0]}, not of {release}.",

@@ -12,7 +12,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.variants.variant import Variant
 
-_RECIPE_PYTHONS = ("3.11", "3.12", "3.13")
+_RECIPE_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 class MatrixRule(Enum):
@@ -140,7 +140,7 @@ def _by_nix(catalog: Catalog, variant: Variant) -> MethodCoverage:
     if not variant.build.recipes:
         return _unavailable(Method.NIX, f"The recipes of release {release.name} do not include {variant.build.label}.")
     if variant.python not in _RECIPE_PYTHONS:
-        return _unavailable(Method.NIX, "Nix recipes exist for Python 3.11, 3.12 and 3.13.")
+        return _unavailable(Method.NIX, "Nix recipes exist for Python 3.11 to 3.14.")
     code = CodeTarget(CodeKind.CUBIN, gpu.capability) if gpu else None
     if code and variant.build.cuda and not catalog.toolkit(variant.build.cuda).compiles(code):
         return _unavailable(Method.NIX, f"CUDA {variant.build.cuda} does not compile for {code}.")

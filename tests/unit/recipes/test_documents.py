@@ -12,7 +12,7 @@ from torchtailor.cli import main
 from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.recipes import require
 from torchtailor.recipes.pins import Pins
-from torchtailor.recipes.render import render_all
+from torchtailor.recipes.render import environment_files
 from torchtailor.recipes.report import rules_table
 from torchtailor.recipes.write import Action, plan_trees, recipe_variants
 
@@ -27,7 +27,7 @@ def test_the_table_of_rules_is_made_from_the_code() -> None:
 def test_the_repositorys_tree_does_not_drift(catalog: Catalog) -> None:
     (plan,) = plan_trees(catalog, REPO, releases=["cuda-13_0"])
     assert {step.action for step in plan.steps} == {Action.UNCHANGED}, "run `torchtailor recipes write .`"
-    assert len([step for step in plan.steps if step.path.suffix == ".nix"]) == 59
+    assert len([step for step in plan.steps if step.path.parent.name == "pkgs"]) == 59
 
 
 def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_the_repository_passes_its_own_audit(capsys: pytest.CaptureFixture[str])
 
 def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -> None:
     variants = recipe_variants(catalog, "cuda-12_9")
-    readme = render_all(catalog, pins, variants)["README.md"]
+    readme = environment_files(catalog, pins, variants)["README.md"]
     assert all(f"[`{variant.name}`](pkgs/{variant.name}.nix)" in readme for variant in variants)
 
 

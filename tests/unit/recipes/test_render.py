@@ -54,13 +54,12 @@ def test_one_pin_per_release(everything: Everything, release: str) -> None:
         assert re.findall(r"archive/([0-9a-f]{40})", text) == [PINS[release]]
 
 
-def test_names_follow_one_rule_per_release(everything: Everything) -> None:
-    for release, texts in everything.items():
+def test_a_package_is_named_as_its_file(everything: Everything) -> None:
+    for texts in everything.values():
         for variant, text in texts:
-            wanted = variant.unique_name if release == "cuda-13_0" else variant.name
             pname = Recipe(variant.name, Path(), text).pname
             assert pname is not None
-            assert pname.text == wanted
+            assert pname.text == variant.name
 
 
 def test_flags_reach_cmake_through_the_environment_and_never_as_cmake_flags(

@@ -50,7 +50,7 @@ CASES = [
         "evaluation", "cudaSupport = true;\n  gpu", "noSuchArgument = 1;\n  cudaSupport = true;\n  gpu", needs_nix=True
     ),
     case("pin-wrong", PIN, "fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3", line_of="fe5e41d7"),
-    case("pin-missing", "(builtins.fetchTarball {", "(builtins.fetchGit {"),
+    case("pin-missing", "builtins.fetchTarball {", "builtins.fetchGit {"),
     case("pin-hash", f'sha256 = "{HASH}";', "", line_of="archive/"),
     case("hash-placeholder", "sha256-RKiZLHBCneMtZKRgTEuW1K7+Jpi+tx11BMXuS1jC1xQ=", "", line_of='hash = "";'),
     case("alias-cuda", "cudaPackages_13_0", "cudaPackages_13", line_of="cudaPackages_13;"),
@@ -58,7 +58,7 @@ CASES = [
         "alias-python", "nixpkgs_pinned.python313Packages", "nixpkgs_pinned.python3Packages", line_of="python3Packages"
     ),
     case("result-link", "cudaSupport = true;\n  gpu", "mpi = ../../result-openmpi;\n  cudaSupport = true;\n  gpu"),
-    case("pname", 'pname = "pytorch210-', 'pname = "pytorch-', line_of="pname ="),
+    case("pname", 'pname = "pytorch-', 'pname = "pytorch210-', line_of="pname ="),
     case("arch-name", 'gpuArchSM = "9.0"', 'gpuArchSM = "8.0"', line_of="gpuArchSM ="),
     case("arch-spelling", 'gpuArchSM = "9.0"', 'gpuArchSM = "sm_90"'),
     case("arch-list", "export PYTORCH_BUILD_NUMBER=0", 'export TORCH_CUDA_ARCH_LIST="9.0"', line_of="TORCH_CUDA_ARCH"),
@@ -238,7 +238,9 @@ def test_a_generated_recipe_of_another_catalog_is_stale(catalog: Catalog, tmp_pa
 
 
 TREE_RULES = {
+    "pin-unknown",
     "pins-several",
+    "release-unknown",
     "variant-missing",
     "manifest-clash",
     "table-stale",
@@ -247,6 +249,8 @@ TREE_RULES = {
     "script-exit",
     "script-glob",
     "sibling-repository",
+    "sibling-torch",
+    "wheel-target",
     "edited",
     "stale",
 }

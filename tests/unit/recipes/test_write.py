@@ -74,7 +74,7 @@ def test_a_glob_writes_those_and_leaves_the_table_of_the_whole_alone(catalog: Ca
     write_tree(catalog, tmp_path, "cuda-13_0")
     readme = (tmp_path / ".flox" / "README.md").read_text()
     (plan,) = plan_trees(catalog, tmp_path, globs=["cpu-*"])
-    assert len(plan.steps) == 7
+    assert len([step for step in plan.steps if step.path.parent.name == "pkgs"]) == 7
     plan.apply()
     assert (tmp_path / ".flox" / "README.md").read_text() == readme
 
@@ -106,8 +106,8 @@ def test_a_file_in_the_way_is_reported_and_nothing_is_left(tmp_path: Path) -> No
 def test_what_cannot_be_asked_for(catalog: Catalog, tmp_path: Path) -> None:
     with pytest.raises(NoMatchError, match=r"no recipes for release 2\.15"):
         recipe_variants(catalog, "2.15")
-    with pytest.raises(UsageError, match=r"Python 3\.14"):
-        recipe_variants(catalog, "cuda-13_0", pythons=["3.14"])
+    with pytest.raises(UsageError, match=r"Python 3\.10"):
+        recipe_variants(catalog, "cuda-13_0", pythons=["3.10"])
     with pytest.raises(NoMatchError, match="No variant"):
         plan_trees(catalog, tmp_path, globs=["sm99-*"])
     with pytest.raises(NoMatchError):

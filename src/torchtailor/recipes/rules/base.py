@@ -11,10 +11,12 @@ from pathlib import Path
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Release
 from torchtailor.catalog.versions import python_key
+from torchtailor.recipes.identify import TreeRelease
 from torchtailor.recipes.pins import NixpkgsRow, Pins
 from torchtailor.recipes.recipe import Recipe
-from torchtailor.recipes.render import spark_names
+from torchtailor.recipes.render import RecipeOrigin, spark_names
 from torchtailor.recipes.tree import RecipeTree
+from torchtailor.recipes.write import written_origin
 from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
@@ -34,12 +36,17 @@ class AuditContext:
     matrix: Matrix
     pins: Pins
     tree: RecipeTree
-    release: Release
+    identified: TreeRelease
     recipes: tuple[Recipe, ...]
+
+    @property
+    def release(self) -> Release:
+        return self.identified.release
 
     @cached_property
     def pin(self) -> NixpkgsRow:
-        assert self.release.nixpkgs is not None
+        if self.from_wheels or self.release.nixpkgs is None:
+            return self.pins.newest
         return self.pins.nixpkgs(self.release.nixpkgs)
 
     @cached_property
@@ -50,6 +57,11 @@ class AuditContext:
     def listed(self) -> frozenset[str]:
         """The names of the release's matrix, for every Python."""
         return frozenset(variant.name for variant in self.matrix.variants(self.release.name, "all"))
+
+    @cached_property
+    def from_wheels(self) -> bool:
+        """Whether the tree was written from official wheels."""
+        return written_origin(self.tree) is RecipeOrigin.WHEELS
 
     @cached_property
     def spark(self) -> frozenset[str]:
@@ -63,12 +75,19 @@ class AuditContext:
         return tuple(sorted(found & set(self.release.pythons), key=python_key))
 
     def owns(self, recipe: Recipe) -> bool:
-        """Whether the release has the recipe's CUDA version; only then its pin is known."""
-        return recipe.variant is None or recipe.variant.build in self.release.builds
+        """Whether the release is certain and its recipes include the recipe's CUDA version."""
+        build = recipe.variant.build if recipe.variant else None
+        return self.identified.certain and (build is None or (build in self.release.builds and build.recipes))
 
-    def upgrades(self) -> bool:
-        """Whether the release has another PyTorch than its nixpkgs pin."""
-        return str(self.release.version) != self.pin.torch
+    def knows_pins(self, recipe: Recipe) -> bool:
+        """Whether it is known what the recipe's nixpkgs contains; without a pin, that of the release is assumed."""
+        return all(self.pins.find_nixpkgs(pin.rev) for pin in recipe.pins)
+
+    def pin_of(self, recipe: Recipe) -> NixpkgsRow | None:
+        """The facts of the recipe's own pin, else of the release's; None if its pin is unknown."""
+        if not recipe.pins:
+            return self.pin
+        return self.pins.find_nixpkgs(recipe.pins[0].rev)
 
 
 RecipeCheck = Callable[[Recipe, AuditContext], Iterator[tuple[int, str]]]

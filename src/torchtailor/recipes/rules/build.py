@@ -81,9 +81,10 @@ def jobs_memory(recipe: Recipe, variant: Variant, context: AuditContext) -> Iter
     "Remove the line.",
 )
 def patches_dropped(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if not recipe.upgrade and context.owns(recipe):
+    pin = context.pin_of(recipe)
+    if pin and not recipe.upgrade and context.owns(recipe):
         for line in recipe.cleared_patches:
-            yield line, f"nixpkgs' patches for PyTorch {context.pin.torch} are dropped"
+            yield line, f"nixpkgs' patches for PyTorch {pin.torch} are dropped"
 
 
 @variant_rule(
@@ -119,7 +120,7 @@ def overlay_cuda(recipe: Recipe, variant: Variant, context: AuditContext) -> Ite
 )
 def overlay_magma(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     magma = context.pins.file.magma
-    if variant is None or variant.build.cuda is None or variant.build.cuda.major != magma.cuda_major:
+    if variant.build.cuda is None or variant.build.cuda.major != magma.cuda_major or context.pin_of(recipe) is None:
         return
     patched = _is_among_patches(recipe, magma.commit[:8])
     if recipe.evaluated and recipe.evaluated.torch:
@@ -170,8 +171,8 @@ def overlay_torch(recipe: Recipe, variant: Variant, context: AuditContext) -> It
             recipe.upgrade.number,
             f"torch is set to {recipe.upgrade.text}; release {context.release.name} is {wanted}",
         )
-    elif not recipe.upgrade and context.upgrades():
-        yield 1, f"torch is nixpkgs' {context.pin.torch}; release {context.release.name} is {wanted}"
+    elif not recipe.upgrade and (pin := context.pin_of(recipe)) and pin.torch != wanted:
+        yield 1, f"torch is nixpkgs' {pin.torch}; release {context.release.name} is {wanted}"
 
 
 @variant_rule(
@@ -199,6 +200,8 @@ def version_fixes(recipe: Recipe, variant: Variant, context: AuditContext) -> It
 def cccl_links(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     if variant.build.cuda is None or variant.build.cuda.major < 13 or not recipe.overrides_torch:
         return
+    if context.pin_of(recipe) is None:
+        return
     links = [command.text for command in recipe.commands_with("ln", "cccl")]
     missing = [
         name for name in ("cuda", "cub", "thrust", "nv") if not any(f"include/{name} " in link for link in links)
@@ -214,7 +217,8 @@ def cccl_links(recipe: Recipe, variant: Variant, context: AuditContext) -> Itera
     "Set `allowBroken = true;` in the configuration of the pinned nixpkgs.",
 )
 def broken_refused(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if variant.build.cuda is None or variant.build.cuda.major not in context.pin.broken_cuda:
+    pin = context.pin_of(recipe)
+    if pin is None or variant.build.cuda is None or variant.build.cuda.major not in pin.broken_cuda:
         return
     allowed = any(recipe.source.value(binding.node) is True for binding in recipe.source.named("allowBroken"))
     if not allowed:

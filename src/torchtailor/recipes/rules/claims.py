@@ -13,6 +13,8 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.recipes.blueprint import driver_floors
 from torchtailor.recipes.recipe import NAME, Recipe
 from torchtailor.recipes.rules.base import AuditContext, Severity, variant_rule
+from torchtailor.recipes.sentences import Sentence
+from torchtailor.recipes.syntax import TextLine
 from torchtailor.variants.variant import Variant
 
 _CUDA = re.compile(r"\bCUDA[ :=_-]{0,3}v?(\d{1,2})(?:\.(\d+))?(?:\.\d+)*(\+)?", re.IGNORECASE)
@@ -20,7 +22,6 @@ _SM = re.compile(r"\bSM[ _-]?(\d{2,3})[af]?\b", re.IGNORECASE)
 _CAPABILITY = re.compile(r"compute capability (\d{1,2}\.\d)\b", re.IGNORECASE)
 _DRIVER = re.compile(r"\bdriver\b[^\d\n]{0,24}(\d{3}(?:\.\d+){0,2})", re.IGNORECASE)
 _NAME = re.compile(rf"\b{NAME}(?:-[a-z0-9_-]+)?")
-_NOT = re.compile(r"\bnot\b", re.IGNORECASE)
 _ABOUT_CPU = re.compile(r"\W*CPU\b")  # GB10 and Thor are names of CPUs too
 
 
@@ -51,7 +52,7 @@ def claim_cuda(recipe: Recipe, variant: Variant, context: AuditContext) -> Itera
 def claim_gpu(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
     if variant.gpu is None:
         return
-    for claim in recipe.claims:
+    for claim in _own_claims(recipe):
         mentioned = [Capability.from_number(int(match[1])) for match in _SM.finditer(claim.text)]
         mentioned += [Capability.parse(match[1]) for match in _CAPABILITY.finditer(claim.text)]
         for capability in dict.fromkeys(mentioned):
@@ -72,8 +73,8 @@ def claim_product(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     if variant.gpu is None:
         return
     pattern, owners = _products(context.catalog)
-    for claim in recipe.claims:
-        if _NOT.search(claim.text) or _ABOUT_CPU.match(claim.text):
+    for claim in _own_claims(recipe, negated=False):
+        if _ABOUT_CPU.match(claim.text):
             continue
         for match in pattern.finditer(claim.text):
             capabilities = owners[match[0].lower()]
@@ -92,13 +93,14 @@ def claim_product(recipe: Recipe, variant: Variant, context: AuditContext) -> It
     "Mention CPUs that support the instruction set.",
 )
 def claim_cpu(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    lacking = _lacking(variant.isa)
-    for claim in recipe.claims:
-        if _NOT.search(claim.text):
+    for sentence in recipe.sentences:
+        isa = _advised(sentence, context.catalog) if sentence.about_another else variant.isa
+        if isa is None or (sentence.negated and not sentence.about_another):
             continue
-        for name in lacking:
-            if re.search(rf"(?<![\w-]){re.escape(name)}(?!\d)", claim.text, re.IGNORECASE):
-                yield claim.number, f"it mentions {name}, which does not support {variant.isa.label}"
+        for claim in sentence.lines:
+            for name in _lacking(isa):
+                if re.search(rf"(?<![\w-]){re.escape(name)}(?!\d)", claim.text, re.IGNORECASE):
+                    yield claim.number, f"it mentions {name}, which does not support {isa.label}"
 
 
 @variant_rule(
@@ -149,7 +151,7 @@ def _driver_claims(
 ) -> Iterator[tuple[int, Dotted, Dotted, Dotted]]:
     if variant.gpu is None or variant.build.cuda is None:
         return
-    least, full = driver_floors(context.catalog, context.pin, variant.gpu, variant.build.cuda)
+    least, full = driver_floors(context.catalog, context.pin_of(recipe), variant.gpu, variant.build.cuda)
     for claim in recipe.claims:
         if "minor-version" in claim.text and _CUDA.search(claim.text) is None and str(full) in claim.text:
             continue
@@ -160,6 +162,20 @@ def _driver_claims(
 def _truncated(version: Dotted, like: Dotted) -> Dotted:
     """A version truncated to the precision of another one: `580` covers 580.65.06."""
     return Dotted(".".join(version.text.split(".")[: len(like.parts)]))
+
+
+def _own_claims(recipe: Recipe, *, negated: bool = True) -> Iterator[TextLine]:
+    """What a recipe says of itself, not of the recipes that it sends readers to."""
+    for sentence in recipe.sentences:
+        if not sentence.about_another and (negated or not sentence.negated):
+            yield from sentence.lines
+
+
+def _advised(sentence: Sentence, catalog: Catalog) -> Isa | None:
+    """The only instruction set that a sentence advises to use: `use the armv9 variant instead`."""
+    words = set(re.findall(r"[a-z0-9_]+", sentence.text.lower()))
+    named = [isa for name, isa in catalog.isas.items() if name in words]
+    return named[0] if len(named) == 1 else None
 
 
 @lru_cache(maxsize=4)

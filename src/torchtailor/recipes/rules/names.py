@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.cpus import Isa
-from torchtailor.recipes.blueprint import pname_of
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, variant_rule
 from torchtailor.variants.variant import Variant
@@ -14,22 +13,20 @@ from torchtailor.variants.variant import Variant
 _SPELLING = re.compile(r"\d{1,2}\.\d[af]?(?:\+PTX)?")
 
 
-@variant_rule(
+@recipe_rule(
     "pname",
     Severity.ERROR,
-    "a wrong pname: it must be `pytorch210-...` in cuda-13_0, and the file name elsewhere",
-    "Set pname accordingly.",
+    "a pname that is not the file name, under which Flox builds and publishes the package",
+    "Set pname to the file name; the version of PyTorch is in `version`.",
 )
-def pname(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
-    suffix = recipe.recipe_name.suffix if recipe.recipe_name else ""
-    wanted = pname_of(variant) + (f"-{suffix}" if suffix else "")
-    found = recipe.pname
-    if found and not context.owns(recipe) and found.text == recipe.name:
+def pname(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
         return
+    found = recipe.pname
     if found is None:
-        yield 1, f"pname is not set; it must be {wanted!r}"
-    elif found.text != wanted:
-        yield found.number, f"pname is {found.text!r}; for this file name it must be {wanted!r}"
+        yield 1, f"pname is not set; it must be {recipe.name!r}"
+    elif found.text != recipe.name:
+        yield found.number, f"pname is {found.text!r}; the file name is {recipe.name!r}"
 
 
 @variant_rule(
@@ -121,13 +118,16 @@ def python_name(recipe: Recipe, variant: Variant, context: AuditContext) -> Iter
         yield 1, f"it evaluates to Python {recipe.evaluated.python}; the file name has {variant.python}"
 
 
-@variant_rule(
+@recipe_rule(
     "platform",
     Severity.ERROR,
     "platforms that do not match the CPU: x86_64 instruction sets with aarch64-linux, the reverse, or none",
     "Set meta.platforms to the platform of the instruction set.",
 )
-def platform(recipe: Recipe, variant: Variant, context: AuditContext) -> Iterator[tuple[int, str]]:
+def platform(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    variant = recipe.variant
+    if variant is None or not (recipe.is_torch or recipe.is_sibling or recipe.is_wheel):
+        return
     if recipe.platforms is None or recipe.source.last("platforms") is None:
         yield 1, f'meta.platforms is not set; it must be [ "{variant.platform}" ]'
         return
@@ -175,3 +175,53 @@ def cpu_flags_unused(recipe: Recipe, variant: Variant, context: AuditContext) ->
                    for line in recipe.phases.get("preConfigure", ()) if name in line.text)  # fmt: skip
         if not used and "cpuFlags" not in value:
             yield recipe.cpu_flags.number, f"{name} does not include the CPU flags"
+
+
+@recipe_rule(
+    "sibling-torch",
+    Severity.ERROR,
+    "a torchvision or torchaudio that is not built on the torch of its file name, or for another GPU",
+    "Import the recipe of torch of the same name, as `torchtailor recipes write --with torchvision` does.",
+)
+def sibling_torch(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    variant, name = recipe.variant, recipe.recipe_name
+    if not recipe.is_sibling or variant is None or name is None:
+        return
+    imported = [path for path in recipe.source.paths if "pytorch" in path.text]
+    for path in imported:
+        if path.text != f"./{name.base}.nix":
+            yield path.number, f"it is built on {path.text}, not on ./{name.base}.nix"
+    given = {binding.name for call, _, argument in recipe.source.calls if call.endswith(f".{name.package}.override")
+             for binding in recipe.source.inside(argument)}  # fmt: skip
+    if not imported and "torch" not in given and not _inherits_torch(recipe):
+        yield 1, f"it is built on nixpkgs' own torch, not on {name.base}"
+    targets = recipe.evaluated.arch_list if recipe.evaluated else None
+    if variant.gpu and targets and targets != str(variant.gpu.capability):
+        yield 1, f"it is compiled for {targets}; the file name has {variant.gpu.capability}"
+
+
+def _inherits_torch(recipe: Recipe) -> bool:
+    """Whether an override says `inherit torch;`."""
+    return bool(re.search(r"\.override\s*\{[^}]*\binherit\s+torch\s*;", recipe.source.code_text))
+
+
+@recipe_rule(
+    "wheel-target",
+    Severity.ERROR,
+    "a recipe from wheels that cuts them to another GPU than the file name's, or has wheels of another Python",
+    "Write it again: `torchtailor recipes write --from wheels`.",
+)
+def wheel_target(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    variant = recipe.variant
+    if not recipe.is_wheel or not recipe.readable or variant is None:
+        return
+    binding = recipe.source.last("gpu")
+    value = recipe.source.value(binding.node) if binding else None
+    wanted = str(variant.gpu.capability) if variant.gpu else None
+    if value != wanted:
+        yield binding.line if binding else 1, f"the wheels are cut to {value or 'no GPU'}; the file name has {wanted}"
+    tag = f"cp{variant.python.replace('.', '')}"
+    for name, line, argument in recipe.source.calls:
+        fields = {item.name: recipe.source.value(item.node) for item in recipe.source.inside(argument)}
+        if name.endswith(".fetchPypi") and fields.get("pname") == "torch" and fields.get("python") != tag:
+            yield line, f"the wheel of torch is for {fields.get('python')}; the file name has {tag}"

@@ -12,6 +12,7 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, tree_rule, variant_rule
 from torchtailor.variants.variant import Variant
 
+_REVISION = re.compile(r"[0-9a-f]{7,40}")
 _CUDA_ALIAS = re.compile(r"cudaPackages(?:_\d+)?")
 _PYTHON_ALIAS = re.compile(r"python3?(?:Packages)?")
 
@@ -26,7 +27,7 @@ def pin_wrong(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]
     if not recipe.readable or not context.owns(recipe):
         return
     for pin in recipe.pins:
-        if not context.pin.rev.startswith(pin.rev):
+        if not context.pin.rev.startswith(pin.rev) and context.pins.find_nixpkgs(pin.rev):
             yield (
                 pin.line,
                 f"nixpkgs is pinned to {pin.rev[:12]}; release {context.release.name} has {context.pin.rev[:12]}",
@@ -71,9 +72,30 @@ def pins_several(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
         return
     right = context.pin.rev if context.pin.rev in counts else counts.most_common(1)[0][0]
     revisions = ", ".join(f"{rev[:12]} ({count} times)" for rev, count in counts.most_common())
-    for rev, path, line in uses:
-        if rev != right:
-            yield path, line, f"the recipes of this release pin {revisions}"
+    path, line = next((path, line) for rev, path, line in uses if rev != right)
+    yield path, line, f"the recipes of this tree pin {revisions}"
+
+
+@tree_rule(
+    "pin-unknown",
+    Severity.WARNING,
+    "a nixpkgs revision whose content torchtailor does not know: its recipes are parsed, but not evaluated",
+    "Pin a known revision; `torchtailor help recipes` lists them.",
+)
+def pin_unknown(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
+    uses: dict[str, list[tuple[Path, int]]] = {}
+    for recipe in context.recipes:
+        if recipe.readable:
+            for pin in recipe.pins:
+                if context.pins.find_nixpkgs(pin.rev) is None:
+                    uses.setdefault(pin.rev, []).append((recipe.path, pin.line))
+            if recipe.failed and recipe.failed.unknown_pin:
+                uses.setdefault(recipe.failed.message, []).append((recipe.path, recipe.failed.line))
+    for rev, places in uses.items():
+        path, line = places[0]
+        what = rev[:12] if _REVISION.fullmatch(rev) else rev.rpartition(" ")[2]
+        unchecked = "its package sets, versions and drivers are not checked"
+        yield path, line, f"nixpkgs {what} ({len(places)} recipes) is unknown: {unchecked}"
 
 
 @recipe_rule(

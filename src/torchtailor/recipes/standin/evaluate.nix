@@ -1,7 +1,7 @@
 # Evaluates recipes unchanged, each against the stand-in at its pin, all in one process.
 {
   recipes, # JSON: [ { path, system } ]
-  pins, # JSON: revision -> the versions in it; "" stands for unknown revisions
+  pins, # JSON: revision -> the versions in it; "" stands for the machine's own nixpkgs
 }:
 
 let
@@ -11,15 +11,22 @@ let
     args:
     let
       url = if builtins.isString args then args else args.url;
-      found = builtins.match ".*/([0-9a-f]{40})[.]tar[.]gz" url;
-      rev = if found == null then "" else builtins.head found;
+      found = builtins.match ".*/([0-9a-f]{7,40})[.](tar[.]gz|zip)" url;
+      given = if found == null then "" else builtins.head found;
+      length = builtins.stringLength given;
+      full = builtins.filter (rev: builtins.substring 0 length rev == given && rev != "") (builtins.attrNames known);
+      rev = if given == "" || full == [ ] then "" else builtins.head full;
+      own = builtins.elem url [
+        "<nixpkgs>"
+        "machine"
+      ];
     in
     {
       standin = true;
       inherit url rev;
       sha256 = if builtins.isString args then null else args.sha256 or null;
     }
-    // (known.${rev} or known."");
+    // (if rev == "" && !own then throw "torchtailor does not know nixpkgs at ${url}" else known.${rev});
 
   evaluate =
     { path, system }:
@@ -44,7 +51,7 @@ let
             import target;
       };
       function = load file;
-      base = nixpkgs (pinOf "flox") {
+      base = nixpkgs (pinOf "machine") {
         inherit system;
         config.allowUnfree = true;
       };
@@ -55,9 +62,10 @@ let
           function;
       meta = drv.meta or { };
       standin = drv.passthru.standin or null;
-      arch = builtins.match ".*TORCH_CUDA_ARCH_LIST=\"([^\"]*)\".*" (
+      exported = builtins.match ".*TORCH_CUDA_ARCH_LIST=\"([^\"]*)\".*" (
         builtins.replaceStrings [ "\n" ] [ " " ] (drv.preConfigure or "")
       );
+      arch = if exported == null && drv ? env.TORCH_CUDA_ARCH_LIST then [ drv.env.TORCH_CUDA_ARCH_LIST ] else exported;
       text = name: if builtins.isString (drv.${name} or null) then builtins.unsafeDiscardStringContext drv.${name} else "";
     in
     {
@@ -66,10 +74,13 @@ let
       name = drv.name or "";
       version = drv.version or "";
       drv = builtins.unsafeDiscardStringContext drv.drvPath;
-      torch = standin != null;
+      torch = (standin.kind or null) == "torch";
+      nccl_targets = standin.ncclTargets or [ ];
+      changelog = meta.changelog or "";
+      on = if drv ? torch then drv.torch.pname else null;
       arch_list = if arch == null then null else builtins.head arch;
       gpu_targets = drv.gpuTargets or [ ];
-      cuda = if drv.cudaSupport or false then drv.cudaPackages.cudaMajorMinorVersion else null;
+      cuda = if drv.cudaSupport or false && drv ? cudaPackages then drv.cudaPackages.cudaMajorMinorVersion else null;
       python = drv.pythonModule.pythonVersion or null;
       platforms = meta.platforms or [ ];
       description = meta.description or "";
@@ -77,7 +88,7 @@ let
       broken = meta.broken or false;
       allow_broken = standin.config.allowBroken or false;
       allow_unfree = standin.config.allowUnfree or false;
-      blas = if standin == null then null else drv.blasProvider.pname or null;
+      blas = drv.blasProvider.pname or null;
       overlays = standin.overlays or 0;
       magma_patches = standin.magmaPatches or [ ];
       magma_targets = standin.magmaTargets or [ ];
@@ -87,6 +98,7 @@ let
       cmake_flags = map toString (drv.cmakeFlags or [ ]);
       pre_patch = text "prePatch";
       post_patch = text "postPatch";
+      post_install = text "postInstall";
       pre_configure = text "preConfigure";
       pre_build = text "preBuild";
     };

@@ -1,7 +1,7 @@
 # A stand-in for nixpkgs, strict where nixpkgs is strict: unknown override arguments, unknown attributes, CUDA and
 # Python sets that the pin does not have are errors. It models only the parts of nixpkgs that PyTorch recipes use.
 {
-  pin, # { url, rev, sha256, torch, cuda, aliases, pythons, broken_cuda }
+  pin, # { url, rev, sha256, torch, cuda, aliases, pythons, broken_cuda, cudnn_refuses, triton, torchvision, torchaudio }
   load ? import, # how callPackage reads a file
   system ? builtins.currentSystem,
   localSystem ? { inherit system; },
@@ -59,10 +59,18 @@ let
     cmakeFeature = name: value: "-D${name}:STRING=${value}";
     cmakeBool = name: value: "-D${name}:BOOL=${if value then "TRUE" else "FALSE"}";
     escapeShellArg = text: "'${text}'";
-    licenses.bsd3 = {
-      spdxId = "BSD-3-Clause";
-      free = true;
+    findFirst =
+      test: default: list:
+      let
+        found = filter test list;
+      in
+      if found == [ ] then default else head found;
+    licenses = {
+      bsd3.free = true;
+      mit.free = true;
+      unfreeRedistributable.free = false;
     };
+    sourceTypes.binaryNativeCode.isSource = false;
     platforms = {
       linux = [
         "x86_64-linux"
@@ -132,6 +140,7 @@ let
     // {
       inherit name;
       inherit (drv) drvPath outPath type;
+      out = drv;
       passthru = attrs.passthru or { };
       meta = attrs.meta or { };
       overrideAttrs =
@@ -169,9 +178,60 @@ let
     };
   };
 
+  # What nixpkgs knows, which is more than its defaults.
+  capabilities = [
+    "5.0"
+    "5.2"
+    "6.0"
+    "6.1"
+    "7.0"
+    "7.2"
+    "7.5"
+    "8.0"
+    "8.6"
+    "8.7"
+    "8.9"
+    "9.0"
+    "10.0"
+    "10.1"
+    "10.3"
+    "11.0"
+    "12.0"
+    "12.1"
+  ];
+  wanted = config.cudaCapabilities or [ ];
+  unknown = builtins.filter (capability: !(lib.elem capability capabilities)) wanted;
+  defaults = [
+    "7.5"
+    "8.0"
+    "8.6"
+    "8.9"
+    "9.0"
+    "10.0"
+    "12.0"
+  ];
+  forwardCompat = config.cudaForwardCompat or true;
+  digits = builtins.replaceStrings [ "." ] [ "" ];
+
+  flagsOf = rec {
+    cudaCapabilities =
+      if unknown != [ ] then
+        throw "cudaCapabilities has ${toString unknown}, which nixpkgs does not know"
+      else if wanted == [ ] then
+        defaults
+      else
+        wanted;
+    cmakeCudaArchitecturesString = lib.concatMapStringsSep ";" digits cudaCapabilities;
+    gencodeString = lib.concatStringsSep " " (
+      map (c: "-gencode=arch=compute_${digits c},code=sm_${digits c}") cudaCapabilities
+      ++ lib.optional forwardCompat "-gencode=arch=compute_90,code=compute_90"
+    );
+  };
+
   cudaSet =
     version:
     let
+      refused = builtins.filter (c: lib.elem c (pin.cudnn_refuses.${version} or [ ])) wanted;
       names = [
         "cuda_cccl"
         "cuda_cudart"
@@ -182,7 +242,6 @@ let
         "cuda_nvtx"
         "cuda_profiler_api"
         "cudatoolkit"
-        "cudnn"
         "libcublas"
         "libcufft"
         "libcufile"
@@ -190,7 +249,7 @@ let
         "libcusolver"
         "libcusparse"
         "libcusparse_lt"
-        "nccl"
+        "libnvshmem"
       ];
       scope =
         extra:
@@ -204,13 +263,18 @@ let
             )
             // {
               cudaMajorMinorVersion = version;
-              flags = {
-                cudaCapabilities = [
-                  "8.0"
-                  "9.0"
-                ];
-                cmakeCudaArchitecturesString = "80-real;90";
-              };
+              flags = flagsOf;
+              cudnn =
+                if refused != [ ] then
+                  throw "Package cudnn is not available: capabilities ${toString refused} are not supported"
+                else
+                  package "cudnn" (componentVersions.${version}.cudnn or version) { };
+              nccl = lib.makeOverridable (
+                { flags }:
+                package "nccl" (componentVersions.${version}.nccl or version) {
+                  makeFlags = [ "NVCC_GENCODE=${flags.gencodeString}" ];
+                }
+              ) { inherit (self) flags; };
               cudaMajorVersion = builtins.head (builtins.match "([0-9]+)[.].*" version);
             };
           self = base // extra self base;
@@ -268,7 +332,13 @@ let
       name = "python${python}-torch-${pin.torch}";
       src = fetcher "source" [ ] { hash = lib.fakeHash; };
       patches = [ ./clang.patch ] ++ lib.optional cudaSupport ./fix-cmake-cuda-toolkit.patch;
-      postPatch = lib.optionalString cudaSupport "rm cmake/Modules/FindCUDAToolkit.cmake\n";
+      postPatch = ''
+        substituteInPlace pyproject.toml --replace-fail "setuptools>=70.1.0,<80.0" "setuptools"
+      ''
+      + lib.optionalString cudaSupport "rm cmake/Modules/FindCUDAToolkit.cmake\n";
+      postInstall = ''
+        substituteInPlace $dev/share/cmake/Torch/TorchConfig.cmake --replace-fail /lib "$lib/lib"
+      '';
       preConfigure = lib.optionalString cudaSupport ''
         export TORCH_CUDA_ARCH_LIST="${lib.concatStringsSep ";" gpuTargets}"
       '';
@@ -298,6 +368,10 @@ let
       requiredSystemFeatures = [ "big-parallel" ];
       passthru = {
         inherit cudaSupport cudaPackages gpuTargets;
+        rocmSupport = false;
+        cudaCapabilities = if cudaSupport then cudaPackages.flags.cudaCapabilities else [ ];
+        stdenv = { inherit mkDerivation; };
+        cxxdev = package "torch-cxxdev" pin.torch { };
         blasProvider = blas.provider;
         pythonModule.pythonVersion = python;
         standin = {
@@ -305,15 +379,51 @@ let
           overlays = builtins.length overlays;
           magmaPatches = map (patch: patch.patchName or "") (effectiveMagma.patches or [ ]);
           magmaTargets = effectiveMagma.cudaCapabilities;
+          ncclTargets = cudaPackages.nccl.makeFlags;
+          kind = "torch";
         };
       };
       meta = {
         description = "PyTorch";
+        changelog = "https://github.com/pytorch/pytorch/releases/tag/v${pin.torch}";
         license = lib.licenses.bsd3;
         platforms = lib.platforms.linux;
         broken = cudaSupport && builtins.elem (builtins.fromJSON cudaPackages.cudaMajorVersion) pin.broken_cuda;
       };
     };
+
+  # What is built on torch: its formal parameters, and what it takes from torch.
+  sibling =
+    pkgs: python: pname:
+    {
+      torch,
+      cudaPackages ? pkgs.cudaPackages,
+      cudaSupport ? torch.cudaSupport,
+    }:
+    mkDerivation {
+      inherit pname;
+      version = pin.${pname};
+      name = "python${python}-${pname}-${pin.${pname}}";
+      src = fetcher "source" [ ] { hash = lib.fakeHash; };
+      env.TORCH_CUDA_ARCH_LIST = lib.concatStringsSep ";" torch.cudaCapabilities;
+      buildInputs = [ torch.cxxdev ];
+      propagatedBuildInputs = [ torch ];
+      passthru = {
+        inherit torch;
+        pythonModule.pythonVersion = python;
+        standin = torch.standin // {
+          kind = pname;
+        };
+      };
+      meta = {
+        description = pname;
+        changelog = "https://github.com/pytorch/${pname}/releases/tag/v${pin.${pname}}";
+        platforms = lib.platforms.linux;
+      };
+    };
+
+  # A plain Python package: torch's dependencies, and what runs torchtailor.
+  pythonPackage = python: pname: package "python${python}-${pname}" "1" { passthru.pythonModule.pythonVersion = python; };
 
   pythonSet =
     pkgs: python:
@@ -324,15 +434,86 @@ let
       lib.fix (
         self:
         let
-          base = {
-            torch = lib.makeOverridable (torchFunction pkgs python) { };
-            pytorch = self.torch;
-            pythonVersion = python;
-          };
+          base =
+            builtins.listToAttrs (
+              map (name: {
+                inherit name;
+                value = pythonPackage python name;
+              }) plainPackages
+            )
+            // {
+              torch = lib.makeOverridable (torchFunction pkgs python) { };
+              pytorch = self.torch;
+              torchvision = lib.makeOverridable (sibling pkgs python "torchvision") { inherit (self) torch; };
+              torchaudio = lib.makeOverridable (sibling pkgs python "torchaudio") { inherit (self) torch; };
+              triton = package "triton" pin.triton { };
+              pythonVersion = python;
+              python = {
+                pythonVersion = python;
+                sitePackages = "lib/python${python}/site-packages";
+                interpreter = "/bin/python${python}";
+              };
+              buildPythonPackage =
+                attrs:
+                mkDerivation (
+                  {
+                    name = "python${python}-${attrs.pname}-${attrs.version}";
+                  }
+                  // attrs
+                  // {
+                    propagatedBuildInputs = attrs.dependencies or [ ];
+                    passthru = {
+                      pythonModule.pythonVersion = python;
+                      standin = {
+                        inherit pin config;
+                        overlays = builtins.length overlays;
+                        kind = "wheel";
+                      };
+                    }
+                    // (attrs.passthru or { });
+                  }
+                );
+              fetchPypi = pkgs.fetchPypi;
+              overrideScope = change: pkgs."python${digits python}Packages".override { overrides = change; };
+            };
+          extended = builtins.foldl' (prev: extension: prev // extension self prev) base pkgs.pythonPackagesExtensions;
         in
-        base // overrides self base
+        extended // overrides self extended
       )
     ) { };
+
+  plainPackages = [
+    "archspec"
+    "annotated-doc"
+    "click"
+    "filelock"
+    "fsspec"
+    "hatchling"
+    "isal"
+    "jinja2"
+    "lz4"
+    "markupsafe"
+    "mpmath"
+    "msgspec"
+    "networkx"
+    "numpy"
+    "nvidia-ml-py"
+    "packaging"
+    "pillow"
+    "pip"
+    "platformdirs"
+    "pydantic"
+    "resolvelib"
+    "rich"
+    "setuptools"
+    "shellingham"
+    "sympy"
+    "tree-sitter"
+    "typer"
+    "typing-extensions"
+    "urllib3"
+    "zstandard"
+  ];
 
   base =
     pkgs:
@@ -346,9 +527,11 @@ let
         lib.makeOverridable function (builtins.intersectAttrs (builtins.functionArgs function) pkgs // args);
       stdenv = {
         inherit mkDerivation;
+        cc.cc.lib = package "gcc-lib" "14" { };
         hostPlatform = {
           system = platform;
           isLinux = lib.hasSuffix "-linux" platform;
+          parsed.cpu.name = builtins.head (builtins.match "([^-]+)-.*" platform);
           isDarwin = lib.hasSuffix "-darwin" platform;
           isx86_64 = lib.hasPrefix "x86_64" platform;
           isAarch64 = lib.hasPrefix "aarch64" platform;
@@ -398,8 +581,34 @@ let
       };
       magma-cuda-static = pkgs.magma-cuda.override { static = true; };
       addDriverRunpath = package "add-driver-runpath" "1" { };
+      autoAddDriverRunpath = package "auto-add-driver-runpath-hook" "1" { };
+      autoPatchelfHook = package "auto-patchelf-hook" "1" { };
+      numactl = package "numactl" "2" { };
+      rdma-core = package "rdma-core" "60" { };
+      zlib = package "zlib" "1" { };
+      runCommand = name: attrs: script: mkDerivation (attrs // { inherit name script; });
+      fetchPypi = args: fetcher "fetchPypi" [ "pname" "version" ] args;
       python3Packages = pkgs.python313Packages;
+      pythonPackagesExtensions = [ ];
+      mkShell = attrs: mkDerivation ({ name = "nix-shell"; } // attrs);
+      uv = package "uv" "1" { };
+      patchelf = package "patchelf" "1" { };
+      cmake = package "cmake" "4" { };
+      ninja = package "ninja" "1" { };
+      nix-eval-jobs = package "nix-eval-jobs" "2" { };
     }
+    // builtins.listToAttrs (
+      map (version: {
+        name = "python${digits version}";
+        value = package "python" version {
+          passthru = {
+            pkgs = pkgs."python${digits version}Packages";
+            withPackages =
+              select: package "python-env" version { paths = select pkgs."python${digits version}Packages"; };
+          };
+        };
+      }) pin.pythons
+    )
     // builtins.listToAttrs (
       map (version: {
         name = "python${builtins.replaceStrings [ "." ] [ "" ] version}Packages";

@@ -1,0 +1,97 @@
+{
+  description = "Makes PyTorch fit one machine: recipes for Nix, an overlay, official wheels cut to one GPU";
+
+  # The nixpkgs that the recipes in .flox pin: a revision, so that evaluation is pure without a hash in this file.
+  inputs.nixpkgs = {
+    url = "github:NixOS/nixpkgs/6a030d535719c5190187c4cec156f335e95e3211";
+    flake = false;
+  };
+
+  outputs =
+    { self, nixpkgs }:
+    let
+      systems = [
+        "x86_64-linux"
+        "aarch64-linux"
+      ];
+      eachSystem =
+        f:
+        builtins.listToAttrs (
+          map (system: {
+            name = system;
+            value = f system;
+          }) systems
+        );
+      pkgsFor =
+        system:
+        import nixpkgs {
+          inherit system;
+          config = { };
+          overlays = [ ];
+        };
+      library = ./src/torchtailor/recipes/library;
+      version = builtins.head (
+        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/__init__.py)
+      );
+      toolFor =
+        pkgs:
+        import (library + "/tool.nix") {
+          nixpkgs = pkgs;
+          src = self;
+          inherit version;
+          fromSource = true;
+        };
+    in
+    {
+      packages = eachSystem (system: rec {
+        torchtailor = toolFor (pkgsFor system);
+        default = torchtailor;
+      });
+
+      # Every recipe of .flox: `nix build .#pytorch-python313-cuda13_0-sm90-avx512`.
+      legacyPackages = eachSystem (
+        system:
+        import ./.flox {
+          inherit system;
+          nixpkgsSource = nixpkgs;
+        }
+      );
+
+      lib = {
+        # python3Packages.torch-bin cut to one GPU: { torch, gpu, nvidia ? false }
+        tailor =
+          { torch, ... }@args:
+          import (library + "/bin.nix") (
+            { torchtailor = self.packages.${torch.stdenv.hostPlatform.system}.torchtailor; } // args
+          );
+
+        # An overlay whose torch is compiled for one GPU and one CPU: { gpu ? null, cpu ? null }
+        overlay = import (library + "/overlay.nix") {
+          isas = (builtins.fromTOML (builtins.readFile ./src/torchtailor/catalog/data/cpus.toml)).isa;
+          tool = toolFor;
+        };
+      };
+
+      # By config.torchtailor = { gpu = "9.0"; cpu = "avx512"; }; the GPU is that of config.cudaCapabilities otherwise.
+      overlays.default = self.lib.overlay { };
+
+      devShells = eachSystem (
+        system:
+        let
+          pkgs = pkgsFor system;
+        in
+        {
+          default = pkgs.mkShell {
+            packages = [
+              pkgs.python313
+              pkgs.uv
+              pkgs.patchelf
+              pkgs.cmake
+              pkgs.ninja
+              pkgs.nix-eval-jobs
+            ];
+          };
+        }
+      );
+    };
+}

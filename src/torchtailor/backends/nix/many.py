@@ -1,0 +1,149 @@
+"""Builds several recipes of a tree, some at a time, and copies what was built to a binary cache."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from torchtailor.backends.nix.job import NixJob, default_cores, nix_job
+from torchtailor.backends.nix.run import NixOutput, run_nix_job
+from torchtailor.catalog.load import Catalog
+from torchtailor.errors import BuildFailedError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.ledger.ledger import Ledger
+from torchtailor.recipes.audit import open_tree
+from torchtailor.recipes.nix import need_tool, run_nix
+from torchtailor.recipes.recipe import Recipe
+from torchtailor.recipes.tree import RecipeTree, find_trees
+from torchtailor.trust import no_option
+from torchtailor.variants.select import expand_braces
+
+_COPY = ("--extra-experimental-features", "nix-command", "copy", "--to")
+
+
+@dataclass(frozen=True)
+class RecipesPlan:
+    """The recipes to build, how many at a time, and those that another platform must build."""
+
+    jobs: tuple[NixJob, ...]
+    parallel: int
+    elsewhere: tuple[str, ...]
+    cache: str | None
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "jobs": [job.to_json() for job in self.jobs],
+            "parallel": self.parallel,
+            "elsewhere": list(self.elsewhere),
+            "cache": self.cache,
+        }
+
+
+@dataclass(frozen=True)
+class RecipeBuild:
+    """What became of one recipe."""
+
+    name: str
+    output: NixOutput | None = None
+    error: TorchtailorError | None = None
+    copied: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "built": self.output.to_json() if self.output else None,
+            "error": self.error.message if self.error else None,
+            "copied": self.copied,
+        }
+
+
+def plan_recipes(
+    catalog: Catalog,
+    root: Path,
+    globs: Sequence[str],
+    out: Path,
+    *,
+    parallel: int = 1,
+    cores: int | None = None,
+    cache: str | None = None,
+) -> RecipesPlan:
+    """The jobs of the recipes that match, of all without a pattern; each gets its share of cores."""
+    if cache is not None:
+        _check_cache(cache)
+    trees = [tree for tree in find_trees(root) if tree.recipes]
+    chosen = [(tree, recipe) for tree in trees for recipe in _select(catalog, tree, globs)]
+    if not chosen:
+        raise NoMatchError(f"No recipe in {root} matches {' '.join(globs)}.", f"`ls {root}/.flox/pkgs` lists them.")
+    own = f"{platform.machine()}-linux"
+    here = [(tree, recipe) for tree, recipe in chosen if recipe.variant is None or recipe.variant.platform == own]
+    elsewhere = tuple(recipe.name for tree, recipe in chosen if (tree, recipe) not in here)
+    if not here:
+        raise NoMatchError(
+            f"The recipes that match are for other platforms than {own}: {', '.join(elsewhere[:4])}.",
+            "Build them on a machine of their platform.",
+        )
+    share = cores or max(1, default_cores() // max(1, min(parallel, len(here))))
+    jobs = tuple(nix_job(recipe.name, recipe.path, out, tree=tree.root, cores=share) for tree, recipe in here)
+    return RecipesPlan(jobs, max(1, min(parallel, len(jobs))), elsewhere, cache)
+
+
+def build_recipes(
+    plan: RecipesPlan,
+    *,
+    done: Callable[[RecipeBuild], None] = lambda _: None,
+    needed: int | None = None,
+) -> tuple[RecipeBuild, ...]:
+    """Build them; one that fails does not stop the others."""
+    speaking = threading.Lock()
+
+    def build(job: NixJob) -> RecipeBuild:
+        try:
+            output = run_nix_job(job, ledger=Ledger(), needed=needed)
+            if plan.cache:
+                copy_to_cache(output.store_path, plan.cache)
+            result = RecipeBuild(job.name, output, copied=plan.cache is not None)
+        except TorchtailorError as error:
+            result = RecipeBuild(job.name, error=error)
+        with speaking:
+            done(result)
+        return result
+
+    with ThreadPoolExecutor(max_workers=plan.parallel) as pool:
+        return tuple(pool.map(build, plan.jobs))
+
+
+def copy_to_cache(path: Path, cache: str) -> None:
+    """Copy a store path and all it needs to a binary cache: `nix copy --to`."""
+    need_tool("nix")
+    finished = run_nix("nix", [*_COPY, cache, str(path)])
+    if finished.code != 0:
+        last = next((line for line in reversed(finished.err.splitlines()) if line.strip()), "no reason was given")
+        raise BuildFailedError(
+            f"{path.name} was built, but could not be copied to {cache}: {last.strip()}",
+            "Check the address and its credentials; a second run copies without building again.",
+        )
+
+
+def _check_cache(cache: str) -> None:
+    no_option(cache, "The binary cache")
+    if "://" not in cache and not cache.startswith("/"):
+        raise UsageError(
+            f"{cache!r} is not the address of a binary cache.",
+            "Write one as `nix copy --to` takes it: s3://bucket, ssh://host, file:///folder.",
+        )
+
+
+def _select(catalog: Catalog, tree: RecipeTree, globs: Sequence[str]) -> list[Recipe]:
+    """Recipes whose file name, or a variant's short name, matches."""
+    patterns = [item for glob in globs for item in expand_braces(glob.lower())]
+    context = open_tree(catalog, tree, with_nix=False)
+    found = []
+    for recipe in context.recipes:
+        names = [recipe.name, *([recipe.variant.short_name] if recipe.variant and recipe.is_torch_like else [])]
+        if recipe.readable and (not patterns or any(fnmatchcase(n, p) for n in names for p in patterns)):
+            found.append(recipe)
+    return found
