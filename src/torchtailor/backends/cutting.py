@@ -25,6 +25,8 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Limit, Sha256, Size, decode_json, read_limited
+from torchtailor.workload.choice import Workload
+from torchtailor.workload.trace import decode_trace
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
@@ -42,6 +44,7 @@ _ENGINE = (
     "tailoring",
     "trust.py",
     "wheels",
+    "workload",
 )
 
 
@@ -53,6 +56,8 @@ class CutOptions:
     recompress: bool = False
     keep_ptx: bool = False
     strip: bool = True
+    trace: str = ""  # of a workload, as JSON: what it does not use goes to packs
+    margin: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class Cutter:
             strip=None if options.strip else False,
             nvidia=options.nvidia,
             recompress=options.recompress,
+            workload=Workload(decode_trace(options.trace.encode()), options.margin) if options.trace else None,
             processes=self._processes,
         )
 

@@ -57,6 +57,18 @@ Recompress = Annotated[
 KeepPtx = Annotated[
     bool, typer.Option("--keep-ptx", help="Keep PTX, which newer GPUs can compile.", rich_help_panel=_WHEELS)
 ]
+Trace = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--workload",
+        metavar="TRACE",
+        help="Keep what the program of this trace uses; the rest goes to packs.",
+        rich_help_panel=_WHEELS,
+    ),
+]
+Margin = Annotated[
+    str, typer.Option(help="With --workload, what stays beside it: exact, library.", rich_help_panel=_WHEELS)
+]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
 Variants = Annotated[
     bool,

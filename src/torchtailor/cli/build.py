@@ -27,6 +27,8 @@ def command(
     nvidia: options.Nvidia = None,
     recompress: options.Recompress = False,
     keep_ptx: options.KeepPtx = False,
+    workload: options.Trace = None,
+    margin: options.Margin = "exact",
     wheel_variants: options.Variants = False,
     glibc: options.Glibc = "2.28",
     index_url: options.IndexUrl = None,
@@ -61,6 +63,7 @@ def command(
     from torchtailor.backends.wheel.options import WheelOptions
     from torchtailor.cli._build_output import show_plan, show_result
     from torchtailor.cli._progress import BuildDisplay
+    from torchtailor.tailoring.run import read_workload
 
     given: dict[Method, object] = {
         Method.WHEEL: WheelOptions(
@@ -68,6 +71,7 @@ def command(
             nvidia=nvidia,
             recompress=recompress,
             keep_ptx=keep_ptx,
+            workload=read_workload(workload, margin) if workload else None,
             variants=wheel_variants,
             glibc=glibc,
             index_url=index_url,

@@ -115,13 +115,18 @@ def read_trace(path: Path) -> Trace:
         ) from error
     except IsADirectoryError as error:
         raise BadInputError(f"{path} is a folder.", "Give the file that `torchtailor record -o` wrote.") from error
+    return decode_trace(data, str(path))
+
+
+def decode_trace(data: bytes, name: str = "The trace") -> Trace:
+    """A trace from its bytes; `name` is what an error calls it."""
     try:
         trace = msgspec.json.decode(data, type=Trace)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadInputError(f"{path} is not a trace: {error}.", "Record it again.") from error
+        raise BadInputError(f"{name} is not a trace: {error}.", "Record it again.") from error
     if trace.schema != SCHEMA or trace.version != VERSION:
         raise BadInputError(
-            f"{path} is not a trace of version {VERSION}.", "Record it again with this version of torchtailor."
+            f"{name} is not a trace of version {VERSION}.", "Record it again with this version of torchtailor."
         )
     return trace
 

@@ -9,6 +9,7 @@ from torchtailor.backends.cutting import CutOptions
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
+from torchtailor.workload.choice import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class WheelOptions:
     recompress: bool = False
     keep_ptx: bool = False
     strip: bool = True
+    workload: Workload | None = None  # what stays in place; the rest goes to packs
     variants: bool = False  # also an index of wheel variants
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
@@ -45,15 +47,25 @@ class WheelOptions:
 
     @property
     def cut_options(self) -> CutOptions:
-        return CutOptions(bool(self.nvidia), self.recompress, self.keep_ptx, self.strip)
+        return CutOptions(
+            bool(self.nvidia),
+            self.recompress,
+            self.keep_ptx,
+            self.strip,
+            self.workload.trace.to_bytes().decode() if self.workload else "",
+            self.workload.margin if self.workload else "exact",
+        )
 
     def to_json(self) -> dict[str, object]:
         """The options that decide the bytes of the output."""
+        workload = self.workload
+        used = {"workload": {"trace": workload.trace.digest, "margin": workload.margin}} if workload else {}
         return {
             "with": list(self.companions),
             "nvidia": bool(self.nvidia),
             "recompress": self.recompress,
             "keep_ptx": self.keep_ptx,
+            **used,
             "strip": self.strip,
             "glibc": self.glibc,
         }
