@@ -9,7 +9,7 @@ import sys
 import time
 
 from tests.torture.events import EVENTS
-from tests.torture.harness import Row, Torture, run_class, table
+from tests.torture.harness import Row, Torture, run_at_once, table
 from tests.torture.inputs import INPUTS
 
 LONG = (50_000, 200)  # mutants of libraries, kills
@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=None)
     parser.add_argument("--only", default="", help="one class")
     parser.add_argument("--case", type=int, default=None, help="one case of it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--short", action="store_true")
     options = parser.parse_args()
     standard = SHORT if options.short else LONG
@@ -42,7 +43,7 @@ def main() -> int:
     for torture, number in plan(cases, kills):
         if options.only in ("", torture.name):
             wanted = range(number) if options.case is None else [options.case]
-            row = run_class(torture, seed, wanted)
+            row = run_at_once(torture, seed, wanted, options.jobs)
             rows.append(row)
             print(f"{row.name}: {row.tries} in {row.seconds:.0f} s", file=sys.stderr, flush=True)
             for failure in row.failures[:20]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +97,23 @@ def run_class(torture: Torture, seed: int, cases: Sequence[int], *, limited: boo
         left = left[done:]
     row.seconds = time.monotonic() - began
     return row
+
+
+def run_at_once(torture: Torture, seed: int, cases: Sequence[int], jobs: int) -> Row:
+    """The same in several processes; each case is the one it would be alone."""
+    parts = [cases[start::jobs] for start in range(min(jobs, len(cases)))]
+    if len(parts) < 2:
+        return run_class(torture, seed, cases)
+    began = time.monotonic()
+    with ProcessPoolExecutor(len(parts), multiprocessing.get_context("fork")) as pool:
+        rows = list(pool.map(run_class, [torture] * len(parts), [seed] * len(parts), parts))
+    whole = Row(torture.name)
+    for row in rows:
+        whole.tries += row.tries
+        whole.ends += row.ends
+        whole.failures += row.failures
+    whole.seconds = time.monotonic() - began
+    return whole
 
 
 def _run_child(torture: Torture, seed: int, cases: Sequence[int], row: Row, *, limited: bool) -> int:
