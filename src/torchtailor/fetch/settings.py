@@ -110,9 +110,9 @@ def _number(text: str | None, default: float, least: float, most: float) -> floa
         number = float(text) if text else default
     except ValueError:
         number = math.nan
-    if not least <= number <= most:
+    if not least <= number <= most:  # what is there is not shown: it may be an address with a password
         raise UsageError(
-            f"pip's configuration has {(text or '')[:40]!r} instead of a number from {least:g} to {most:g}.",
+            f"pip's configuration has something else where a number from {least:g} to {most:g} should be.",
             "Correct PIP_TIMEOUT, PIP_RETRIES or pip.conf.",
         )
     return number

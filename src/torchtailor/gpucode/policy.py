@@ -13,7 +13,7 @@ other drivers take is not known, so both stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, GpuRules, Suffix
@@ -106,10 +106,12 @@ class Policy:
         if len(images) == 1 and choice.served and not choice.spare:
             return images  # most containers of cuFFT hold one image
         chosen = [image for image in images if _named_in(image, choice.needed)]
-        spare = [image for image in images if image not in chosen and _named_in(image, choice.spare)]
-        if spare:
-            chosen += self._still_needed(chosen, spare, kernels)
         kept = set(map(id, chosen))
+        for usable, spare_codes in choice.spare.items():  # what one target runs does not make up for another's
+            spare = [image for image in images if id(image) not in kept and _named_in(image, spare_codes)]
+            if spare:
+                runs = [image for image in images if id(image) in kept and _runs_one_of(image, usable)]
+                kept.update(map(id, self._still_needed(runs, spare, kernels)))
         return tuple(image for image in images if id(image) in kept)
 
     def loaded(self, images: Iterable[Image]) -> frozenset[CodeTarget]:
@@ -145,7 +147,7 @@ class Policy:
 
     def _choice(self, codes: frozenset[CodeTarget]) -> PolicyChoice:
         needed: set[CodeTarget] = set()
-        spare: set[CodeTarget] = set()
+        spare: dict[frozenset[CodeTarget], frozenset[CodeTarget]] = {}
         served: set[Capability] = set()
         loaded: set[CodeTarget] = set()
         for device in self.devices:
@@ -162,13 +164,15 @@ class Policy:
                 needed |= cubins
             elif best:
                 needed.add(best)
-                spare |= cubins - {best}
+                if cubins - {best}:
+                    spare[frozenset(cubins)] = frozenset(cubins - {best})
             if self.objects and (newest := self.rules.best(device, ptx)):
                 needed.add(newest)
         if self.targets.keep_ptx:
             plain = [code for code in codes if code.kind is CodeKind.PTX and code.suffix is Suffix.NONE]
             needed.update(sorted(plain, key=lambda code: code.capability)[-1:])
-        return PolicyChoice(frozenset(needed), frozenset(spare - needed), frozenset(served), frozenset(loaded))
+        rest = {usable: codes - needed for usable, codes in spare.items() if codes - needed}
+        return PolicyChoice(frozenset(needed), rest, frozenset(served), frozenset(loaded))
 
     @staticmethod
     def _still_needed(chosen: list[Image], spare: list[Image], kernels: Kernels) -> list[Image]:
@@ -190,7 +194,8 @@ class PolicyChoice:
     """What the architectures of one container mean for the targets."""
 
     needed: frozenset[CodeTarget]
-    spare: frozenset[CodeTarget]  # runs on a target, but there is a better one
+    # by the cubins that a target runs, those of them for which there is a better one
+    spare: Mapping[frozenset[CodeTarget], frozenset[CodeTarget]]
     served: frozenset[Capability]
     best: frozenset[CodeTarget]  # what the driver would take, for each target
 
@@ -205,6 +210,11 @@ def _named_in(image: Image, codes: frozenset[CodeTarget]) -> bool:
     if image.parts:
         return any(part.target is None or part.target in codes for part in image.parts)
     return image.target is None or image.target in codes
+
+
+def _runs_one_of(image: Image, codes: frozenset[CodeTarget]) -> bool:
+    """Whether an image is, or has among its parts, one of these."""
+    return any(piece.target in codes for piece in (image.parts or (image,)))
 
 
 def _links(device: Capability, code: CodeTarget) -> bool:

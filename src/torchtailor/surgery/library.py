@@ -283,7 +283,10 @@ def _by_label(images: Iterable[Image]) -> dict[str, CodeTally]:
     by_arch: dict[ArchKey, list[Image]] = {}
     for image in images:
         by_arch.setdefault(image.arch_key, []).append(image)
-    return dict(sorted((same[0].label, _tally(same)) for same in by_arch.values()))
+    by_label: dict[str, list[Image]] = {}
+    for same in by_arch.values():
+        by_label.setdefault(same[0].label, []).extend(same)
+    return {label: _tally(by_label[label]) for label in sorted(by_label)}
 
 
 def _tally(images: list[Image]) -> CodeTally:

@@ -140,7 +140,11 @@ def _check_section_places(elf: ElfFile) -> None:
         alignment = section.alignment
         if alignment > _MAX_ALIGNMENT or alignment & (alignment - 1) or section.link >= len(elf.sections):
             raise BadInputError(f"The header of section {section.name or section.index} is damaged.")
-        if not (section.allocated and section.in_file) or elf.load_at(section.address) is None:
+        if not (section.allocated and section.in_file):
+            continue
+        if elf.load_at(section.address) is None and not any(
+            load.offset < section.file_end and section.offset < load.file_end for load in elf.loads
+        ):
             continue
         place = (elf.offset_of(section.address), elf.offset_of(section.memory_end - 1))
         if place != (section.offset, section.file_end - 1):

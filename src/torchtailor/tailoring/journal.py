@@ -73,8 +73,13 @@ class _Dropped(msgspec.Struct):
     size: Size
 
 
+class _Policy(msgspec.Struct):
+    drop: list[str] = []
+
+
 class _Options(msgspec.Struct):
     target: _Target
+    policy: _Policy = msgspec.field(default_factory=_Policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,13 @@ def test_a_lesser_image_stays_for_the_kernels_only_it_has() -> None:
     assert kept("8.9", "sm_80 sm_86 sm_89", {"sm_80": {"c"}, "sm_86": {"c"}, "sm_89": {"a"}}) == "sm_86 sm_89"
 
 
+def test_what_one_target_runs_does_not_make_up_for_another() -> None:
+    kernels: dict[str, set[str] | None] = {"sm_80": {"a"}, "sm_120": {"a", "b"}, "sm_120a": {"b"}}
+    assert kept("8.6,12.0", "sm_80 sm_120 sm_120a", kernels) == "sm_80 sm_120 sm_120a"
+    assert kept("12.0", "sm_80 sm_120 sm_120a", {**kernels, "sm_120": {"b"}}) == "sm_120a"
+    assert kept("8.6,12.0", "sm_80 sm_120 sm_120a", {**kernels, "sm_120a": None}) == "sm_80 sm_120 sm_120a"
+
+
 def test_unknown_kinds_stay() -> None:
     unknown = Image(ImageKind.UNKNOWN, 77, None, 0, 64, 8, 0, 8, Compression.NONE, 0, 90, "")
     plain = policy("9.0")

@@ -174,13 +174,13 @@ def _check_kernels(stock: FileSource, pair: ContainerPair, kept: list[Image], po
         for image in pair.before.images
         if id(image) not in stay and image.target and image.target.kind is CodeKind.CUBIN and policy.usable((image,))
     ]
-    if not gone:
-        return
-    names: set[str] = set()
-    for image in kept:
-        names |= kernel_names(stock, image) or frozenset()
     for image in gone:
         own = kernel_names(stock, image)  # None: unreadable; empty: a cubin of data or device functions alone
-        missing = ({"(unreadable)"} if own is None else own) - names
-        if missing:
-            raise pair.problem(f"lost the kernel {min(missing)} with {image.label}")
+        for device in policy.usable((image,)):  # each must have them in code that it runs
+            names: set[str] = set()
+            for other in kept:
+                if device in policy.usable((other,)):
+                    names |= kernel_names(stock, other) or frozenset()
+            missing = ({"(unreadable)"} if own is None else own) - names
+            if missing:
+                raise pair.problem(f"lost the kernel {min(missing)} with {image.label}")
