@@ -54,8 +54,12 @@ class Catalog:
         """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number."""
         return self.find_gpu(text).gpu
 
-    def find_gpu(self, text: str) -> GpuMatch:
-        """The same, with every reading of a name that several chips carry."""
+    def find_gpu(self, text: str, driver: Dotted | None = None) -> GpuMatch:
+        """The same, with every reading of a name that several chips carry; a driver may rule some out."""
+        match = self._find_gpu(text)
+        return match.under(driver, self.gpus) if driver is not None else match
+
+    def _find_gpu(self, text: str) -> GpuMatch:
         try:
             capability = Capability.parse(text)
         except ValueError:
