@@ -302,8 +302,8 @@ def _unknown(name: str, gpus: Mapping[Capability, Gpu]) -> NoMatchError:
             return NoMatchError(f"{name!r} is not an NVIDIA GPU ({other.name}).", other.text)
     if ended := _ended(name):
         return NoMatchError(
-            f"{name!r} is a GPU of the {ended.family} generation (compute capability {ended.capability}), which PyTorch "
-            "no longer supports.",
+            f"{name!r} is a GPU of the {ended.family} generation (compute capability {ended.capability}), which "
+            "PyTorch no longer supports.",
             ended.text,
         )
     near = _near(words(name), gpus)

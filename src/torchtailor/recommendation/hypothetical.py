@@ -117,7 +117,10 @@ def _driver_notes(
     elif given.jetpack is not None:
         yield "The driver of a Jetson comes with its JetPack: --driver does not count beside --jetpack."
     elif row := _jetpack_by_driver(gpus, given):
-        yield f"Driver {given.driver} is that of JetPack {row.jetpack}; --jetpack gives another."
+        yield (
+            f"Driver {given.driver} comes with JetPack {Dotted(row.jetpack).major}: taken as JetPack {row.jetpack}; "
+            "give another with --jetpack."
+        )
     elif host.tegra.jetpack is None:
         yield (
             f"Driver {given.driver} is that of no JetPack that is known: give the JetPack (--jetpack), for support "
@@ -146,9 +149,7 @@ def _named(texts: Sequence[str]) -> tuple[str, ...]:
     return () if without else named
 
 
-def _gpus(
-    catalog: Catalog, texts: Sequence[str], driver: Dotted | None, notes: list[str]
-) -> list[tuple[str, Gpu]]:
+def _gpus(catalog: Catalog, texts: Sequence[str], driver: Dotted | None, notes: list[str]) -> list[tuple[str, Gpu]]:
     found = [(text, catalog.find_gpu(text, driver)) for text in texts]
     notes.extend(f"{text} {match.doubt}" for text, match in found if match.doubt)
     return [(_product(text), match.gpu) for text, match in found]
@@ -181,7 +182,14 @@ def _cpu(
         core, label = catalog.microarchitecture(given.cpu)
         if not gpus and not given.gpus and (base is None or not base.gpus):
             notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
-        return _hypothetical_cpu(core, label)
+        row = catalog.cpu_name(given.cpu)
+        if row is None or not row.at_least:
+            return _hypothetical_cpu(core, label)
+        notes.append(
+            f"{given.cpu} does not say which CPU it is: the least that it can be is assumed. `torchtailor detect` on "
+            "the machine knows; for the official wheel it makes no difference."
+        )
+        return replace(_hypothetical_cpu(core, label), at_least=True)
     if base is not None:
         return base.cpu
     for text, gpu in gpus:  # a system such as DGX Spark names both
@@ -261,7 +269,7 @@ def _l4t(name: str, chip: Chip | None, jetpack: str, notes: list[str]) -> str:
     if row is None or row not in there:
         raise ImpossibleError(
             f"There is no JetPack {jetpack} for {name}.",
-            f"Its JetPacks are {', '.join(row.jetpack for row in there)}: give its own with --jetpack.",
+            f"For it there is JetPack {' or '.join(row.jetpack for row in there)}: give that with --jetpack.",
         )
     return row.l4t
 

@@ -67,7 +67,10 @@ def test_the_seeds_releases_exactly(matrix: Matrix, release: str, count: int) ->
         ("2.7", {"cpu", "cu118", "cu126", "cu128"}),
         ("2.8", {"cpu", "cu126", "cu128", "cu129"}),
         ("2.9", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
-        ("2.10", {"cpu", "cu126", "cu128", "cu130"}),
+        ("2.10", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
+        ("2.11", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
+        ("2.12.0", {"cpu", "cu126", "cu130", "cu132"}),
+        ("2.12.1", {"cpu", "cu126", "cu129", "cu130", "cu132"}),
         ("2.9.0", {"cpu", "cu126", "cu128", "cu130"}),
     ],
 )
@@ -295,3 +298,8 @@ def test_braces_that_would_fill_the_memory() -> None:
 def test_braces_expand_to_each_part_once(parts: list[str], tail: str) -> None:
     expanded = expand_braces("sm{" + ",".join(parts) + "}" + tail)
     assert list(expanded) == list(dict.fromkeys(f"sm{part}{tail}" for part in parts))
+
+
+def test_none_is_the_gpu_of_cpu_variants(matrix: Matrix) -> None:
+    found = find_variants(matrix, gpus=["none"])
+    assert found and found == find_variants(matrix, gpus=["cpu"])
