@@ -166,7 +166,8 @@ def _left_out(
         reasons = [one.reason for one in found if one.what.startswith("PyTorch")]
         verdicts = [situation.driver(kind[0], build) for release in situation.releases for build in release.cuda_builds]
         dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
-        yield f"Nothing runs on {labels}: {(dropped or reasons or ['it is not in the matrix.'])[0]}"
+        python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
+        yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
 
 
 def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:

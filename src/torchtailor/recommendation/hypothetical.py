@@ -87,7 +87,7 @@ class _GivenDriver:
 
 def _driver(catalog: Catalog, text: str) -> _GivenDriver:
     """The version of a driver; a bare branch stands for its newest driver, and a note says so."""
-    version = text.strip()
+    version = re.sub(r"^[rv](?=\d)", "", text.strip(), flags=re.IGNORECASE)
     if not re.fullmatch(r"\d{3,}(\.\d+)*", version):
         raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
     branch, newest = Dotted(version).major, max(catalog.drivers)

@@ -39,6 +39,7 @@ def ask(*gpus: str, python: str | None = None, release: str | None = None, **mor
             ("sm90", "sm52"),
             "Nothing runs on GPU 2 (GTX 680): Driver 580",
         ),
+        (("T4", "K80"), "470.256.02", ("sm75", "sm37"), ""),
         (("GTX 680", "GTX 1080"), "470.256.02", ("sm61",), "Nothing runs on GPU 0 (GTX 680): CUDA 12 no longer"),
     ],
 )
@@ -56,6 +57,31 @@ def test_a_gpu_whose_releases_have_another_python_gets_it() -> None:
     found = ask("K80", "P100", cpu="haswell", driver="470.256.02")
     assert [(one.gpu, one.python) for one in found.per_gpu] == [("sm60", "3.13"), ("sm37", "3.11")]
     assert "in an environment with Python 3.11" in found.per_gpu[1].reasons[0]
+
+
+def test_a_python_that_was_asked_for_is_the_reason() -> None:
+    found = ask("K80", "P100", cpu="haswell", driver="470.256.02", python="3.12")
+    assert "Nothing runs on GPU 0 (K80): PyTorch 2.0.1: Not available for Python 3.12." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "best", "per_gpu"),
+    [
+        (("RTX 3090", "GTX 1080 Ti"), "535.183.01", "sm86 2.14.1", ("sm86", "sm61")),
+        (("RTX 4090", "RTX 3060"), "580.95.05", "sm86 2.15.0", ("sm89", "sm86")),
+        (("H100 PCIe", "A100 80GB PCIe"), "570.86.15", "sm90 2.14.1", ("sm90", "sm80")),
+        (("Tesla T4", "Tesla V100-SXM2-32GB"), "550.54.15", "sm70 2.14.1", ("sm75", "sm70")),
+        (("RTX 5090", "RTX 4090"), "570.133.07", "sm120 2.13.0", ("sm120", "sm89")),
+        (("RTX 2080 Ti", "RTX 2080 Ti", "Quadro RTX 6000"), "535.183.01", "sm75 2.14.1", ()),
+        (("NVIDIA L4", "Tesla P4"), "590.48.01", "sm89 2.15.0", ("sm89",)),
+        (("GTX 1080", "GTX 980"), "580.95.05", "sm61 2.14.1", ("sm61", "sm52")),
+    ],
+)
+def test_machines_with_several_gpus(gpus: tuple[str, ...], driver: str, best: str, per_gpu: tuple[str, ...]) -> None:
+    """sm_70 runs on 7.5 and sm_86 on 8.9, so that one variant serves both; other pairs need two."""
+    found = ask(*gpus, cpu="zen3", driver=driver)
+    assert found.best is not None and f"{found.best.gpu} {found.best.pytorch}" == best
+    assert tuple(one.gpu for one in found.per_gpu) == per_gpu
 
 
 def test_the_command_for_all_gpus_names_its_environment() -> None:
