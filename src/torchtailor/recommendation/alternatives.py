@@ -200,7 +200,8 @@ def _by_jetpack(situation: Situation) -> Iterator[Alternative]:
             variant = best.variant
             text = (
                 f"With JetPack {row.jetpack}: {variant.unique_name}, {best.method.phrase}, whose "
-                f"{best.coverage.through} code runs there. Run the command again with --jetpack {row.jetpack} for the details."
+                f"{best.coverage.through} code runs there. Run the command again with "
+                f"--jetpack {row.jetpack} for the details."
             )
             yield Alternative("jetpack", text, variant.unique_name)
         for own in () if best else _own_rows(there):
