@@ -29,7 +29,7 @@ _PCI = re.compile(r"(?<![0-9a-f])(?:0x)?([0-9a-f]{4}):(?:0x)?([0-9a-f]{4})(?![0-
 _LSPCI = re.compile(r"\b(?P<chip>[A-Z]{2}\d{2,3}B?)[A-Z]* \[(?P<product>[^\]]+)\]")
 # `GRID A100D-20C`, `NVIDIA A40-48Q`, `GRID A100-3-20C`: a virtual GPU's profile after the board's name
 _VGPU = re.compile(r"-\d+(?:-\d+)?[abcqv]\d?(?:me)?$", re.IGNORECASE)
-_BOARD = re.compile(r"(?:nvidia )?(pg\d{3})-\d{3}", re.IGNORECASE)  # NVIDIA PG506-230
+_BOARD = re.compile(r"(?:nvidia )?(?:drive-)?(pg\d{3})-(?:\d{3}|prod)", re.IGNORECASE)  # NVIDIA PG506-230
 # `GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-...)`, a line of `nvidia-smi -L`, and the MIG instances below it
 _SMI_LINE = re.compile(r"\s*GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?\s*", re.IGNORECASE)
 _MIG_LINE = re.compile(r"\s*(?:mig )?\d+(?:c\.\d+)?g\.\d+gb(?:\+\S+)?(?:\s+device\s+\d+:?.*)?\s*", re.IGNORECASE)

@@ -130,7 +130,8 @@ def test_torch_compile_on_blackwell_with_a_cuda_12_driver_needs_another_ptxas() 
 def test_rubin_runs_the_wheels_code_for_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the page is made from the real catalog
     best = recommend(gpus="Rubin", cpu="zen4", catalog=load_catalog(Path("/"))).best
-    assert best is not None and (best.gpu, best.code, best.method) == ("sm100", "sm_100", "wheel")
+    assert best is not None and (best.gpu, best.method) == ("sm100", "wheel")
+    assert best.code is not None and best.code.startswith("sm_100")
     text = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text()
     (row,) = [line for line in text.splitlines() if "| `sm107` |" in line]
     assert f"| {best.pytorch}, CUDA {best.cuda} |" in row and "As `sm100`" in row

@@ -167,9 +167,9 @@ def test_a_method_that_does_not_build_it_says_why(matrix: Matrix) -> None:
         matrix.resolve("sm70-avx512", via=Method.NIX)
 
 
-def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
+def test_wheel_coverage(pinned: Matrix) -> None:
     def by_wheel(name: str) -> tuple[bool, Fit, str]:
-        found = coverage(catalog, matrix.resolve(name).variant, Method.WHEEL)
+        found = coverage(pinned.catalog, pinned.resolve(name).variant, Method.WHEEL)
         return found.available, found.fit, str(found.through)
 
     assert by_wheel("pytorch215-python313-cuda13_2-sm90-avx2") == (True, Fit.NATIVE, "sm_90")
