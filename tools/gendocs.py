@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchtailor.cli._documents import DOCUMENTS, json_schema
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation import recommend
+from torchtailor.recommendation.result import Alternative
 from torchtailor.ui import schema_of
 from torchtailor.variants import Matrix, Variant, available_methods, coverage
 
@@ -210,9 +211,10 @@ def decision(catalog: Catalog) -> str:
     for gpu in sorted(catalog.gpus.values(), key=lambda g: g.capability, reverse=True):
         if not gpu.offered:
             continue
-        newest, driver, how = "none", "none", _unlisted(catalog, gpu)
-        cpu = "haswell" if "x86_64" in gpu.hosts else "neoverse_n1"
-        best = recommend(gpus=[str(gpu.capability)], cpu=cpu, catalog=catalog).best
+        cpu = "haswell" if "x86_64" in gpu.hosts else None if gpu.cpu else "neoverse_n1"
+        answer = recommend(gpus=[str(gpu.capability)], cpu=cpu, catalog=catalog)
+        newest, driver, how = "none", "none", _unlisted(catalog, gpu, answer.alternatives)
+        best = answer.best
         if best is not None and best.cuda is not None and best.gpu is not None:
             newest = f"{best.pytorch}, CUDA {best.cuda}" + (
                 "" if best.python == DEFAULT_PYTHON else f", Python {best.python}"
@@ -223,8 +225,13 @@ def decision(catalog: Catalog) -> str:
     return table(["GPU", "capability", "name", "newest PyTorch", "minimum driver", "how"], rows)
 
 
-def _unlisted(catalog: Catalog, gpu: Gpu) -> str:
-    """What to do for a GPU that no release lists."""
+def _unlisted(catalog: Catalog, gpu: Gpu, alternatives: Sequence[Alternative]) -> str:
+    """What `torchtailor recommend` says of a GPU that no release lists."""
+    ways = [one.text for one in alternatives if one.kind == "jetpack" or (one.variant or "").startswith(gpu.sm)]
+    if ways:
+        row = " (`[[row]]` in [extending](extending.md))"
+        texts = (re.sub(r": add this to .*| Run the command again .*", "", way).rstrip(".") for way in ways)
+        return ". ".join(f"{text}{row if 'variant of your own' in text else ''}" for text in texts) + "."
     if gpu.last_cuda and gpu.last_cuda < min(catalog.toolkits):
         return f"not available: CUDA {gpu.last_cuda} was the last for it, older than every release"
     chip = tegra_table().chip_of(str(gpu.capability))

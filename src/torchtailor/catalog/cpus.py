@@ -74,6 +74,9 @@ class CpuName(Strict, frozen=True, kw_only=True):
     ]
     microarchitecture: Annotated[str, Meta(description="The core that it means.")]
     label: Annotated[str, Meta(description="The name for readers.")]
+    at_least: Annotated[
+        bool, Meta(description="Whether the name hides the model, so that the core is the least that it can be.")
+    ] = False
     with_gpu: Annotated[bool, Meta(description="Whether a GPU of this name always comes with this CPU.")] = False
 
     def check(self) -> None:

@@ -55,8 +55,12 @@ class Catalog:
         """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number."""
         return self.find_gpu(text).gpu
 
-    def find_gpu(self, text: str) -> GpuMatch:
-        """The same, with every reading of a name that several chips carry."""
+    def find_gpu(self, text: str, driver: Dotted | None = None) -> GpuMatch:
+        """The same, with every reading of a name that several chips carry; a driver may rule some out."""
+        match = self._find_gpu(text)
+        return match.under(driver, self.gpus) if driver is not None else match
+
+    def _find_gpu(self, text: str) -> GpuMatch:
         try:
             capability = Capability.parse(text)
         except ValueError:
@@ -121,9 +125,8 @@ class Catalog:
         key = name.strip().lower().replace("-", "_")
         if key in self.microarchitectures:
             return self.microarchitectures[key], key
-        for known in self.cpu_names:
-            if known.matches(name):
-                return self.microarchitectures[known.microarchitecture], known.label
+        if (known := self.cpu_name(name)) is not None:
+            return self.microarchitectures[known.microarchitecture], known.label
         if (core := _from_archspec(key)) is not None:
             return core, key
         brand = "Write its brand too (Ryzen 9 9950X, Core i9-12900K, Xeon Gold 6248). " if key[:3].isdecimal() else ""
@@ -132,6 +135,10 @@ class Catalog:
             f"{brand}Give archspec's name for it (zen4, icelake, neoverse_v2), or run `torchtailor detect --json` on "
             "the machine and pass the file with --from.",
         )
+
+    def cpu_name(self, name: str) -> CpuName | None:
+        """The first row of names that covers this one."""
+        return next((known for known in self.cpu_names if known.matches(name)), None)
 
     def cpu_with(self, text: str, gpu: Gpu) -> tuple[Microarchitecture, str] | None:
         """The CPU that a GPU always comes with, and its name: Grace for a GH200, a Jetson's own cores."""

@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.schema import Strict, decode
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import NoMatchError
 
 Words = tuple[str, ...]
@@ -28,7 +29,10 @@ _PCI = re.compile(r"(?<![0-9a-f])(?:0x)?([0-9a-f]{4}):(?:0x)?([0-9a-f]{4})(?![0-
 _LSPCI = re.compile(r"\b(?P<chip>[A-Z]{2}\d{2,3}B?)[A-Z]* \[(?P<product>[^\]]+)\]")
 # `GRID A100D-20C`, `NVIDIA A40-48Q`, `GRID A100-3-20C`: a virtual GPU's profile after the board's name
 _VGPU = re.compile(r"-\d+(?:-\d+)?[abcqv]\d?(?:me)?$", re.IGNORECASE)
-_BOARD = re.compile(r"(?:nvidia )?(pg\d{3})-\d{3}", re.IGNORECASE)  # NVIDIA PG506-230
+_BOARD = re.compile(r"(?:nvidia )?(?:drive-)?(pg\d{3})-(?:\d{3}|prod)", re.IGNORECASE)  # NVIDIA PG506-230
+# `GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-...)`, a line of `nvidia-smi -L`, and the MIG instances below it
+_SMI_LINE = re.compile(r"\s*GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?\s*", re.IGNORECASE)
+_MIG_LINE = re.compile(r"\s*(?:mig )?\d+(?:c\.\d+)?g\.\d+gb(?:\+\S+)?(?:\s+device\s+\d+:?.*)?\s*", re.IGNORECASE)
 _VGPU_BOARD = re.compile(r"((?:[a-z]\d{1,3})|\d{4})[a-z]{1,2}")
 _MOST_READINGS = 2  # a name that may mean more capabilities than this says too little
 
@@ -39,6 +43,15 @@ class OtherAccelerator(Strict, frozen=True, kw_only=True):
     vendor: str
     pattern: str
     name: str
+    text: str
+
+
+class EndedGpus(Strict, frozen=True, kw_only=True):
+    """GPUs from before every capability in the catalog, by their names."""
+
+    family: str
+    capability: str
+    pattern: str
     text: str
 
 
@@ -57,6 +70,7 @@ class _ChipFile(Strict, frozen=True, kw_only=True):
     board: Mapping[str, str]
     words: _Vocabulary
     other: tuple[OtherAccelerator, ...]
+    ended: tuple[EndedGpus, ...]
 
 
 class _PciFile(Strict, frozen=True, kw_only=True):
@@ -98,18 +112,34 @@ class GpuMatch:
 
     gpu: Gpu
     readings: tuple[Reading, ...] = ()
+    decided: str = ""  # why it is not the lowest
 
     @property
     def doubt(self) -> str:
         """A sentence on the readings where there are several; empty where the name is clear."""
         if len(self.readings) < 2:
             return ""
-        return f"could be {' or '.join(map(str, self.readings))}: assuming the lower, {self.gpu.capability}."
+        taken = self.decided or f"assuming the lower, {self.gpu.capability}"
+        return f"could be {' or '.join(map(str, self.readings))}: {taken}."
+
+    def under(self, driver: Dotted, gpus: Mapping[Capability, Gpu]) -> GpuMatch:
+        """The same where the driver is known: readings that it does not support are ruled out."""
+        left = [gpus[one.capability] for one in self.readings if _supports(driver, gpus.get(one.capability))]
+        if len(self.readings) < 2 or not 0 < len(left) < len(self.readings):
+            return self
+        return replace(self, gpu=left[0], decided=f"driver {driver} supports {left[0].capability} alone")
+
+
+def _supports(driver: Dotted, gpu: Gpu | None) -> bool:
+    if gpu is None:
+        return False
+    ended = gpu.last_driver_branch is not None and driver.major > gpu.last_driver_branch
+    return not ended and not (gpu.first_driver is not None and driver < gpu.first_driver)
 
 
 @cache
 def _chip_file() -> _ChipFile:
-    return decode(_load("chips.toml"), _ChipFile, {"other": "name"})
+    return decode(_load("chips.toml"), _ChipFile, {"other": "name", "ended": "family"})
 
 
 @cache
@@ -155,6 +185,13 @@ def find_product(name: str, gpus: Mapping[Capability, Gpu]) -> GpuMatch:
     """The architecture that a name means, with every reading of it; an error names what comes near."""
     if match := _by_number(name, gpus):
         return match
+    if smi := _SMI_LINE.fullmatch(name):
+        return find_product(smi["name"], gpus)
+    if _MIG_LINE.fullmatch(name):
+        raise NoMatchError(
+            f"{name.strip()!r} is an instance of a GPU, and does not say of which.",
+            "Give the GPU that it is a part of: the line above it in `nvidia-smi -L`.",
+        )
     if (listed := _LSPCI.search(name)) and listed["chip"] in _chip_file().capability:
         return _match([Reading(listed["product"], _chip_file().capability[listed["chip"]], listed["chip"])], gpus, name)
     if chip := _chip_file().capability.get(name.strip().upper()):
@@ -165,7 +202,7 @@ def find_product(name: str, gpus: Mapping[Capability, Gpu]) -> GpuMatch:
     wanted = words(name[: profile.start()] if profile else name)
     if not wanted:
         raise _unknown(name, gpus)
-    readings = _read(wanted, gpus)
+    readings = _read(wanted, gpus, loosely=_ended(name) is None)
     if not readings and profile:  # the board's letters: A100D is an A100 of 80 GB, RTX8000P a passive one
         readings = _read(tuple(_VGPU_BOARD.sub(r"\1", word) for word in wanted), gpus)
     if not readings:
@@ -191,8 +228,8 @@ def _by_number(name: str, gpus: Mapping[Capability, Gpu]) -> GpuMatch | None:
 _ASK = "Give its compute capability instead: `nvidia-smi --query-gpu=compute_cap --format=csv,noheader`."
 
 
-def _read(wanted: Words, gpus: Mapping[Capability, Gpu]) -> list[Reading]:
-    """What the words mean, by the strictest rule that finds anything."""
+def _read(wanted: Words, gpus: Mapping[Capability, Gpu], *, loosely: bool = True) -> list[Reading]:
+    """What the words mean, by the strictest rule that finds anything; `loosely` also as a part of a longer name."""
     own = [(words(name), Reading(name, gpu.capability)) for gpu in gpus.values() for name in gpu.all_products]
     if exact := [reading for product, reading in own if product == wanted]:
         return exact
@@ -202,6 +239,8 @@ def _read(wanted: Words, gpus: Mapping[Capability, Gpu]) -> list[Reading]:
     every = [*own, *_pci_readings()]
     if exact := [reading for product, reading in every if product == wanted]:
         return exact
+    if not loosely:
+        return []
     telling = "titan" in wanted or any(character.isdigit() for word in wanted for character in word)
     if shorter := [reading for product, reading in every if telling and _holds(product, wanted)]:
         return shorter
@@ -261,9 +300,22 @@ def _unknown(name: str, gpus: Mapping[Capability, Gpu]) -> NoMatchError:
     for other in _chip_file().other:
         if "nvidia" not in lower and re.search(other.pattern, lower):
             return NoMatchError(f"{name!r} is not an NVIDIA GPU ({other.name}).", other.text)
+    if ended := _ended(name):
+        return NoMatchError(
+            f"{name!r} is a GPU of the {ended.family} generation (compute capability {ended.capability}), which "
+            "PyTorch no longer supports.",
+            ended.text,
+        )
     near = _near(words(name), gpus)
     close = f" Did you mean {' or '.join(near)}?" if near else ""
     return NoMatchError(f"No GPU is known as {name!r}.{close}", _ASK)
+
+
+def _ended(name: str) -> EndedGpus | None:
+    """The generation before every capability in the catalog that has this name."""
+    lower = re.sub(r"\b(?:nvidia|geforce|gpu)\b", " ", name.lower())
+    plain = " ".join(re.findall(r"[a-z0-9]+", lower))
+    return next((ended for ended in _chip_file().ended if re.fullmatch(ended.pattern, plain)), None)
 
 
 def _near(wanted: Words, gpus: Mapping[Capability, Gpu]) -> list[str]:

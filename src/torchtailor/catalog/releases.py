@@ -147,6 +147,9 @@ class Release(Sourced, frozen=True, kw_only=True):
         Mapping[Arch, HostExceptions],
         Meta(description="Functions of the official wheels that need more without checking for it, by platform."),
     ] = {}
+    false_warnings: Annotated[
+        frozenset[Capability], Meta(description="GPUs that it warns about at the start, though it runs on them.")
+    ] = frozenset()
     triton: Annotated[str, Meta(description="The Triton version it requires.")] = ""
     cudnn: Annotated[str, Meta(description="The cuDNN version it requires.")] = ""
     nccl: Annotated[str, Meta(description="The NCCL version it requires.")] = ""

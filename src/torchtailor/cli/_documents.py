@@ -55,6 +55,9 @@ class WhyDocument(Struct):
     possible: bool
     verdicts: list[BuildVerdictDocument]
     text: Annotated[str, Meta(description="all of it in words")]
+    instead: Annotated[
+        str | None, Meta(description="the variant whose official wheel runs on the GPU, where none of this name does")
+    ] = None
 
 
 class InspectDocument(Struct):

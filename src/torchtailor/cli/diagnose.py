@@ -66,7 +66,7 @@ def _print(found: Diagnosis) -> None:
     console = out()
     where = f" The build had reached {found.percent:.0f} %." if found.percent is not None else ""
     if found.clean:
-        console.print(f"No error found in {found.lines} lines.{where}", markup=False)
+        console.print(f"No error found in {found.lines} line{'' if found.lines == 1 else 's'}.{where}", markup=False)
         return
     if found.finding:
         console.print(Text.assemble(("cause    ", "bold"), f"{found.finding.cause} ({found.finding.confidence})"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.errors import ExitCode, NoMatchError, UsageError
 
 if TYPE_CHECKING:
     from torchtailor.variants import Variant
@@ -27,7 +27,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
-) -> None:
+) -> int:
     """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
@@ -47,7 +47,7 @@ def command(
             raise UsageError("--why explains one name.", "Only --release, --python and --json can be combined with it.")
         explanation = explain(matrix, why, release=release, python=python)
         print_json("matrix-why", explanation) if json else out().print(explanation.text, markup=False)
-        return
+        return ExitCode.OK if explanation.possible or explanation.instead else ExitCode.IMPOSSIBLE
     chosen = find_variants(matrix, globs or (), release=release, gpus=gpu or (), cpus=cpu or (), python=python)
     if not chosen:
         if json:  # still one document, for whoever reads it
@@ -63,6 +63,7 @@ def command(
     else:
         out().print(table(tables.COLUMNS, [tables.cells(row) for row in rows], optional=tables.IN_THE_NAME))
         out().print(_counts(chosen), markup=False)
+    return ExitCode.OK
 
 
 def _counts(chosen: tuple[Variant, ...]) -> str:

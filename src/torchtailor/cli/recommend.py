@@ -99,7 +99,9 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
         yield Text(f"Note: {note}", style="yellow")
     yield Text()
     if answer.best is None:
-        yield Text("No variant in the matrix runs on this machine.", style="bold red")
+        depends = any(alternative.kind == "jetpack" for alternative in answer.alternatives)
+        text = "It depends on the JetPack: see below." if depends else "No variant in the matrix runs on this machine."
+        yield Text(text, style="bold red")
     else:
         method = Method(answer.best.method).phrase
         yield Text.assemble("Recommended: ", (answer.best.variant, "bold green"), f", {method}")

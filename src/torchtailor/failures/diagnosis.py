@@ -23,6 +23,7 @@ from torchtailor.failures.known import (
     load_table,
     names_of,
     summary_patterns,
+    with_toolkits,
 )
 from torchtailor.failures.literals import Literals
 from torchtailor.failures.log import MAX_LINE, LogLine, blocks, clean, last_percent
@@ -107,7 +108,7 @@ class _Hit:
         for regex in self.pattern.then:
             match = next((match for text in after if (match := regex.search(text))), None)
             names |= names_of(match) if match else {}
-        cause, fix = self.failure.explain(names)
+        cause, fix = self.failure.explain(with_toolkits(names))
         return FoundFailure(
             failure=self.failure.id,
             rank=self.rank,

@@ -16,6 +16,9 @@ from importlib.resources import files
 
 import msgspec
 
+from torchtailor.catalog.gpus import Capability
+from torchtailor.catalog.load import load_catalog
+
 # A placeholder in a text whose name was not in the message.
 UNNAMED = "an unnamed "
 _STORE_PATH = re.compile(r"/[^\s'\"]{0,200}/[0-9a-z]{32}-")
@@ -86,6 +89,21 @@ def names_of(match: re.Match[str]) -> dict[str, str]:
 
 def _plain(value: str) -> str:
     return _STORE_PATH.sub("", value.strip(), count=1).removesuffix(".drv")
+
+
+def with_toolkits(names: Mapping[str, str]) -> Mapping[str, str]:
+    """The names of a message, and which CUDA compiles for the architecture among them."""
+    if "arch" not in names:
+        return names
+    number = re.fullmatch(r"(?:sm|compute|lto)_(\d{2,3})[af]?", names["arch"])
+    gpu = load_catalog().gpus.get(Capability.from_number(int(number[1]))) if number else None
+    if gpu is None:
+        toolkits = "No CUDA that is known compiles for it: correct its number"
+    elif gpu.last_cuda is None:
+        toolkits = f"Use CUDA {gpu.first_cuda} or newer, which compile for it"
+    else:
+        toolkits = f"Use CUDA {gpu.last_cuda} or older ({gpu.first_cuda} was the first for it)"
+    return {**names, "toolkits": toolkits}
 
 
 class _PatternRow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -55,8 +55,9 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
         notes += found.notes
         if found.answered:
             break
-    gpus = tuple(_with_capability(gpu, catalog, tegra) for gpu in found.gpus)
-    notes += tuple(_doubts(found.gpus, gpus, catalog))
+    number = found.driver.number if found.driver and not system.wsl else None
+    gpus = tuple(_with_capability(gpu, catalog, tegra, number) for gpu in found.gpus)
+    notes += tuple(_doubts(found.gpus, gpus, catalog, number))
     if tegra is not None:
         gpus = _with_tegra(gpus, tegra)
     if not gpus:
@@ -184,23 +185,25 @@ def _driver_number(text: str) -> str:
     return match[0]
 
 
-def _with_capability(gpu: GpuDevice, catalog: Catalog, tegra: Tegra | None) -> GpuDevice:
+def _with_capability(gpu: GpuDevice, catalog: Catalog, tegra: Tegra | None, driver: Dotted | None) -> GpuDevice:
     """A GPU whose source gave no capability gets that of its product; an integrated one, that of the chip."""
     if gpu.capability is not None:
         return gpu
     if tegra is not None and (chip := tegra_table().find_chip(tegra.chip)) and "nvgpu" in gpu.name:
         return msgspec.structs.replace(gpu, capability=chip.capability, integrated=True)
     try:
-        return msgspec.structs.replace(gpu, capability=str(catalog.gpu(gpu.name).capability))
+        return msgspec.structs.replace(gpu, capability=str(catalog.find_gpu(gpu.name, driver).gpu.capability))
     except TorchtailorError:
         return gpu
 
 
-def _doubts(reported: tuple[GpuDevice, ...], resolved: tuple[GpuDevice, ...], catalog: Catalog) -> Iterator[Note]:
+def _doubts(
+    reported: tuple[GpuDevice, ...], resolved: tuple[GpuDevice, ...], catalog: Catalog, driver: Dotted | None
+) -> Iterator[Note]:
     """What is unsure about the capabilities that were found by name."""
     for before, after in zip(reported, resolved, strict=True):
         by_name = before.capability is None and after.capability is not None and not after.integrated
-        if by_name and (doubt := catalog.find_gpu(after.name).doubt):
+        if by_name and (doubt := catalog.find_gpu(after.name, driver).doubt):
             yield Note(topic="ambiguous-gpu", text=f"{after.label} {doubt}")
 
 

@@ -37,6 +37,7 @@ class Cpu(Described, frozen=True, kw_only=True):
     cores: Positive
     sockets: Positive
     usable: Positive  # what affinity and control groups leave of the threads
+    at_least: bool = False  # known by a name that hides the model: it has these flags, and may have more
 
 
 class MigInstance(Described, frozen=True, kw_only=True):

@@ -21,11 +21,18 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capability: CapabilityText
     first_l4t: VersionText
     last_l4t: VersionText | None = None
+    skips: tuple[int, ...] = ()
     unified_from: VersionText | None = None
 
     def unified(self, l4t: str | None) -> bool:
         """Whether its driver stack is the servers' under this L4T, or under any if it is unknown."""
         return self.unified_from is not None and Dotted(l4t or self.first_l4t) >= Dotted(self.unified_from)
+
+    def has(self, l4t: str) -> bool:
+        """Whether an L4T release exists for it."""
+        major = Dotted(l4t).major
+        late = self.last_l4t is not None and major > Dotted(self.last_l4t).major
+        return Dotted(self.first_l4t).major <= major and not late and major not in self.skips
 
 
 class JetPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +42,7 @@ class JetPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jetpack: str
     cuda: VersionText
     glibc: VersionText
+    drivers: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -53,6 +61,20 @@ class TegraTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def jetpack_of(self, l4t: str) -> JetPack | None:
         older = [row for row in self.jetpack if Dotted(row.l4t) <= Dotted(l4t)]
         return max(older, key=lambda row: Dotted(row.l4t), default=None)
+
+    def jetpacks_of(self, chip: Chip) -> tuple[JetPack, ...]:
+        """The JetPacks that exist for a chip, oldest first."""
+        return tuple(row for row in self.jetpack if chip.has(row.l4t))
+
+    def by_driver(self, driver: str, chip: Chip) -> JetPack | None:
+        """The JetPack of a chip with a driver that nvidia-smi prints, by the longest beginning that is known."""
+        fits = [
+            (len(start), row)
+            for row in self.jetpacks_of(chip)
+            for start in row.drivers
+            if f"{driver}.".startswith(f"{start}.")
+        ]
+        return max(fits, key=lambda fit: fit[0])[1] if fits else None
 
     def by_jetpack(self, version: str) -> JetPack | None:
         """The row of JetPack 7.2, or of the newest one not above it (6.2.1 is 6.2's)."""

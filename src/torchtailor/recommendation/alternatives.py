@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as replace_struct
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
@@ -12,16 +14,20 @@ from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted
-from torchtailor.host.model import Cpu, GpuDevice, Host
+from torchtailor.host.model import Cpu, GpuDevice, Host, Tegra
 from torchtailor.host.system import system_notes
-from torchtailor.host.tegra import tegra_table
-from torchtailor.recommendation.candidates import WHEEL_GLIBC, Candidate
+from torchtailor.host.tegra import describe_tegra, tegra_table
+from torchtailor.recommendation.candidates import WHEEL_GLIBC, Candidate, best_candidate
 from torchtailor.recommendation.explain import pick
 from torchtailor.recommendation.request import Situation, Workload
 from torchtailor.recommendation.result import Alternative, Pick
 from torchtailor.variants import Variant, coverage
 
 _OLDER_RELEASES = 2
+_PLATFORM_BUILDS = {
+    "ppc64le": "a build for POWER: conda-forge, Open-CE",
+    "s390x": "a build for IBM Z: IBM's own container images, or one from source",
+}
 Trait = Callable[[Candidate], object]
 
 
@@ -117,12 +123,12 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
             "fraction of the speed."
         )
         found.append(Alternative("cpu", text, cpu.variant.unique_name))
-    found += _own_rows(situation)
+    found += _by_jetpack(situation) if _unknown_jetpack(situation) else _own_rows(situation)
     platforms = sorted({isa.arch for isa in situation.catalog.isas.values()})
     if host.cpu.arch not in platforms:
         text = (
-            f"PyTorch is available for {' and '.join(platforms)}; this machine is {host.cpu.arch}. Use "
-            "another one, or a build of the platform's own (for POWER: conda-forge, Open-CE)."
+            f"PyTorch is available for {' and '.join(platforms)}; this machine is {host.cpu.arch}. Use another one, or "
+            f"{_PLATFORM_BUILDS.get(host.cpu.arch, 'a build of the distribution')}."
         )
         found.append(Alternative("platform", text))
     elif not host.cpu.flags:
@@ -141,7 +147,7 @@ def alternatives(situation: Situation, best: Candidate | None, cpu: Candidate | 
 def _own_rows(situation: Situation) -> Iterator[Alternative]:
     """Rows of data that make a variant of one's own, where a build could be compiled and would run."""
     host = situation.host
-    if _ends_before_wheels(host):
+    if _ends_before_wheels(host) or host.cpu.at_least:
         return
     isa = situation.isas.runnable[0] if situation.isas.runnable else None
     own = None if isa else _own_isa(host.cpu)
@@ -157,7 +163,7 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
         method = _method(situation, release, build, gpu, isa) if isa else Method.SOURCE
         text = (
             f"Define a variant of your own, {gpu.sm}-{name} of PyTorch {release.version} with CUDA {build.cuda}"
-            f"{_needing(host, build)}, {method.phrase}: add this to {USER_FILE} and run the command again."
+            f"{_needing(situation, build)}, {method.phrase}: add this to {USER_FILE} and run the command again."
         )
         row = (
             f'[[row]]\nrelease = "{release.name_for(build)}"\ncuda = "{build.cuda}"\ngpus = ["{gpu.capability}"]\n'
@@ -167,11 +173,40 @@ def _own_rows(situation: Situation) -> Iterator[Alternative]:
     elif own is not None:
         release = situation.releases[0]
         text = (
-            f"Compile PyTorch {release.version} for this CPU with {own.compile_flag}: add this to {USER_FILE} and run "
-            "the command again with --gpu none --via source."
+            f"Compile PyTorch {release.version} for this CPU with {' '.join(own.compile_flags)}: add this to "
+            f"{USER_FILE} and run the command again with --gpu none --via source."
         )
         row = f'[[row]]\nrelease = "{release.name}"\ncpus = ["{name}"]\n'
         yield Alternative("source", text, f"cpu-{name}", extra + row)
+
+
+def _unknown_jetpack(situation: Situation) -> bool:
+    """Whether this is a Jetson whose JetPack decides, and is not known."""
+    tegra = situation.host.tegra
+    return bool(situation.devices) and tegra is not None and tegra.jetpack is None and not tegra.unified
+
+
+def _by_jetpack(situation: Situation) -> Iterator[Alternative]:
+    """What each JetPack that the chip may have makes possible, the newest first."""
+    tegra = situation.host.tegra
+    chip = tegra_table().find_chip(tegra.chip) if tegra else None
+    if tegra is None or chip is None:
+        return
+    newest_of_major = {Dotted(row.jetpack).major: row for row in tegra_table().jetpacks_of(chip)}
+    for row in reversed(newest_of_major.values()):
+        described = describe_tegra(tegra.model, tegra.chip, row.l4t)
+        there = replace(situation, host=replace_struct(situation.host, tegra=described))
+        if best := best_candidate(there):
+            variant = best.variant
+            text = (
+                f"With JetPack {row.jetpack}: {variant.unique_name}, {best.method.phrase}, whose "
+                f"{best.coverage.through} code runs there. Run the command again with "
+                f"--jetpack {row.jetpack} for the details."
+            )
+            yield Alternative("jetpack", text, variant.unique_name)
+        for own in () if best else _own_rows(there):
+            text = f"With JetPack {row.jetpack}: {own.text[0].lower()}{own.text[1:]}"
+            yield Alternative("jetpack", text, own.variant, own.toml)
 
 
 def _ends_before_wheels(host: Host) -> bool:
@@ -180,16 +215,18 @@ def _ends_before_wheels(host: Host) -> bool:
     return row is not None and Dotted(row.glibc) < WHEEL_GLIBC
 
 
-def _needing(host: Host, build: Build) -> str:
-    """What the JetPack must be, where it is unknown."""
-    unknown = host.tegra is not None and host.tegra.cuda is None and not host.tegra.unified
-    return f" (for a JetPack with CUDA {build.cuda})" if unknown else ""
+def _needing(situation: Situation, build: Build) -> str:
+    """What a JetPack needs beside itself to run this build."""
+    verdict = situation.driver(situation.devices[0], build)
+    compat = situation.host.tegra is not None and verdict.fit is DriverFit.MINOR
+    return f" ({verdict.text.rstrip('.')})" if compat else ""
 
 
 def _buildable(situation: Situation, device: GpuDevice) -> tuple[Release, Build, Gpu] | None:
     """The newest release with a build whose CUDA compiles for the GPU and runs on this driver.
 
-    On a Jetson the JetPack's own CUDA comes before a newer release: more than that needs a compatibility package.
+    On a Jetson the JetPack's own CUDA comes before a newer release, then the one that is least above it: that needs a
+    compatibility package.
     """
     catalog, host = situation.catalog, situation.host
     gpu = catalog.gpus.get(device.compute) if device.compute else None
@@ -202,13 +239,21 @@ def _buildable(situation: Situation, device: GpuDevice) -> tuple[Release, Build,
             assert build.cuda is not None
             fit = situation.driver(device, build).fit
             if fit.runs and catalog.toolkit(build.cuda).compiles(code):
-                native = fit is DriverFit.FULL and host.tegra is not None
                 default = release.default_index.get(host.cpu.arch) == build.label
-                found.append(((native, release.version, default, build.wheels, build.cuda), release, build))
+                near = _nearness(host.tegra, build.cuda, fit)
+                found.append(((near, release.version, default, build.wheels, build.cuda), release, build))
     if not found:
         return None
     _, release, build = max(found, key=lambda item: item[0])
     return release, build, gpu
+
+
+def _nearness(tegra: Tegra | None, cuda: Dotted, fit: DriverFit) -> tuple[bool, bool, tuple[int, ...]]:
+    """How well a CUDA suits a JetPack: of its major version, not above it, else as little above it as can be."""
+    if tegra is None or tegra.cuda is None:
+        return (False, False, ())
+    native = fit is DriverFit.FULL
+    return (cuda.major == Dotted(tegra.cuda).major, native, () if native else tuple(-part for part in cuda.parts))
 
 
 def _method(situation: Situation, release: Release, build: Build, gpu: Gpu, isa: Isa) -> Method:
@@ -274,13 +319,13 @@ class OwnIsa:
     name: str
     arch: str
     requires: tuple[str, ...]
-    compile_flag: str
+    compile_flags: tuple[str, ...]
 
     def toml(self, label: str) -> str:
-        words = ", ".join(f'"{word}"' for word in self.requires)
+        words, flags = (", ".join(f'"{word}"' for word in words) for words in (self.requires, self.compile_flags))
         return (
-            f'[[isa]]\nname = "{self.name}"\narch = "{self.arch}"\nlabel = "{label}"\n'
-            f'requires = [{words}]\ncompile_flags = ["{self.compile_flag}"]\n'
+            f'[[isa]]\nname = "{self.name}"\narch = "{self.arch}"\nlabel = "{label.partition(" (")[0]}"\n'
+            f"requires = [{words}]\ncompile_flags = [{flags}]\n"
         )
 
 
@@ -290,11 +335,23 @@ def _own_isa(cpu: Cpu) -> OwnIsa | None:
     name = re.sub(r"[^a-z0-9_]", "_", cpu.microarchitecture.lower())
     if cpu.arch == "aarch64" and {"fp", "asimd"} <= flags:
         requires, march = _arm_level(flags)
-    elif cpu.arch == "x86_64" and flags:
-        requires, march = _x86_level(flags)
-    else:
-        return None
-    return OwnIsa(name, cpu.arch, tuple(sorted(requires)), f"-march={march}")
+        return OwnIsa(name, cpu.arch, tuple(sorted(requires)), (f"-march={march}",))
+    if cpu.arch == "x86_64" and flags:
+        words = [word for word in _X86_OPTIONS if word in flags]
+        options = tuple(_X86_OPTIONS[word] for word in words) or ("-march=x86-64",)
+        return OwnIsa(name, cpu.arch, tuple(sorted(words)), options)
+    return None
+
+
+# Below AVX: the words of /proc/cpuinfo beyond those of every x86-64 CPU, and GCC's options for them.
+_X86_OPTIONS = {
+    "pni": "-msse3",
+    "ssse3": "-mssse3",
+    "sse4_1": "-msse4.1",
+    "sse4_2": "-msse4.2",
+    "popcnt": "-mpopcnt",
+    "cx16": "-mcx16",
+}
 
 
 def _arm_level(flags: frozenset[str]) -> tuple[set[str], str]:
@@ -308,8 +365,3 @@ def _arm_level(flags: frozenset[str]) -> tuple[set[str], str]:
             if "sve" in flags:
                 requires, march = requires | {"sve"}, "armv8.2-a+fp16+sve"
     return requires, march
-
-
-def _x86_level(flags: frozenset[str]) -> tuple[set[str], str]:
-    second = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
-    return (second, "x86-64-v2") if second <= flags else ({"sse2"}, "x86-64")

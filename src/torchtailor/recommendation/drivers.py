@@ -90,4 +90,11 @@ def _by_jetpack(host: Host, toolkit: CudaToolkit) -> DriverVerdict:
     if tegra.cuda is None:
         text = f"The JetPack version is unknown: it must provide CUDA {toolkit.version.major}."
         return DriverVerdict(DriverFit.FULL, text, known=False)
-    return _by_cuda(f"JetPack {tegra.jetpack}", Dotted(tegra.cuda), toolkit)
+    verdict = _by_cuda(f"JetPack {tegra.jetpack}", Dotted(tegra.cuda), toolkit)
+    if verdict.fit is not DriverFit.MINOR or tegra.unified:
+        return verdict
+    package = "-".join(["cuda-compat", *map(str, toolkit.version.parts)])
+    text = (
+        f"JetPack {tegra.jetpack} has CUDA {tegra.cuda}: CUDA {toolkit.version} needs NVIDIA's {package} package too."
+    )
+    return DriverVerdict(verdict.fit, text)

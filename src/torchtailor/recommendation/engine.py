@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.catalog.load import Catalog, load_catalog
@@ -66,11 +66,13 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         situation = other
     judgements = tuple(judge_all(situation))
     candidates = ranked(judgements, situation.isas)
-    per_kind = _best_per_kind(situation)
+    kinds = _kinds(situation)
+    per_kind = _best_per_kind(situation, kinds)
     if host.gpus and not host.visible_gpus:
         notes.append("The recommendation is for the CPU alone; unset CUDA_VISIBLE_DEVICES to include the GPUs.")
     if not candidates and per_kind:
-        notes += _one_kind_notes(situation, per_kind[0])
+        notes += _one_kind_notes(situation, per_kind)
+        notes += _left_out(situation, kinds, per_kind)
         situation = situation.on([one.device for one in per_kind[0].devices])
         judgements = tuple(judge_all(situation))
         candidates = ranked(judgements, situation.isas)
@@ -81,7 +83,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         workload=request.workload.value,
         python=situation.request.wanted_python,
         best=pick(best, *why(situation, best)) if best else None,
-        per_gpu=tuple(map(_pick_of_kind, per_kind)),
+        per_gpu=tuple(_pick_of_kind(situation, best_of_kind) for best_of_kind in per_kind),
         other_variants=other_variants(best, candidates, cpu) if best else (),
         rejected=rejected(situation, judgements, best),
         upgrades=tuple(upgrades(situation, best)),
@@ -100,16 +102,19 @@ def _other_python(situation: Situation) -> Situation | None:
     return situation.for_python(best.variant.python) if best else None
 
 
-def _best_per_kind(situation: Situation) -> tuple[Candidate, ...]:
-    """The best for each kind of GPU, the strongest kind first; none where there is but one kind."""
+def _kinds(situation: Situation) -> tuple[tuple[GpuDevice, ...], ...]:
+    """The GPUs by their kind, the strongest first; none where there is but one kind."""
     kinds: dict[object, list[GpuDevice]] = {}
     for device in situation.devices:
         kinds.setdefault(device.compute, []).append(device)
-    if len(kinds) < 2:
-        return ()
-    groups = sorted(kinds.values(), key=_strength, reverse=True)
-    bests = (best_candidate(situation.on(group)) for group in groups)
-    return tuple(best for best in bests if best is not None)
+    return tuple(map(tuple, sorted(kinds.values(), key=_strength, reverse=True))) if len(kinds) > 1 else ()
+
+
+def _best_per_kind(situation: Situation, kinds: Sequence[Sequence[GpuDevice]]) -> tuple[Candidate, ...]:
+    """The best for each kind of GPU, for another Python where the default one has nothing; those come last."""
+    bests = [(best_candidate(situation.on(kind)), kind) for kind in kinds]
+    others = (best_of_other_pythons(situation.on(kind)) for best, kind in bests if best is None)
+    return (*(best for best, _ in bests if best), *(other for other in others if other))
 
 
 def _strength(group: Sequence[GpuDevice]) -> tuple[object, ...]:
@@ -117,22 +122,23 @@ def _strength(group: Sequence[GpuDevice]) -> tuple[object, ...]:
     return (max(device.memory or 0 for device in group), group[0].compute, len(group))
 
 
-def _pick_of_kind(candidate: Candidate) -> Pick:
+def _pick_of_kind(situation: Situation, candidate: Candidate) -> Pick:
     """The best for one kind of GPU, with how to run it."""
     labels = ", ".join(short_label(one.device) for one in candidate.devices)
     chosen = ",".join(one.device.uuid or str(one.device.index) for one in candidate.devices)
-    reason = f"For {labels} alone: run with CUDA_VISIBLE_DEVICES={chosen}."
+    python = candidate.variant.python
+    other = f" in an environment with Python {python}" if python != situation.request.wanted_python else ""
+    reason = f"For {labels} alone{other}: run with CUDA_VISIBLE_DEVICES={chosen}."
     return pick(candidate, reason, candidate.coverage.text)
 
 
-def _one_kind_notes(situation: Situation, chosen: Candidate) -> list[str]:
+def _one_kind_notes(situation: Situation, per_kind: Sequence[Candidate]) -> list[str]:
     """What to know where no variant covers all GPUs and one kind was chosen."""
-    names = ", ".join(short_label(one.device) for one in chosen.devices)
-    text = (
-        f"No single variant runs on all GPUs of this machine. The recommended one is for {names}; give the others an "
-        "environment of their own, and set CUDA_VISIBLE_DEVICES in each."
-    )
-    notes = [text]
+    names = ", ".join(short_label(one.device) for one in per_kind[0].devices)
+    text = f"No single variant runs on all GPUs of this machine. The recommended one is for {names}"
+    if len(per_kind) > 1:
+        text += "; give the others an environment of their own, and set CUDA_VISIBLE_DEVICES in each"
+    notes = [f"{text}."]
     if uncut := _uncut_for_all(situation):
         release, build = uncut
         targets = ",".join(
@@ -140,9 +146,28 @@ def _one_kind_notes(situation: Situation, chosen: Candidate) -> list[str]:
         )
         notes.append(
             f"The official {build.label} wheel of PyTorch {release.version}, uncut, contains code for all of them: one "
-            f"environment for all. `torchtailor tailor --gpu {targets}` cuts it to these alone."
+            f"environment for all. `torchtailor tailor --env .venv --gpu {targets}` cuts it to these alone once it is "
+            "installed there."
         )
     return notes
+
+
+def _left_out(
+    situation: Situation, kinds: Sequence[Sequence[GpuDevice]], per_kind: Sequence[Candidate]
+) -> Iterator[str]:
+    """The GPUs that nothing runs on, each with the reason."""
+    served = {one.device for best in per_kind for one in best.devices}
+    for kind in kinds:
+        if not served.isdisjoint(kind):
+            continue
+        labels = ", ".join(map(short_label, kind))
+        alone = situation.on(kind)
+        found = rejected(alone, tuple(judge_all(alone)), None)
+        reasons = [one.reason for one in found if one.what.startswith("PyTorch")]
+        verdicts = [situation.driver(kind[0], build) for release in situation.releases for build in release.cuda_builds]
+        dropped = [verdict.text for verdict in verdicts if verdict.fit is DriverFit.DROPPED_GPU]
+        python = [f"{one.what}: {one.reason}" for one in found if one.reason.startswith("Not available for Python")]
+        yield f"Nothing runs on {labels}: {(dropped or python or reasons or ['it is not in the matrix.'])[0]}"
 
 
 def _uncut_for_all(situation: Situation) -> tuple[Release, Build] | None:

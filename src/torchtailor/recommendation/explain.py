@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from torchtailor.catalog.gpus import Fit
+from collections.abc import Iterator
+
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Suffix
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import Method
 from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host
 from torchtailor.recommendation.candidates import Candidate
-from torchtailor.recommendation.request import IsaRanking, Situation, Workload
+from torchtailor.recommendation.request import Situation, Workload
 from torchtailor.recommendation.result import Pick
 
 _BLACKWELL = 10  # from this major on Triton takes its second ptxas
@@ -45,7 +47,9 @@ def pick(candidate: Candidate, *reasons: str) -> Pick:
 
 def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
     """The reasons for the best candidate: release, code, driver, instruction set."""
-    reasons = [_why_release(situation, candidate), candidate.coverage.text]
+    reasons = [_why_release(situation, candidate)]
+    if candidate.devices or situation.isas.runs(candidate.variant.isa):
+        reasons.append(candidate.coverage.text)
     if len({one.device.compute for one in candidate.devices}) > 1:
         runs = [f"{_RUNS[one.fit]} on {short_label(one.device)}" for one in candidate.devices]
         reasons.append(f"{candidate.coverage.through} code runs {', '.join(runs)}.")
@@ -53,9 +57,10 @@ def why(situation: Situation, candidate: Candidate) -> tuple[str, ...]:
         reasons.append(_why_another(situation.catalog, candidate))
     if candidate.driver is not None:
         reasons.append(candidate.driver.text)
+    reasons += _false_warnings(candidate)
     if limit := _compiler_limit(situation, candidate):
         reasons.append(limit)
-    reasons.append(_why_isa(candidate, situation.isas, situation.request.workload))
+    reasons.append(_why_isa(candidate, situation))
     if candidate.method is Method.WHEEL:
         variant = candidate.variant
         if exceptions := variant.release.wheel_exceptions(variant.arch, situation.host.cpu.flags):
@@ -89,6 +94,18 @@ def _why_another(catalog: Catalog, candidate: Candidate) -> str:
     )
 
 
+def _false_warnings(candidate: Candidate) -> Iterator[str]:
+    """GPUs that the release warns about when it starts, though it runs on them."""
+    release = candidate.variant.release
+    warned = {one.device.compute for one in candidate.devices} & release.false_warnings
+    if warned:
+        names = " and ".join(compute.sm.upper() for compute in sorted(one for one in warned if one))
+        yield (
+            f"PyTorch {release.version} may warn at the start that {names} is not supported: that is not so, and later "
+            "releases no longer say it."
+        )
+
+
 def _compiler_limit(situation: Situation, candidate: Candidate) -> str | None:
     """What `torch.compile` needs where the driver does not load the code that Triton's ptxas writes for the GPU."""
     catalog, driver = situation.catalog, situation.host.driver
@@ -96,15 +113,22 @@ def _compiler_limit(situation: Situation, candidate: Candidate) -> str | None:
     newest = max((one.device.compute for one in candidate.devices if one.device.compute), default=None)
     if newest is not None and newest.major < _OLDEST_FOR_TRITON:
         return f"torch.compile does not work on this GPU: Triton needs capability {_OLDEST_FOR_TRITON}.0 or newer."
-    if triton is None or newest is None or driver is None or driver.windows or situation.host.tegra:
+    if triton is None or newest is None:
         return None
     blackwell = newest.major >= _BLACKWELL and triton.ptxas_blackwell is not None
     ptxas = triton.ptxas_blackwell if blackwell and triton.ptxas_blackwell else triton.ptxas
     line = Dotted(".".join(ptxas.split(".")[:2]))
-    toolkit = catalog.toolkits.get(line)
-    if toolkit is None or toolkit.fit_driver(driver.number).runs:
-        return None
+    toolkit, gpu = catalog.toolkits.get(line), catalog.gpus.get(newest)
     variable = "TRITON_PTXAS_BLACKWELL_PATH" if blackwell else "TRITON_PTXAS_PATH"
+    if toolkit is None:
+        return None
+    if gpu and gpu.arch_specific and not toolkit.compiles(CodeTarget(CodeKind.CUBIN, newest, Suffix.ARCH)):
+        return (
+            f"torch.compile needs more: the ptxas of CUDA {line} in Triton {triton.version} does not know "
+            f"sm_{newest.number}a. Set {variable} to the ptxas of a CUDA {gpu.first_cuda} toolkit or newer."
+        )
+    if driver is None or driver.windows or situation.host.tegra or toolkit.fit_driver(driver.number).runs:
+        return None
     return (
         f"torch.compile needs more: Triton {triton.version} compiles for this GPU with its ptxas of CUDA {line}, whose "
         f"code driver {driver.version} does not load ({toolkit.driver_minor} does). Set {variable} to the ptxas of a "
@@ -117,12 +141,14 @@ def _is_version(version: str, wanted: str) -> bool:
     return bool(wanted) and (version == wanted or version.rpartition(".")[0] == wanted)
 
 
-def _why_isa(candidate: Candidate, isas: IsaRanking, workload: Workload) -> str:
-    isa = candidate.variant.isa
+def _why_isa(candidate: Candidate, situation: Situation) -> str:
+    isa, isas, workload = candidate.variant.isa, situation.isas, situation.request.workload
     if not isas.runs(isa):
         return _why_above(candidate)
     work = "general work" if workload is Workload.GENERAL else workload.value
     which = "" if isas.rank(isa) == 0 else " that this build is available for"
+    if situation.host.cpu.at_least:
+        which += " that is certain"
     text = f"{isa.label} is the best instruction set of this CPU{which} for {work}."
     if candidate.method is Method.WHEEL and candidate.variant.gpu is not None:
         text += " The official wheel selects CPU kernels at run time; source and Nix builds set them at compile time."

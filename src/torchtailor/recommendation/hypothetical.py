@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from torchtailor.catalog.cpus import Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.host.cpu import detect_cpu
 from torchtailor.host.detect import detect
 from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, System
 from torchtailor.host.probe import LiveProbe
-from torchtailor.host.tegra import describe_tegra, tegra_notes, tegra_table
+from torchtailor.host.tegra import Chip, JetPack, describe_tegra, tegra_notes, tegra_table
 
 _NONE = ("none", "no", "cpu")
 _UNKNOWN = "unknown"
@@ -53,8 +54,8 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     GPUs that are given.
     """
     notes: list[str] = []
-    no_gpu = [text.lower() for text in given.gpus] in ([name] for name in _NONE)
-    gpus = [] if no_gpu else _gpus(catalog, given.gpus, notes)
+    driver = _driver(catalog, given.driver) if given.driver is not None else None
+    gpus = _gpus(catalog, _named(given.gpus), Dotted(driver.version) if driver else None, notes)
     cpu = _cpu(catalog, given, gpus, base, this_cpu, notes)
     _check_together(catalog, gpus, cpu)
     host = base or _empty(cpu)
@@ -62,11 +63,12 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
         devices = tuple(_device(index, text, gpu) for index, (text, gpu) in enumerate(gpus))
         host = replace(host, gpus=devices, driver=None, tegra=None, cuda_visible_devices=None)
     host = replace(host, cpu=cpu, tools=(), torches=())
-    host = _with_tegra(host, gpus, given)
+    host = _with_tegra(host, gpus, given, notes)
     if host.tegra is not None and given.whole_machine:
         notes.extend(note.text for note in tegra_notes(host.tegra))
-    if given.driver is not None:
-        host = replace(host, driver=Driver(version=_driver(catalog, given.driver, notes), source="the request"))
+    if driver is not None:
+        host = replace(host, driver=Driver(version=driver.version, source="the request"))
+        notes.extend(_driver_notes(host, gpus, given, driver))
     elif host.tegra is not None and host.tegra.jetpack is None:
         notes.append("No JetPack version was given (--jetpack), and support depends on it.")
     elif host.gpus and host.driver is None and host.tegra is None:
@@ -75,25 +77,87 @@ def hypothetical_host(catalog: Catalog, given: GivenParts, base: Host | None, th
     return replace(host, notes=(*kept, *(Note(topic="assumed", text=text) for text in notes)))
 
 
-def _driver(catalog: Catalog, text: str, notes: list[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class _GivenDriver:
+    """The driver that was given, and what was made of its number."""
+
+    version: str
+    note: str = ""
+
+
+def _driver(catalog: Catalog, text: str) -> _GivenDriver:
     """The version of a driver; a bare branch stands for its newest driver, and a note says so."""
-    if not re.fullmatch(r"\d{3,}(\.\d+)*", text.strip()):
+    version = re.sub(r"^[rv](?=\d)", "", text.strip(), flags=re.IGNORECASE)
+    if not re.fullmatch(r"\d{3,}(\.\d+)*", version):
         raise UsageError(f"{text!r} is not a driver version.", "Write it as nvidia-smi shows it: 570.26, 580.95.05.")
-    version = text.strip()
-    known = catalog.drivers.get(int(version)) if version.isdecimal() else None
-    if known is None:
-        return version
-    notes.append(
+    branch, newest = Dotted(version).major, max(catalog.drivers)
+    known = catalog.drivers.get(branch)
+    if branch > newest:
+        note = f"Driver {version} is newer than every branch that is known, R{newest} at most: it is taken to support "
+        return _GivenDriver(version, f"{note}what R{newest} does.")
+    if known is None and branch > min(catalog.drivers):
+        note = f"R{branch} is no branch of the Linux driver that is known: {version} is compared by its number."
+        return _GivenDriver(version, note)
+    if known is None or not version.isdecimal():
+        return _GivenDriver(version)
+    note = (
         f"{version} is a driver branch: taken as its newest known driver, {known.newest} (its first was {known.first})."
         " `nvidia-smi` shows the exact version; give that one if it is older."
     )
-    return str(known.newest)
+    return _GivenDriver(str(known.newest), note)
 
 
-def _gpus(catalog: Catalog, texts: Sequence[str], notes: list[str]) -> list[tuple[str, Gpu]]:
-    found = [(text, catalog.find_gpu(text)) for text in texts]
+def _driver_notes(
+    host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts, driver: _GivenDriver
+) -> Iterator[str]:
+    """What was made of the driver; on a Jetson it says which JetPack there is, and counts no further."""
+    if host.tegra is None:
+        if driver.note:
+            yield driver.note
+    elif given.jetpack is not None:
+        yield "The driver of a Jetson comes with its JetPack: --driver does not count beside --jetpack."
+    elif row := _jetpack_by_driver(gpus, given):
+        yield (
+            f"Driver {given.driver} comes with JetPack {Dotted(row.jetpack).major}: taken as JetPack {row.jetpack}; "
+            "give another with --jetpack."
+        )
+    elif host.tegra.jetpack is None:
+        yield (
+            f"Driver {given.driver} is that of no JetPack that is known: give the JetPack (--jetpack), for support "
+            "depends on it."
+        )
+
+
+def _jetpack_by_driver(gpus: Sequence[tuple[str, Gpu]], given: GivenParts) -> JetPack | None:
+    if given.driver is None or given.jetpack is not None:
+        return None
+    chips = (tegra_table().chip_of(str(gpu.capability)) for _, gpu in gpus)
+    rows = (tegra_table().by_driver(given.driver.strip(), chip) for chip in chips if chip)
+    return next((row for row in rows if row), None)
+
+
+def _named(texts: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs that are named: each line of `nvidia-smi -L` is one, without the MIG instances below it."""
+    lines = [line for text in texts for line in text.splitlines() or [text]]
+    named = tuple(line.strip() for line in lines if not re.match(r"\s+MIG ", line) or len(lines) == 1)
+    without = [text for text in named if text.lower() in _NONE]
+    if without and len(named) > 1:
+        raise UsageError(
+            f"--gpu {without[0]} means a machine without a GPU, and other GPUs are given too.",
+            "Give --gpu none alone, or leave it out.",
+        )
+    return () if without else named
+
+
+def _gpus(catalog: Catalog, texts: Sequence[str], driver: Dotted | None, notes: list[str]) -> list[tuple[str, Gpu]]:
+    found = [(text, catalog.find_gpu(text, driver)) for text in texts]
     notes.extend(f"{text} {match.doubt}" for text, match in found if match.doubt)
-    return [(text, match.gpu) for text, match in found]
+    return [(_product(text), match.gpu) for text, match in found]
+
+
+def _product(text: str) -> str:
+    """The name alone out of a line of `nvidia-smi -L`."""
+    return re.sub(r"^GPU \d+: | \(UUID: [^)]*\)$", "", text)
 
 
 def _device(index: int, text: str, gpu: Gpu) -> GpuDevice:
@@ -118,7 +182,14 @@ def _cpu(
         core, label = catalog.microarchitecture(given.cpu)
         if not gpus and not given.gpus and (base is None or not base.gpus):
             notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
-        return _hypothetical_cpu(core, label)
+        row = catalog.cpu_name(given.cpu)
+        if row is None or not row.at_least:
+            return _hypothetical_cpu(core, label)
+        notes.append(
+            f"{given.cpu} does not say which CPU it is: the least that it can be is assumed. `torchtailor detect` on "
+            "the machine knows; for the official wheel it makes no difference."
+        )
+        return replace(_hypothetical_cpu(core, label), at_least=True)
     if base is not None:
         return base.cpu
     for text, gpu in gpus:  # a system such as DGX Spark names both
@@ -132,13 +203,10 @@ def _cpu(
 
 
 def _check_together(catalog: Catalog, gpus: Sequence[tuple[str, Gpu]], cpu: Cpu) -> None:
-    platforms = sorted({isa.arch for isa in catalog.isas.values()})
+    platforms = {isa.arch for isa in catalog.isas.values()}
     for text, gpu in gpus:
         if cpu.arch not in platforms:
-            raise ImpossibleError(
-                f"PyTorch is available for {' and '.join(platforms)}, and the CPU {cpu.name} is {cpu.arch}.",
-                "Use another machine, or a build of the platform's own (for POWER: conda-forge, Open-CE).",
-            )
+            return  # POWER9 machines have V100s, and get their answer
         own = catalog.cpu_with(text, gpu)
         archs = {own[0].arch} if own else gpu.hosts
         if cpu.arch not in archs:
@@ -163,10 +231,11 @@ def _hypothetical_cpu(core: Microarchitecture, label: str) -> Cpu:
     )
 
 
-def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts) -> Host:
+def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts, notes: list[str]) -> Host:
     for text, gpu in gpus:
         if chip := tegra_table().chip_of(str(gpu.capability)):
-            l4t = _l4t(given.jetpack) if given.jetpack else None
+            by_driver = _jetpack_by_driver(gpus, given)
+            l4t = _l4t(text, chip, given.jetpack, notes) if given.jetpack else by_driver.l4t if by_driver else None
             tegra = describe_tegra(text, chip.name, l4t)
             row = tegra_table().by_jetpack(tegra.jetpack) if tegra.jetpack else None
             system = replace(host.system, libc="glibc", libc_version=row.glibc) if row else host.system
@@ -174,18 +243,34 @@ def _with_tegra(host: Host, gpus: Sequence[tuple[str, Gpu]], given: GivenParts) 
     if given.jetpack is not None and host.tegra is None:
         raise UsageError("--jetpack is for Jetson and DRIVE systems.", "Omit it, or give such a GPU with --gpu.")
     if given.jetpack is not None and host.tegra is not None:
-        changed = describe_tegra(host.tegra.model, host.tegra.chip, _l4t(given.jetpack))
+        known = tegra_table().find_chip(host.tegra.chip)
+        l4t = _l4t(host.tegra.model, known, given.jetpack, notes)
+        changed = describe_tegra(host.tegra.model, host.tegra.chip, l4t)
         return replace(host, tegra=changed)
     return host
 
 
-def _l4t(jetpack: str) -> str:
+def _l4t(name: str, chip: Chip | None, jetpack: str, notes: list[str]) -> str:
+    """The L4T release of a JetPack; a bare major number stands for the newest one of it, and a note says so."""
     if not re.fullmatch(r"\d+(\.\d+)*", jetpack):
         raise UsageError(f"{jetpack!r} is not a JetPack version.", "Write it as 6.2 or 7.2.")
+    rows = tegra_table().jetpack
+    wanted = Dotted(jetpack)
+    if wanted.major not in {Dotted(row.jetpack).major for row in rows}:
+        raise UsageError(f"JetPack {jetpack} is not known.", f"Known are {', '.join(row.jetpack for row in rows)}.")
+    there = tegra_table().jetpacks_of(chip) if chip else rows
+    of_major = [row for row in there if Dotted(row.jetpack).major == wanted.major]
+    if jetpack.isdecimal() and of_major:
+        newest = of_major[-1]
+        if len(of_major) > 1:
+            notes.append(f"JetPack {jetpack} is taken as its newest known version, {newest.jetpack}.")
+        return newest.l4t
     row = tegra_table().by_jetpack(jetpack)
-    if row is None:
-        known = ", ".join(row.jetpack for row in tegra_table().jetpack)
-        raise UsageError(f"JetPack {jetpack} is not known.", f"Known are {known}.")
+    if row is None or row not in there:
+        raise ImpossibleError(
+            f"There is no JetPack {jetpack} for {name}.",
+            f"For it there is JetPack {' or '.join(row.jetpack for row in there)}: give that with --jetpack.",
+        )
     return row.l4t
 
 

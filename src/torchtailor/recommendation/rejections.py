@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
 from torchtailor.catalog.load import Catalog
-from torchtailor.catalog.releases import Build, Method
-from torchtailor.host.model import GpuDevice
-from torchtailor.recommendation.candidates import Candidate, Judgement, Refusal, Refused
+from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.host.model import Cpu, GpuDevice
+from torchtailor.recommendation.candidates import Candidate, Judgement, Refusal, Refused, judge_all
 from torchtailor.recommendation.request import IsaRanking, Situation
 from torchtailor.recommendation.result import Rejection
+from torchtailor.variants.rules import unless
 
 
 def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> tuple[Rejection, ...]:
     """Everything that was not chosen: instruction sets, wheels, builds, code for other GPUs, releases."""
     if not situation.host.system.linux:
         return tuple(_wheels(judgements))
-    found = [*_isas(situation.isas), *_wheels(judgements)]
+    found = [*_isas(situation.isas, situation.host.cpu), *_wheels(judgements)]
     if situation.devices:
         found += _builds(situation, judgements, best)
     if best is not None and best.devices:
@@ -25,10 +26,13 @@ def rejected(situation: Situation, judgements: Sequence[Judgement], best: Candid
     return (*found, *_pythons(situation, best))
 
 
-def _isas(isas: IsaRanking) -> Iterator[Rejection]:
-    """The instruction sets that the CPU lacks something for."""
+def _isas(isas: IsaRanking, cpu: Cpu) -> Iterator[Rejection]:
+    """The instruction sets that the CPU lacks something for, or may lack."""
     for isa, missing in isas.lacking:
-        yield Rejection(isa.name, f"This CPU does not support {isa.label}: it lacks {', '.join(missing)}.")
+        text = f"This CPU does not support {isa.label}: it lacks {', '.join(missing)}."
+        if cpu.at_least:
+            text = f"Its name does not tell whether this CPU supports {isa.label}."
+        yield Rejection(isa.name, text)
 
 
 def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
@@ -42,14 +46,27 @@ def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
 def _pythons(situation: Situation, best: Candidate | None) -> Iterator[Rejection]:
     """The releases, newer than the best, that are not available for the Python asked for."""
     python = situation.request.wanted_python
-    without = [
-        release.version
-        for release in situation.catalog.releases.values()
-        if python not in release.pythons and (best is None or release.version > best.variant.release.version)
-    ]
-    if without and situation.request.release is None:
-        names = ", ".join(map(str, sorted(without, reverse=True)))
-        yield Rejection(f"PyTorch {names}", f"Not available for Python {python}.")
+    if situation.request.release is not None:
+        return
+    groups: dict[str, list[str]] = {}
+    for release in sorted(situation.catalog.releases.values(), key=lambda one: one.version, reverse=True):
+        if python in release.pythons or (best is not None and release.version < best.variant.release.version):
+            continue
+        for name, reason in _despite_python(situation, release):
+            groups.setdefault(reason or f"Not available for Python {python}.", []).append(name)
+    for reason, names in groups.items():
+        yield Rejection(f"PyTorch {', '.join(dict.fromkeys(names))}", reason)
+
+
+def _despite_python(situation: Situation, release: Release) -> Iterator[tuple[str, str | None]]:
+    """A release's builds, each with the reason against it that its own Python would not remove, if there is one."""
+    there = situation.for_python(release.default_python)
+    here = [one for one in judge_all(there) if one.variant.release is release]
+    reasons = {build.label: _why_not(there, here, build) for build in release.cuda_builds} if there.devices else {}
+    if reasons and all(reasons.values()):
+        yield from ((f"{release.version} {label}", reason) for label, reason in reasons.items())
+    else:
+        yield str(release.version), None
 
 
 def _builds(situation: Situation, judgements: Sequence[Judgement], best: Candidate | None) -> Iterator[Rejection]:
@@ -86,7 +103,7 @@ def _why_not(situation: Situation, judgements: Sequence[Judgement], build: Build
         if found := [one for one in (*named, *refusals) if one.kind is kind]:
             return found[0].text
     if method is Method.WHEEL and (named or not _any_runs(situation, build)):
-        return _no_code(build, situation.host.cpu.arch, devices)
+        return _no_code(situation.catalog, build, situation.host.cpu.arch, devices)
     if named and len(capabilities) == 1:
         return named[0].text
     if len(capabilities) > 1:
@@ -112,11 +129,14 @@ def _why_not_gpu(catalog: Catalog, gpu: Gpu, build: Build) -> str | None:
     return f"CUDA {build.cuda.major} no longer supports {gpu.sm.upper()} ({gpu.family}): {gpu.last_cuda} was the last."
 
 
-def _no_code(build: Build, arch: str, devices: Sequence[GpuDevice]) -> str:
+def _no_code(catalog: Catalog, build: Build, arch: str, devices: Sequence[GpuDevice]) -> str:
     codes = build.wheel_codes(arch)
     if not codes:
         return f"There is no official wheel for {arch}, or its contents are unknown."
-    return f"The official {arch} wheels contain {', '.join(map(str, codes))}, none of which runs on {_names(devices)}."
+    known = (catalog.gpus.get(device.compute) for device in devices if device.compute)
+    more = "".join(dict.fromkeys(unless(gpu, codes) for gpu in known if gpu))
+    listed = ", ".join(map(str, codes))
+    return f"The official {arch} wheels contain {listed}, none of which runs on {_names(devices)}{more}."
 
 
 def _names(devices: Sequence[GpuDevice]) -> str:

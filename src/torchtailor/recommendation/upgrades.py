@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as replace_struct
 
+from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.tegra import describe_tegra, tegra_table
 from torchtailor.recommendation.candidates import Candidate, best_candidate, best_of_other_pythons, preference
@@ -21,9 +22,13 @@ def upgrades(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     if best is not None and best.variant.release.version == newest:
         return
     if situation.devices and situation.host.system.linux:
-        yield from _by_driver(situation, best)
+        by_driver = tuple(_by_driver(situation, best))
+        yield from by_driver
         yield from _by_jetpack(situation, best)
-        yield from _by_python(situation, best)
+        by_python = tuple(_by_python(situation, best))
+        yield from by_python
+        if not by_driver and not by_python:
+            yield from _by_both(situation, best)
 
 
 def _better(situation: Situation, candidate: Candidate, best: Candidate | None) -> bool:
@@ -33,6 +38,16 @@ def _better(situation: Situation, candidate: Candidate, best: Candidate | None) 
     return newer and preference(candidate, situation.isas) < preference(best, situation.isas)
 
 
+def _by_both(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
+    """A newer driver with the default Python, where neither alone leads to anything better."""
+    python = DEFAULT_PYTHON
+    if situation.request.wanted_python == python:
+        return
+    for upgrade in _by_driver(situation.for_python(python), best):
+        name = upgrade.variant
+        yield Upgrade(f"{upgrade.needs} and Python {python}", name, f"Together with Python {python}: {upgrade.text}")
+
+
 def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade]:
     other = best_of_other_pythons(situation, any_driver=True)
     ideal = other or best_candidate(situation, any_driver=True)
@@ -40,6 +55,8 @@ def _by_driver(situation: Situation, best: Candidate | None) -> Iterator[Upgrade
         return
     variant, verdict = ideal.variant, ideal.driver
     gain = f"PyTorch {variant.release.version} with CUDA {variant.build.cuda} ({variant.short_name})"
+    if ideal.method is not Method.WHEEL:
+        gain += f" {ideal.method.phrase}"
     if other is not None:
         gain += f" for Python {variant.python}"
     if verdict.fit is DriverFit.DROPPED_GPU:
@@ -69,7 +86,7 @@ def _by_jetpack(situation: Situation, best: Candidate | None) -> Iterator[Upgrad
     """The JetPack from which a Jetson supports the wheels for servers."""
     tegra = situation.host.tegra
     chip = tegra_table().find_chip(tegra.chip) if tegra else None
-    if tegra is None or chip is None or chip.unified_from is None or tegra.unified:
+    if tegra is None or chip is None or chip.unified_from is None or tegra.unified or tegra.jetpack is None:
         return
     unified = describe_tegra(tegra.model, tegra.chip, chip.unified_from)
     ideal = best_candidate(replace(situation, host=replace_struct(situation.host, tegra=unified)))

@@ -90,7 +90,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     release, build, gpu = variant.release, variant.build, variant.gpu
     official = f"The official {build.label} wheel of PyTorch {release.version} for {variant.arch}"
     if gpu is None:
-        text = f"{official} runs on {variant.isa.label}: it selects its CPU kernels at run time."
+        text = f"{official} selects its CPU kernels at run time."
         return MethodCoverage(Method.WHEEL, True, Fit.NATIVE, None, text)
     codes = build.wheel_codes(variant.arch)
     if not codes:
@@ -99,7 +99,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     best = catalog.rules.best(gpu.capability, codes, unified_tegra=unified)
     if best is None:
         listed = ", ".join(str(code) for code in codes)
-        text = f"{official} contains {listed}, none of which runs on {gpu.sm.upper()}{_unless(gpu, codes)}."
+        text = f"{official} contains {listed}, none of which runs on {gpu.sm.upper()}{unless(gpu, codes)}."
         return _unavailable(Method.WHEEL, text)
     fit = catalog.rules.fit(gpu.capability, best, unified_tegra=unified)
     text = {
@@ -113,7 +113,7 @@ def _by_wheel(catalog: Catalog, variant: Variant) -> MethodCoverage:
     return MethodCoverage(Method.WHEEL, True, fit, best, text)
 
 
-def _unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
+def unless(gpu: Gpu, codes: Sequence[CodeTarget]) -> str:
     """From which CUDA on a Tegra part runs some of the code that it does not run when an older one made it."""
     taken = [code for code in codes if gpu.unified and code.capability in gpu.unified.capabilities]
     if not taken or gpu.unified is None:

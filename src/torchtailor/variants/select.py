@@ -13,6 +13,7 @@ from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_NO_GPU = ("cpu", "none")
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
 
 
@@ -87,7 +88,7 @@ def find_variants(
     return select(
         matrix.variants(release, python),
         globs,
-        gpus=[text if text.lower() == "cpu" or is_glob(text) else catalog.gpu(text).sm for text in gpus],
+        gpus=["cpu" if text.lower() in _NO_GPU else text if is_glob(text) else catalog.gpu(text).sm for text in gpus],
         cpus=[text if is_glob(text) else catalog.isa(text.lower()).name for text in cpus],
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchtailor.catalog.gpus import Gpu
-from torchtailor.catalog.releases import Build, Method
+from torchtailor.catalog.cpus import Isa
+from torchtailor.catalog.gpus import CodeKind, CodeTarget, Gpu
+from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.variants.matrix import Matrix, ParsedName
 from torchtailor.variants.rules import MethodCoverage, coverage, why_impossible
 from torchtailor.variants.select import check_python
@@ -43,6 +45,7 @@ class Explanation:
     possible: bool
     verdicts: tuple[BuildVerdict, ...]
     text: str
+    instead: str | None = None  # the variant whose official wheel runs on the GPU, where none of this name does
 
 
 def explain(matrix: Matrix, name: str, *, release: str | None = None, python: str | None = None) -> Explanation:
@@ -56,7 +59,7 @@ def explain(matrix: Matrix, name: str, *, release: str | None = None, python: st
     one = release or (tag if tag in catalog.tags else None)
     offered = {(v.release_name, v.build.label, v.short_name) for v in matrix.variants(one, python="all")}
     verdicts = []
-    releases = [catalog.release(one)] if one else catalog.releases.values()
+    releases = [catalog.release(one)] if one else [*catalog.releases.values()]
     for item in sorted(releases, key=lambda item: item.version, reverse=True):
         if tag and item.tag != tag:
             continue
@@ -65,7 +68,31 @@ def explain(matrix: Matrix, name: str, *, release: str | None = None, python: st
                 variant = Variant(item, build, gpu, isa, parsed.python or python or item.default_python)
                 is_offered = (variant.release_name, build.label, variant.short_name) in offered
                 verdicts.append(_verdict(matrix, variant, is_offered))
-    return Explanation(name, any(v.possible for v in verdicts), tuple(verdicts), _text(parsed, name, verdicts))
+    text = _text(parsed, name, verdicts)
+    instead = _instead(matrix, gpu, isa, releases) if gpu and not any(v.by_wheel for v in verdicts) else None
+    if instead is not None:
+        variant, code = instead
+        text += (
+            f"\n\nThe official {variant.build.label} wheel of PyTorch {variant.release.version} runs on this GPU all "
+            f"the same: its {code} code does. Its name is {variant.short_name}."
+        )
+    possible = any(v.possible for v in verdicts)
+    return Explanation(name, possible, tuple(verdicts), text, instead[0].unique_name if instead else None)
+
+
+def _instead(matrix: Matrix, gpu: Gpu, isa: Isa, releases: Iterable[Release]) -> tuple[Variant, CodeTarget] | None:
+    """The newest official wheel with code for an older GPU of the same family, and that code."""
+    if isa.arch not in gpu.hosts or not gpu.offered:
+        return None
+    rules = matrix.catalog.rules
+    for release in sorted(releases, key=lambda one: one.version, reverse=True):
+        default = release.default_index.get(isa.arch)
+        for build in sorted(release.cuda_builds, key=lambda one: one.label != default):
+            code = rules.best(gpu.capability, build.wheel_codes(isa.arch))
+            if code is not None and code.kind is CodeKind.CUBIN and code.capability in matrix.catalog.gpus:
+                owner = matrix.catalog.gpus[code.capability]
+                return Variant(release, build, owner, isa, release.default_python), code
+    return None
 
 
 def _concerns(parsed: ParsedName, build: Build, gpu: Gpu | None) -> bool:

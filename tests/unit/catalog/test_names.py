@@ -203,13 +203,17 @@ def test_a_cpu_name_that_says_too_little_is_not_guessed(catalog: Catalog, name: 
      ("Intel(R) Xeon(R) CPU @ 2.20GHz", ("AVX-512 or less", "x86-64 alone is assumed")),
      ("QEMU Virtual CPU version 2.5+", ("x86-64 alone", "may have more")),
      ("Common KVM processor", ("x86-64 alone", "may have more")),
-     ("ZHAOXIN KaiXian KX-7000/8", ("AVX is left out", "newer ones have AVX2"))],
+     ("ZHAOXIN KaiXian KX-7000/8", ("AVX at least",)), ("ZHAOXIN KaiXian KX-U6780A@2.7GHz", ("AVX at least",)),
+     ("ZHAOXIN KaiSheng KH-20016", ("SSE4.2 at least",)), ("DO-Regular", ("at least",)),
+     ("VIA Nano U2250@1.3+GHz", ("SSSE3 at least",)), ("Phytium,S5000C/64", ("Armv8.0 at least",))],
 )  # fmt: skip
 def test_a_cpu_name_with_two_readings_says_so_and_takes_the_lower(
     catalog: Catalog, name: str, readings: tuple[str, ...]
 ) -> None:
     _, label = catalog.microarchitecture(name)
     assert all(reading in label for reading in readings)
+    row = catalog.cpu_name(name)
+    assert row is not None and row.at_least == ("Core 2" not in readings)
 
 
 @pytest.mark.parametrize(
@@ -232,3 +236,55 @@ def test_an_unknown_cpu_name_says_what_to_do(catalog: Catalog) -> None:
     with pytest.raises(NoMatchError) as error:
         catalog.microarchitecture("Z80")
     assert "detect --json" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "capability"),
+    [
+        ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)", "8.0"),
+        ("GPU 7: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "9.0"),
+        ("GPU 0: Tesla K80 (UUID: GPU-2)", "3.7"),
+        ("GPU 0: NVIDIA GeForce RTX 4070 Laptop GPU (UUID: GPU-3)", "8.9"),
+        ("GPU 0: Orin (nvgpu) (UUID: 54ec5ee9)", "8.7"),
+        ("GPU 0: NVIDIA GB10", "12.1"),
+    ],
+)
+def test_a_line_of_nvidia_smi(catalog: Catalog, line: str, capability: str) -> None:
+    assert str(catalog.gpu(line).capability) == capability
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["  MIG 1g.5gb      Device  0: (UUID: MIG-c6d4f1ef-42e4)", "MIG 3g.40gb", "1g.10gb+me", "MIG 1c.3g.20gb Device 0:"],
+)
+def test_an_instance_does_not_say_of_which_gpu_it_is(catalog: Catalog, line: str) -> None:
+    with pytest.raises(NoMatchError, match="is an instance of a GPU"):
+        catalog.gpu(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        ("GTX 580", "Fermi"), ("GeForce GTX 560 Ti", "Fermi"), ("Tesla M2090", "Fermi"), ("Tesla C2075", "Fermi"),
+        ("Quadro 4000", "Fermi"), ("GeForce 610M", "Fermi"), ("NVS 5400M", "Fermi"), ("GT 430", "Fermi"),
+        ("GTX 280", "Tesla"), ("GeForce 8800 GT", "Tesla"), ("Tesla C1060", "Tesla"), ("GeForce 210", "Tesla"),
+        ("Quadro FX 5800", "Tesla"), ("GeForce 9800 GTX+", "Tesla"),
+    ],
+)  # fmt: skip
+def test_a_gpu_before_kepler_is_said_to_be_one(catalog: Catalog, name: str, generation: str) -> None:
+    with pytest.raises(NoMatchError) as caught:
+        catalog.gpu(name)
+    assert f"is a GPU of the {generation} generation" in caught.value.message and "--gpu none" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        ("Apple Icestorm", "apple_m1"), ("Firestorm-M1", "apple_m1"), ("Avalanche-M2-Pro", "apple_m1"),
+        ("Qualcomm Falkor", "cortex_a57"), ("Centriq 2460", "cortex_a57"), ("FTC663", "cortex_a57"),
+        ("Phytium FT-2000+/64", "cortex_a57"), ("VIA Nano X2 U4025 @ 1.2 GHz", "core2"), ("DO-Premium-AMD", "x86_64"),
+        ("ZHAOXIN KaiXian KX-U6780A@2.7GHz", "lujiazui"),
+    ],
+)  # fmt: skip
+def test_cores_by_rarer_names(catalog: Catalog, name: str, core: str) -> None:
+    assert catalog.microarchitecture(name)[0].name == core

@@ -60,6 +60,8 @@ def test_help_and_version() -> None:
         (["matrix", "--gpu", "Voodoo 2"], ExitCode.NO_MATCH, "compute capability"),
         (["matrix", "--python", "2.7"], ExitCode.NO_MATCH, "3.13"),
         (["matrix", "--why", "sm121"], ExitCode.NO_MATCH, "Names look like"),
+        (["recommend", "--gpu", "none", "--gpu", "H100", "--cpu", "zen4"], ExitCode.USAGE, "--gpu none"),
+        (["recommend", "--gpu", "GTX 580", "--cpu", "zen4"], ExitCode.NO_MATCH, "Fermi"),
     ],
 )
 def test_errors_are_sentences_with_a_code(arguments: list[str], code: ExitCode, words: str) -> None:
@@ -138,6 +140,26 @@ def test_matrix_refuses_what_it_would_ignore(
 ) -> None:
     assert main(["matrix", *arguments]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("sm90-avx512", ExitCode.OK),
+        ("sm87-armv8_2", ExitCode.OK),  # possible, though no release lists it
+        ("sm107-armv9", ExitCode.OK),
+        ("sm121-avx2", ExitCode.IMPOSSIBLE),
+        ("pytorch215-python313-cuda13_2-sm70-avx2", ExitCode.IMPOSSIBLE),
+    ],
+)
+def test_why_tells_scripts_whether_a_variant_is_possible(name: str, code: ExitCode) -> None:
+    assert main(["matrix", "--why", name]) == code
+
+
+def test_one_line_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_text("all is well\n")
+    assert main(["diagnose", str(tmp_path / "log")]) == ExitCode.OK
+    assert capsys.readouterr().out == "No error found in 1 line.\n"
 
 
 def test_a_wrong_subcommand_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:

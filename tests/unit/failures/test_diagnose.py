@@ -50,7 +50,26 @@ def test_every_name_in_a_text_is_a_group_of_a_pattern(failure: str) -> None:
     row = FAILURES[failure]
     regexes = [regex for pattern in row.patterns for regex in (pattern.regex, *pattern.then)]
     groups = {re.sub(r"\d$", "", name) for regex in regexes for name in regex.groupindex}
+    if "arch" in groups:
+        groups.add("toolkits")  # by the catalog
     assert set(re.findall(r"(?<!\{)\{(\w+)\}(?!\})", row.cause + row.fix)) <= groups
+
+
+@pytest.mark.parametrize(
+    ("arch", "fix"),
+    [
+        ("compute_37", "Use CUDA 11.8 or older (6.5 was the first for it)"),
+        ("compute_30", "Use CUDA 10.2 or older (4.2 was the first for it)"),
+        ("sm_61", "Use CUDA 12.9 or older (8.0 was the first for it)"),
+        ("compute_103a", "Use CUDA 12.9 or newer"),
+        ("compute_121f", "Use CUDA 12.9 or newer"),
+        ("compute_107", "Use CUDA 13.4 or newer"),
+        ("compute_99", "No CUDA that is known compiles for it"),
+    ],
+)
+def test_an_architecture_that_nvcc_does_not_know_needs_another_toolkit(arch: str, fix: str) -> None:
+    found = diagnose(io.BytesIO(f"nvcc fatal   : Unsupported gpu architecture '{arch}'\n".encode())).finding
+    assert found is not None and found.fix.startswith(fix)
 
 
 SEED_002 = [

@@ -105,7 +105,9 @@ TABLE = (
     ),
     Row(
         "h100-gtx-1080-ti", "sm90-avx512", "2.15.0", "13.2",
-        says=("No single variant runs on all GPUs", "cu126 wheel of PyTorch 2.14.1, uncut", "tailor --gpu 6.1,9.0"),
+        says=(
+            "No single variant runs on all GPUs", "cu126 wheel of PyTorch 2.14.1, uncut", "--env .venv --gpu 6.1,9.0",
+        ),
     ),
     # GB10 and Tegra
     Row("dgx-spark", "sm121-armv9", "2.15.0", "13.2", says=("sm_120, which runs on SM121",)),

@@ -67,7 +67,10 @@ def test_the_seeds_releases_exactly(matrix: Matrix, release: str, count: int) ->
         ("2.7", {"cpu", "cu118", "cu126", "cu128"}),
         ("2.8", {"cpu", "cu126", "cu128", "cu129"}),
         ("2.9", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
-        ("2.10", {"cpu", "cu126", "cu128", "cu130"}),
+        ("2.10", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
+        ("2.11", {"cpu", "cu126", "cu128", "cu129", "cu130"}),
+        ("2.12.0", {"cpu", "cu126", "cu130", "cu132"}),
+        ("2.12.1", {"cpu", "cu126", "cu129", "cu130", "cu132"}),
         ("2.9.0", {"cpu", "cu126", "cu128", "cu130"}),
     ],
 )
@@ -164,9 +167,9 @@ def test_a_method_that_does_not_build_it_says_why(matrix: Matrix) -> None:
         matrix.resolve("sm70-avx512", via=Method.NIX)
 
 
-def test_wheel_coverage(matrix: Matrix, catalog: Catalog) -> None:
+def test_wheel_coverage(pinned: Matrix) -> None:
     def by_wheel(name: str) -> tuple[bool, Fit, str]:
-        found = coverage(catalog, matrix.resolve(name).variant, Method.WHEEL)
+        found = coverage(pinned.catalog, pinned.resolve(name).variant, Method.WHEEL)
         return found.available, found.fit, str(found.through)
 
     assert by_wheel("pytorch215-python313-cuda13_2-sm90-avx2") == (True, Fit.NATIVE, "sm_90")
@@ -295,3 +298,8 @@ def test_braces_that_would_fill_the_memory() -> None:
 def test_braces_expand_to_each_part_once(parts: list[str], tail: str) -> None:
     expanded = expand_braces("sm{" + ",".join(parts) + "}" + tail)
     assert list(expanded) == list(dict.fromkeys(f"sm{part}{tail}" for part in parts))
+
+
+def test_none_is_the_gpu_of_cpu_variants(matrix: Matrix) -> None:
+    found = find_variants(matrix, gpus=["none"])
+    assert found and found == find_variants(matrix, gpus=["cpu"])
