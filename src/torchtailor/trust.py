@@ -42,6 +42,7 @@ WebAddress = Annotated[str, msgspec.Meta(pattern=_URL, description="an http addr
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 _is_sha256, _is_file_name = re.compile(_SHA256).match, re.compile(_FILE_NAME).match
+_is_relative = re.compile(_RELATIVE).match
 _CHUNK = 1 << 20
 _SHOWN = 120
 
@@ -70,6 +71,11 @@ def is_sha256(text: str) -> bool:
 def is_file_name(text: str) -> bool:
     """Whether a text is one plain name: no folder, nothing that a shell or browser reads as something else."""
     return _is_file_name(text) is not None
+
+
+def is_relative_path(text: str) -> bool:
+    """Whether a text is a path that stays inside the folder it is taken from."""
+    return _is_relative(text) is not None
 
 
 def inside(root: Path, relative: str) -> Path:

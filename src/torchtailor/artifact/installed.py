@@ -29,8 +29,10 @@ class InstalledDistribution:
     @property
     def installer(self) -> str:
         """Who installed it: `pip`, `uv`; empty where it does not say."""
-        path = self.dist_info / "INSTALLER"
-        return path.read_text("utf-8", "replace").strip() if path.is_file() else ""
+        try:
+            return read_limited(self.dist_info / "INSTALLER", Limit.SMALL).decode("utf-8", "replace").strip()
+        except (BadInputError, OSError):
+            return ""
 
 
 def find_installed(root: Path) -> tuple[InstalledDistribution, ...]:
@@ -54,7 +56,7 @@ def unreadable_in(root: Path) -> tuple[str, ...]:
         for name in sorted(name for name in names if name.endswith(".dist-info")):
             record = Path(place, name, "RECORD")
             try:
-                Record.parse(record.read_bytes())
+                Record.parse(read_limited(record, Limit.RECORD))
             except UnusualRecordError as error:
                 reasons.append(f"{name.removesuffix('.dist-info')} is left alone: {error.message.rstrip('.')}.")
             except (BadInputError, OSError):
@@ -88,6 +90,8 @@ def read_installed(root: Path, dist_infos: Iterable[Path], *, strict: bool = Tru
             continue
         except BadInputError as error:
             raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error
+        except OSError as error:
+            raise BadInputError(f"{dist_info} cannot be read: {error.strerror}.", "Reinstall that package.") from error
         found.append(InstalledDistribution(dist_info, metadata, record, _files(root, dist_info.parent, record)))
     return tuple(found)
 

@@ -33,11 +33,12 @@ class Sourced(Strict, frozen=True, kw_only=True):
 class Word:
     """A value that is written as one word, in TOML as in messages; compared by its key."""
 
-    __slots__ = ("key",)
+    __slots__ = ("_hash", "key")
     pattern: ClassVar[str]  # how it is written, for the JSON schema
 
     def __init__(self, key: tuple[int, ...]) -> None:
         self.key: Final = key
+        self._hash: Final = hash(key)  # once: the keys of most tables are words
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -50,7 +51,7 @@ class Word:
         return self.key < other.key
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return self._hash
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

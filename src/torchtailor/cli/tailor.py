@@ -246,7 +246,7 @@ def _print_leftovers(report: TailorReport) -> None:
             markup=False,
         )
     if symbols := sum(result.could_strip for result in results):
-        out().print(f"Symbol tables are unchanged: --strip would save another {human_bytes(symbols)}.", markup=False)
+        out().print(f"--strip would cut out another {human_bytes(symbols)} of symbol tables.", markup=False)
     if linkable := sum(result.could_drop_lto for result in results):
         out().print(
             f"LTO-IR is unchanged: --no-lto would save another {human_bytes(linkable)} "

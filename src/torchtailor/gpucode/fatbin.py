@@ -104,6 +104,11 @@ _SUFFIXES = {
 }
 
 
+def _unknown(kind: int, sm: int) -> str:
+    """What is known of a kind of code that nobody has met."""
+    return f"unknown (kind {kind}, {sm})" if sm else f"unknown (kind {kind})"
+
+
 class Part(NamedTuple):
     """One of the images that were compressed together; it can only be had by unpacking them all."""
 
@@ -121,7 +126,7 @@ class Part(NamedTuple):
 
     @property
     def label(self) -> str:
-        return str(self.target) if self.target else f"unknown{self.kind_number}_{self.sm}"
+        return str(self.target) if self.target else _unknown(self.kind_number, self.sm)
 
 
 class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in a fifth of a dataclass's time
@@ -177,7 +182,7 @@ class Image(NamedTuple):  # libraries hold tens of thousands: a tuple is made in
     @property
     def label(self) -> str:
         """`sm_90a`, `compute_120`, or what is known of a kind nobody has met."""
-        return str(self.target) if self.target else f"unknown{self.kind_number}_{self.sm}"
+        return str(self.target) if self.target else _unknown(self.kind_number, self.sm)
 
 
 class Container(NamedTuple):

@@ -15,7 +15,7 @@ from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference, can
 class ImageGroup:
     """All images of one architecture and kind."""
 
-    label: str  # sm_90a, compute_120, lto_80, unknown16_90
+    label: str  # sm_90a, compute_120, lto_80, unknown (kind 16, 90)
     target: CodeTarget | None
     images: int
     stored: int

@@ -11,6 +11,7 @@ may still hold the page of a moment ago.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,12 +20,12 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import unquote
 
+import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.disk import cache_folder, hash_file, staging_folder
+from torchtailor.disk import cache_folder, staging_folder
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import (
@@ -36,17 +37,26 @@ from torchtailor.index.pages import (
     IndexedFile,
     project_pages,
     read_project_json,
+    read_root_json,
+    read_targets,
     root_pages,
 )
-from torchtailor.publish.publish import Published, Say, holds_changed_nvidia, publish
-from torchtailor.publish.store import Store
+from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish
+from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
+from torchtailor.trust import Label, decode_json
 
 HISTORY = "history"
-FILES = "files"
 KEPT_GENERATIONS = 10
 GRACE = 24 * 3600.0  # seconds for which a file stays after the last page that listed it
 
 Pages = Mapping[str, Mapping[str, tuple[IndexedFile, ...]]]  # target, project, files
+
+
+class _Recorded(msgspec.Struct):
+    number: int
+    time: datetime
+    action: str
+    pages: dict[Label, dict[Label, msgspec.Raw]]
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,8 @@ class Changed:
 
 def list_index(store: Store) -> Listing:
     """What an index offers now."""
+    _require_index(store)
     pages = read_pages(store)
-    if not pages:
-        raise NoMatchError("There is no index yet.", "Publish to it first: `torchtailor publish DIST --to WHERE`.")
     return Listing(pages, _generations(store))
 
 
@@ -127,6 +136,7 @@ def publish_recorded(
     dist: Path, store: Store, *, nvidia_too: bool = False, cache: Cache | None = None, say: Say | None = None
 ) -> Published:
     """Publish, and record the index as a generation that can be gone back to."""
+    find_wheelhouses(dist)  # before an index is made for nothing
     with store.lock():
         _record(store, "before recorded changes")
     result = publish(dist, store, nvidia_too=nvidia_too, cache=cache, say=say)
@@ -148,6 +158,7 @@ def unyank(store: Store, names: Sequence[str]) -> Changed:
 
 def rollback(store: Store, to: str) -> Changed:
     """Make every page list what it listed in an earlier generation; that is a new generation in turn."""
+    _require_index(store)
     with store.lock():
         _record(store, "before rollback")
         known = _generations(store)
@@ -171,6 +182,8 @@ def promote(staging: Store, store: Store, *, nvidia_too: bool = False, say: Say 
     pages = read_pages(staging)
     if not pages:
         raise NoMatchError("The index to promote is empty.", "Publish to it first.")
+    for file in _rows(pages):
+        stored_at(file)  # all of them, before anything is copied
     if staging.local and not store.local and not nvidia_too:
         _refuse_changed_nvidia(staging, pages)
     with store.lock():
@@ -196,6 +209,7 @@ def prune(
 ) -> Changed:
     """Forget all but the last generations, and remove files that no page and no generation lists any more."""
     moment = time.time() if now is None else now
+    _require_index(store)
     with store.lock():
         _record(store, "before pruning")
         generations = _generations(store)
@@ -219,20 +233,15 @@ def prune(
 def read_pages(store: Store) -> dict[str, dict[str, tuple[IndexedFile, ...]]]:
     """What the pages of an index list now, by target and project."""
     pages: dict[str, dict[str, tuple[IndexedFile, ...]]] = {}
-    for target in json.loads(store.read("targets.json") or b"[]"):
+    for target in sorted(read_targets(store.read(TARGETS) or b"[]", TARGETS)):
         root = store.read(f"{target}/{JSON_NAME}")
-        names = [row["name"] for row in json.loads(root)["projects"]] if root else []
+        names = read_root_json(root, f"The page {target}/{JSON_NAME}") if root else ()
         pages[target] = {
-            name: read_project_json(content)
-            for name in names
+            name: read_project_json(content, f"The page {target}/{name}/{JSON_NAME}")
+            for name in sorted(names)
             if (content := store.read(f"{target}/{name}/{JSON_NAME}"))
         }
     return pages
-
-
-def stored_at(file: IndexedFile) -> str:
-    """Where a listed file lies in the store; empty for one that is listed by an address elsewhere."""
-    return unquote(file.url.removeprefix("../../")) if file.url.startswith("../../") else ""
 
 
 def _rows(pages: Pages) -> Iterator[IndexedFile]:
@@ -246,7 +255,14 @@ def _joined(before: Iterable[IndexedFile], added: Iterable[IndexedFile]) -> tupl
     return tuple(files[name] for name in sorted(files))
 
 
+def _require_index(store: Store) -> None:
+    """Else changing one that is not there, by a slip of the pen, would make an empty one."""
+    if store.read(TARGETS) is None:
+        raise NoMatchError("There is no index yet.", "Publish to it first: `torchtailor publish DIST --to WHERE`.")
+
+
 def _mark(store: Store, names: Sequence[str], action: str, change: Callable[[IndexedFile], IndexedFile]) -> Changed:
+    _require_index(store)
     with store.lock():
         _record(store, "before recorded changes")
         pages = read_pages(store)
@@ -306,9 +322,9 @@ def _change(store: Store, pages: Pages, action: str) -> Changed:
             store.put_bytes(written[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
             store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
     targets = sorted(target for target, projects in pages.items() if projects)
-    if targets != sorted(json.loads(store.read("targets.json") or b"[]")):
+    if targets != sorted(read_targets(store.read(TARGETS) or b"[]", TARGETS)):
         store.put_bytes(root_pages(targets)[HTML_NAME], HTML_NAME, HTML_TYPE)
-        store.put_bytes((json.dumps(targets) + "\n").encode(), "targets.json", "application/json")
+        store.put_bytes((json.dumps(targets) + "\n").encode(), TARGETS, "application/json")
     number = _record(store, action)
     return Changed(action, tuple(changed), generation=number)
 
@@ -337,7 +353,10 @@ def _record(store: Store, action: str) -> int | None:
 
 
 def _last(store: Store) -> int:
-    return int(store.read(f"{HISTORY}/last") or b"0")
+    content = store.read(f"{HISTORY}/last") or b"0"
+    if not re.fullmatch(rb"[0-9]{1,9}\n?", content):
+        raise BadInputError(f"{HISTORY}/last of the index is damaged: it is not a number.", "Remove that file.")
+    return int(content)
 
 
 def _place(number: int) -> str:
@@ -348,17 +367,15 @@ def _read(store: Store, number: int) -> Generation | None:
     content = store.read(_place(number))
     if content is None:
         return None
-    try:
-        document = json.loads(content)
-        pages = {
-            target: {
-                project: read_project_json(json.dumps({"files": files}).encode()) for project, files in projects.items()
-            }
-            for target, projects in document["pages"].items()
+    name = f"{_place(number)} of the index"
+    found = decode_json(content, _Recorded, name, "Remove that file.")
+    pages = {
+        target: {
+            project: read_project_json(b'{"files": ' + bytes(files) + b"}", name) for project, files in projects.items()
         }
-        return Generation(document["number"], datetime.fromisoformat(document["time"]), document["action"], pages)
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError(f"{_place(number)} of the index is damaged: {error}.", "Remove that file.") from error
+        for target, projects in found.pages.items()
+    }
+    return Generation(found.number, found.time, found.action, pages)
 
 
 def _generations(store: Store) -> tuple[Generation, ...]:
@@ -401,10 +418,11 @@ def _copy(staging: Store, store: Store, file: IndexedFile, say: Say | None) -> i
     if not place or store.has(place, file.size, file.sha256, listed=False):
         return 0
     with _scratch() as folder:
-        for path in (place + METADATA_SUFFIX, place):  # the wheel last: it is what `has` asks for
-            local = staging.fetch_file(path, folder)
+        hashes = {place + METADATA_SUFFIX: file.metadata_sha256, place: file.sha256}
+        for path, sha256 in hashes.items():  # the wheel last: it is what `has` asks for
+            local = staging.fetch_file(path, folder) if sha256 else None
             if local is not None:
-                store.put_file(local, path, file.sha256 if path == place else file.metadata_sha256 or hash_file(local))
+                store.put_file(local, path, sha256)
             elif path == place:
                 raise BadInputError(f"The index to promote lists {file.filename}, but lacks it.", "Publish it again.")
     if say:

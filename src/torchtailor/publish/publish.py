@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
@@ -37,7 +37,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.index.variants import join_documents
-from torchtailor.publish.store import Store
+from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.trust import Limit, decode_json, read_limited
 from torchtailor.wheelhouse.entry import WheelStep
@@ -45,7 +45,6 @@ from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
 
 _VARIANTS_JSON = "-variants.json"
-_TARGETS = "targets.json"
 _TRIES = 5
 
 Say = Callable[[str], None]
@@ -87,8 +86,9 @@ def publish(
 ) -> Published:
     """Add the wheelhouses of a folder to a store; changed NVIDIA libraries are uploaded only with `nvidia_too`."""
     work = _Publishing(store, nvidia_too or store.local, cache or Cache(), say or (lambda _: None))
+    wheelhouses = find_wheelhouses(dist)
     with store.lock():
-        for wheelhouse in find_wheelhouses(dist):
+        for wheelhouse in wheelhouses:
             work.add_wheelhouse(wheelhouse)
         variants = dist / VARIANTS
         if (variants / SIMPLE).is_dir():
@@ -152,11 +152,11 @@ class _Publishing:
 
     def finish(self) -> None:
         """The page at the top, for people."""
-        before = read_targets(self._store.read(_TARGETS) or b"[]", _TARGETS)
+        before = read_targets(self._store.read(TARGETS) or b"[]", TARGETS)
         known = before | set(self.result.targets)
         pages = root_pages(known)
         self._store.put_bytes(pages[HTML_NAME], HTML_NAME, HTML_TYPE)
-        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), _TARGETS, "application/json")
+        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), TARGETS, "application/json")
 
     def _add(self, target: str, offers: Sequence[Offer]) -> None:
         projects: dict[str, list[Offer]] = {}
@@ -207,11 +207,11 @@ class _Publishing:
         content: bytes | None = None
         if file.filename.endswith(_VARIANTS_JSON):
             content = read_limited(offer.path, Limit.MANIFEST)
-            if (older := known.get(file.filename)) is not None:
-                before = self._store.read(_stored_at(older))
+            if (older := known.get(file.filename)) is not None and (place := stored_at(older)):
+                before = self._store.read(place)
                 content = join_documents([*([before] if before else []), content])
             file = replace(file, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-        place = f"files/{file.sha256[:2]}/{file.sha256}/{file.filename}"
+        place = f"{FILES}/{file.sha256[:2]}/{file.sha256}/{file.filename}"
         file = replace(file, url=f"../../{quote(place)}")
         listed = known.get(file.filename) == file
         if place in self._checked or self._store.has(place, file.size, file.sha256, listed=listed):
@@ -256,10 +256,6 @@ def _offer(file: IndexedFile, path: Path) -> Offer:
     if hashlib.sha256(metadata).hexdigest() != file.metadata_sha256:
         raise DamagedFileError(path.with_name(path.name + METADATA_SUFFIX))
     return Offer(file, path, metadata)
-
-
-def _stored_at(file: IndexedFile) -> str:
-    return unquote(file.url.removeprefix("../../"))
 
 
 def _is_variant(filename: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from torchtailor.disk import (
     DamagedFileError,
@@ -20,9 +20,13 @@ from torchtailor.disk import (
     remove_abandoned,
     write_atomically,
 )
-from torchtailor.errors import EnvironmentProblem, NetworkError, UsageError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.locations import local_path, redact
-from torchtailor.index.pages import HTML_NAME
+from torchtailor.index.pages import HTML_NAME, IndexedFile
+from torchtailor.trust import Limit, is_relative_path, read_limited
+
+TARGETS = "targets.json"  # the folders of the index
+FILES = "files"  # what it offers
 
 _OTHER_TYPE = "application/octet-stream"
 _PIECE = 8 << 20
@@ -62,6 +66,18 @@ class Store(Protocol):
     def lock(self) -> Any: ...
 
 
+def stored_at(file: IndexedFile) -> str:
+    """Where a listed file lies in the store; empty for one that is listed by an address elsewhere."""
+    if not file.url.startswith("../../"):
+        return ""
+    place = unquote(file.url.removeprefix("../../"))
+    if not (is_relative_path(place) and place.startswith(f"{FILES}/")):
+        raise BadInputError(
+            f"The place that the index lists for {file.filename} leads out of the index.", "Publish it again."
+        )
+    return place
+
+
 def open_store(to: str) -> Store:
     """The store of `--to`: a path, a file: URL, or a URL that fsspec supports."""
     scheme = urlsplit(to).scheme
@@ -76,17 +92,13 @@ class FolderStore:
     local = True
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"{root} cannot be created: {error.strerror}.", "Give another folder with --to."
-            ) from error
+        self._root = root  # made by who publishes to it, not by who only looks
+        if root.exists() and not root.is_dir():
+            raise EnvironmentProblem(f"{root} is not a folder.", "Give another folder with --to.")
 
     def read(self, path: str) -> bytes | None:
         try:
-            return (self._root / path).read_bytes()
+            return read_limited(self._root / path, Limit.PAGE)
         except FileNotFoundError:
             return None
 
@@ -125,6 +137,12 @@ class FolderStore:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One publisher at a time; readers never wait."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{self._root} cannot be created: {error.strerror}.", "Give another folder with --to."
+            ) from error
         with locked(self._root / ".torchtailor.lock", f"The index {self._root}"):
             remove_abandoned(self._root)  # of a publisher that was killed
             yield

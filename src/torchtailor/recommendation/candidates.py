@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
-from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit
+from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules
 from torchtailor.catalog.releases import Build, Method
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted, python_key
@@ -120,7 +121,7 @@ def judge_all(situation: Situation, *, any_driver: bool = False) -> Iterator[Jud
 
 def _wheel_of(variant: Variant) -> tuple[object, ...]:
     """What variants that are cut from one official wheel to one GPU share."""
-    return (variant.release.name, variant.build.label, variant.gpu and variant.gpu.capability)
+    return (variant.release.name, id(variant.build), variant.gpu and variant.gpu.capability)
 
 
 def _nearest_names(variants: Iterable[Variant], isas: IsaRanking) -> dict[tuple[object, ...], Variant]:
@@ -169,11 +170,16 @@ def _why_no_code(situation: Situation, device: GpuDevice, variant: Variant) -> s
     A wheel's sm89 variant may contain nothing but sm_86 code today; what counts for another GPU is the promise.
     """
     assert device.compute is not None and variant.gpu is not None
-    promised = CodeTarget(CodeKind.CUBIN, variant.gpu.capability)
     unified = _unifies(situation, device, variant.build)
-    if situation.catalog.rules.fit(device.compute, promised, unified_tegra=unified).runs:
+    return _why_not_run(situation.catalog.rules, device.compute, device.name, variant.gpu.capability, unified)
+
+
+@lru_cache(maxsize=4096)  # thousands of variants ask about a few dozen pairs
+def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capability, unified: bool) -> str | None:
+    code = CodeTarget(CodeKind.CUBIN, promised)
+    if rules.fit(compute, code, unified_tegra=unified).runs:
         return None
-    return f"{promised} code does not run on compute capability {device.compute} ({device.name})."
+    return f"{code} code does not run on compute capability {compute} ({name})."
 
 
 def _why_no_wheels(host: Host) -> str | None:

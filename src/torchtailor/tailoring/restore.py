@@ -10,14 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import disk_errors, give_to, sync_folder
 from torchtailor.errors import BadInputError, CheckFailedError
+from torchtailor.host.pythons import find_uv
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailoring.delta import rebuild
 from torchtailor.tailoring.environment import environment_sites, link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, FileState, Journal, reconcile
-from torchtailor.trust import Limit, inside, leads_inside, read_limited
+from torchtailor.trust import Label, Limit, decode_json, inside, leads_inside, read_limited
+
+
+class _CondaRecord(msgspec.Struct):
+    name: Label
+    version: Label
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +133,27 @@ def _owners(site: Path, changes: Iterable[Change]) -> tuple[InstalledDistributio
 
 def _reinstall_commands(site: Path, changes: Iterable[Change]) -> tuple[str, ...]:
     """The commands that reinstall the stock packages, with the tool that installed them."""
-    groups: dict[bool, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for one in _owners(site, changes):
-        groups.setdefault(one.installer == "uv", []).append(_requirement(one))
-    return tuple(_command(site, packages, uv=uv) for uv, packages in sorted(groups.items()))
+        tool = one.installer if one.installer in ("conda", "uv") else "pip"
+        if tool == "pip" and _lacks_pip(site) and find_uv():
+            tool = "uv"
+        groups.setdefault(tool, []).append(_conda_name(one) if tool == "conda" else _requirement(one))
+    return tuple(_command(site, packages, tool) for tool, packages in sorted(groups.items()))
+
+
+def _conda_name(one: InstalledDistribution) -> str:
+    """`pytorch=2.10.0`: conda's own names are in the record that lists the package's files."""
+    prefix = _prefix(one.dist_info.parent)
+    wanted = f"{one.dist_info.relative_to(prefix).as_posix()}/METADATA"
+    for path in sorted((prefix / "conda-meta").glob("*.json")):
+        try:
+            package = decode_json(read_limited(path, Limit.RECORD), _CondaRecord, str(path))
+        except (BadInputError, OSError):
+            continue
+        if wanted in package.files:
+            return f"{package.name}={package.version}"
+    return f"{one.metadata.name}={one.metadata.version}"
 
 
 def _requirement(one: InstalledDistribution) -> str:
@@ -143,11 +169,23 @@ def _requirement(one: InstalledDistribution) -> str:
     return f"{one.metadata.name}=={one.metadata.version}"
 
 
-def _command(site: Path, packages: Sequence[str], *, uv: bool) -> str:
-    python = next((path for parent in site.parents if (path := parent / "bin" / "python").exists()), Path("python"))
-    start = (
-        ["uv", "pip", "install", "--python", str(python), "--reinstall", "--no-deps"]
-        if uv
-        else [str(python), "-m", "pip", "install", "--force-reinstall", "--no-deps"]
-    )
-    return shlex.join([*start, *packages])
+def _prefix(site: Path) -> Path:
+    """The environment that a site-packages folder is part of."""
+    return next((parent for parent in site.parents if (parent / "bin" / "python").exists()), site)
+
+
+def _command(site: Path, packages: Sequence[str], tool: str) -> str:
+    prefix = _prefix(site)
+    python = str(prefix / "bin" / "python") if prefix != site else "python"
+    if tool == "conda":
+        start = ["conda", "install", "--prefix", str(prefix), "--force-reinstall", "--no-deps"]
+    elif tool == "uv":
+        start = ["uv", "pip", "install", "--python", python, "--reinstall", "--no-deps"]
+    else:
+        start = [python, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
+    line = shlex.join([*start, *packages])
+    return f"{shlex.quote(python)} -m ensurepip && {line}" if tool == "pip" and _lacks_pip(site) else line
+
+
+def _lacks_pip(site: Path) -> bool:
+    return _prefix(site) != site and not (site / "pip").is_dir()

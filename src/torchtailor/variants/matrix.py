@@ -58,6 +58,7 @@ class Matrix:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
+        self._known: dict[tuple[int, str], tuple[Release, tuple[Variant, ...]]] = {}  # by release and Python
         for release in catalog.releases.values():
             for variant in self._of_release(release, release.default_python):
                 if reasons := self.why_impossible(variant):
@@ -75,7 +76,13 @@ class Matrix:
                 if version in item.pythons:
                     yield from self._of_release(item, version)
 
-    def _of_release(self, release: Release, python: str) -> Iterator[Variant]:
+    def _of_release(self, release: Release, python: str) -> tuple[Variant, ...]:
+        known = self._known.get((id(release), python))
+        if known is None or known[0] is not release:
+            known = self._known[id(release), python] = (release, tuple(self._make(release, python)))
+        return known[1]
+
+    def _make(self, release: Release, python: str) -> Iterator[Variant]:
         for build in release.builds:
             seen: set[tuple[Capability | None, str]] = set()
             for row in build.rows:

@@ -76,6 +76,7 @@ def test_quiet_and_plain(shell: Shell) -> None:
 def test_clear_errors(shell: Shell, words: tuple[str, ...], code: ExitCode, said: str) -> None:
     shell.environment.pop("VIRTUAL_ENV", None)
     shell.environment.pop("CONDA_PREFIX", None)
+    shell.environment["PIP_RETRIES"] = "0"
     done = shell.torchtailor(*words, code=code)
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -66,8 +66,8 @@ def test_what_is_written_is_read(written: list[Entry], offset: int) -> None:
         (1, ARCH, "compute_90a"),
         (64, 0, "compute_90"),
         (8, 0, "lto_90"),
-        (32, 0, "unknown32_90"),
-        (2, ARCH | FAMILY, "unknown2_90"),
+        (32, 0, "unknown (kind 32, 90)"),
+        (2, ARCH | FAMILY, "unknown (kind 2, 90)"),
     ],
 )
 def test_labels(kind: int, flags: int, label: str) -> None:

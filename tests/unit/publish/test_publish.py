@@ -287,10 +287,14 @@ def test_a_full_disk_is_said(workshop: Workshop, tmp_path: Path, monkeypatch: py
 def test_what_a_killed_publisher_left_is_removed(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     root = tmp_path / "public"
+    root.mkdir()
     child = os.fork()
     if child == 0:
-        with new_file(root.parent / "x", staging=open_store(str(root))._root):  # type: ignore[attr-defined]
-            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with new_file(root.parent / "x", staging=open_store(str(root))._root):  # type: ignore[attr-defined]
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)  # never on with the tests
     os.waitpid(child, 0)
     assert list(root.glob(".torchtailor-*"))
     publish(workshop.out, open_store(str(root)))

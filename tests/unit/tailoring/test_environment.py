@@ -201,6 +201,7 @@ def test_a_package_with_an_unusual_record_is_left_alone_and_named(site: Path, tm
 
 
 def test_restore_without_kept_bytes_says_the_command(site: Path) -> None:
+    (site / "pip").mkdir()
     tailor_environment(site, options(nvidia=True))
     (site.parents[2] / "bin").mkdir()
     (site.parents[2] / "bin" / "python").touch()
@@ -219,6 +220,59 @@ def test_the_command_names_the_tool_and_the_source(site: Path) -> None:
     (command,) = restore_environment(site).commands
     assert command.startswith("uv pip install --python")
     assert command.endswith("--reinstall --no-deps file:///wheels/torch.whl")
+
+
+def test_the_command_of_an_environment_without_pip(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tailor_environment(site, options())
+    (site.parents[2] / "bin").mkdir()
+    python = site.parents[2] / "bin" / "python"
+    python.touch()
+    monkeypatch.setattr("torchtailor.tailoring.restore.find_uv", lambda: "/usr/bin/uv")
+    (command,) = restore_environment(site).commands
+    assert command == f"uv pip install --python {python} --reinstall --no-deps torch==2.10.0"
+    monkeypatch.setattr("torchtailor.tailoring.restore.find_uv", lambda: None)
+    (command,) = restore_environment(site).commands
+    assert command.startswith(f"{python} -m ensurepip && {python} -m pip install ")
+
+
+def test_a_package_of_conda_is_reinstalled_by_its_name_there(site: Path) -> None:
+    """PyPI's torch is conda-forge's pytorch, and direct_url.json names a folder of the machine that built it."""
+    prefix = site.parents[2]
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python").touch()
+    info = site / "torch-2.10.0.dist-info"
+    (info / "INSTALLER").write_text("conda")
+    (info / "direct_url.json").write_text(json.dumps({"url": "file:///home/conda/feedstock_root/work"}))
+    tailor_environment(site, options())
+    meta = prefix / "conda-meta"
+    meta.mkdir()
+    (meta / "damaged.json").write_text("[")
+    (meta / "numpy.json").write_text(json.dumps({"name": "numpy", "version": "2.4", "files": ["lib/x"]}))
+    files = [f"{info.relative_to(prefix)}/METADATA"]
+    (meta / "pytorch.json").write_text(json.dumps({"name": "pytorch", "version": "2.10.0", "files": files}))
+    (command,) = restore_environment(site).commands
+    assert command == f"conda install --prefix {prefix} --force-reinstall --no-deps pytorch=2.10.0"
+
+
+@pytest.mark.parametrize("name", ["RECORD", "METADATA", "INSTALLER"])
+@pytest.mark.parametrize("kind", ["loop", "folder", "fifo", "endless"])
+def test_odd_files_of_a_package_are_refused_in_a_sentence_or_harmless(site: Path, name: str, kind: str) -> None:
+    place = site / "torch-2.10.0.dist-info" / name
+    place.unlink(missing_ok=True)
+    match kind:
+        case "loop":
+            place.symlink_to(place.name)
+        case "folder":
+            place.mkdir()
+        case "fifo":
+            os.mkfifo(place)
+        case "endless":
+            place.symlink_to("/dev/zero")
+    if name == "INSTALLER":
+        assert tailor_environment(site, options()).changed
+        return
+    with pytest.raises(BadInputError, match=r"torch-2\.10\.0\.dist-info"):
+        tailor_environment(site, options())
 
 
 def test_after_a_reinstall_nothing_is_left_to_restore(site: Path, tmp_path: Path) -> None:

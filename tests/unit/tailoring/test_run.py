@@ -195,12 +195,12 @@ def test_ctrl_c_leaves_nothing_of_wheels_that_are_cut_at_the_same_time(tmp_path:
     """Workers remove what they have staged before they end."""
     wheels = [build_wheel(tmp_path, {f"{name}/x.so": fat}, name=name) for name in ("a", "b")]
     script = """
-import sys, time
+import os, sys, time
 import torchtailor.tailoring.processes as processes, torchtailor.tailoring.wheel as wheel
 from torchtailor.cli import main
 processes._WORTH_PROCESSES = 1
 def wait(job):
-    print("staged", flush=True)
+    os.write(1, b"staged\\n")  # at once, so that the lines of two processes do not mix
     time.sleep(600)
 wheel._cut = wait
 sys.exit(main(sys.argv[1:]))
