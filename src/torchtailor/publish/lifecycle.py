@@ -38,6 +38,7 @@ from torchtailor.index.pages import (
     read_project_json,
     root_pages,
 )
+from torchtailor.publish.front import write_front
 from torchtailor.publish.publish import Published, Say, holds_changed_nvidia, publish
 from torchtailor.publish.store import Store
 
@@ -307,8 +308,8 @@ def _change(store: Store, pages: Pages, action: str) -> Changed:
             store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
     targets = sorted(target for target, projects in pages.items() if projects)
     if targets != sorted(json.loads(store.read("targets.json") or b"[]")):
-        store.put_bytes(root_pages(targets)[HTML_NAME], HTML_NAME, HTML_TYPE)
         store.put_bytes((json.dumps(targets) + "\n").encode(), "targets.json", "application/json")
+    write_front(store)
     number = _record(store, action)
     return Changed(action, tuple(changed), generation=number)
 

@@ -2,6 +2,7 @@
 
     cu128-sm90/index.html, cu128-sm90/torch/index.html      the index for one target
     variants/...                                            the index of wheel variants
+    index.html                                              the page for people: what is there, and the commands
     files/ab/abcd.../torch-....whl                          every file once, by its hash
 
 Files are uploaded before the pages that list them, and a listed file is never removed or changed. So a reader always
@@ -37,6 +38,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.index.variants import join_documents
+from torchtailor.publish.front import TARGETS, AboutVariant, describe, write_front
 from torchtailor.publish.store import Store
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.trust import Limit, decode_json, read_limited
@@ -45,7 +47,6 @@ from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
 
 _VARIANTS_JSON = "-variants.json"
-_TARGETS = "targets.json"
 _TRIES = 5
 
 Say = Callable[[str], None]
@@ -101,6 +102,7 @@ class _Publishing:
     def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, say: Say) -> None:
         self._store, self._changed_nvidia, self._cache, self._say = store, changed_nvidia, cache, say
         self.result = Published()
+        self._about: list[AboutVariant] = []
         self._checked: set[str] = set()  # files whose bytes were compared or written by this run
 
     def add_wheelhouse(self, wheelhouse: Path) -> None:
@@ -122,6 +124,7 @@ class _Publishing:
             else:
                 offers.append(_offer(listed[filename], path))
         self._add(manifest.index_name, offers)
+        self._about.append(describe(wheelhouse, manifest, self._store))
 
     def _stock_instead(self, wheel: ManifestWheel) -> Iterable[Offer]:
         """NVIDIA's unchanged wheel instead of a changed one: by its URL, or from the cache."""
@@ -152,11 +155,10 @@ class _Publishing:
 
     def finish(self) -> None:
         """The page at the top, for people."""
-        before = read_targets(self._store.read(_TARGETS) or b"[]", _TARGETS)
+        before = read_targets(self._store.read(TARGETS) or b"[]", TARGETS)
         known = before | set(self.result.targets)
-        pages = root_pages(known)
-        self._store.put_bytes(pages[HTML_NAME], HTML_NAME, HTML_TYPE)
-        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), _TARGETS, "application/json")
+        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), TARGETS, "application/json")
+        write_front(self._store, self._about)
 
     def _add(self, target: str, offers: Sequence[Offer]) -> None:
         projects: dict[str, list[Offer]] = {}
