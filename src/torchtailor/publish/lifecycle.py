@@ -38,7 +38,7 @@ from torchtailor.index.pages import (
     read_project_json,
     root_pages,
 )
-from torchtailor.publish.front import write_front
+from torchtailor.publish.front import copy_about, write_front
 from torchtailor.publish.publish import Published, Say, holds_changed_nvidia, publish
 from torchtailor.publish.store import Store
 
@@ -185,6 +185,7 @@ def promote(staging: Store, store: Store, *, nvidia_too: bool = False, say: Say 
             }
             for target in {*now, *pages}
         }
+        copy_about(staging, store)
         return replace(_change(store, joined, "promote"), copied_bytes=copied)
 
 
