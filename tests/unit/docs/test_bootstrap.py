@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tools.bootstrap import for_uv
+
+_SPEC = importlib.util.spec_from_file_location("bootstrap", Path(__file__).parents[3] / "tools" / "bootstrap.py")
+assert _SPEC and _SPEC.loader
+_BOOTSTRAP = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(_BOOTSTRAP)
+for_uv = _BOOTSTRAP.for_uv
 
 
 def test_a_variable_wins_over_install_and_that_over_global() -> None:
