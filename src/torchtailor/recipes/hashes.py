@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.disk import write_output
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.audit import open_tree
+from torchtailor.recipes.flake import FLAKE, FilledFlake, fill_flake, find_flake
 from torchtailor.recipes.nix import need_tool, run_nix
 from torchtailor.recipes.nixerrors import HASH_MISMATCH, explain
 from torchtailor.recipes.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
@@ -24,6 +25,7 @@ from torchtailor.recipes.tree import FileOrigin, find_trees, restamp
 
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
+_NIXPKGS = "nixpkgs/"  # and the revision: the key of a pin in the lock
 _UNKNOWN_PIN = "\n    # sha256 is not known yet: `torchtailor recipes hash` fills it in"  # as in the templates
 # The recipe's source if it has one, else the recipe itself.
 _SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
@@ -73,8 +75,26 @@ def _hash_tree(catalog: Catalog, context: AuditContext, names: Sequence[str], *,
         for item, text in _of_recipe(recipe, context, known):
             found.append(item)
             texts[recipe.path] = text
-    written = _write(catalog, context, known, texts) if found and not dry_run else ()
+    flake = _flake(context, known)
+    found += [FoundHash(f"{_NIXPKGS}{rev}", "", value, FLAKE) for rev, value in flake.hashes.items()] if flake else []
+    written: tuple[Path, ...] = ()
+    if not dry_run and (known or texts):
+        written = _write(catalog, context, known, texts)
+    if not dry_run and flake:
+        write_output(flake.path, flake.text.encode())
+        written = (*written, flake.path)
     return HashResult(tuple(dict.fromkeys(found)), written)
+
+
+def _flake(context: AuditContext, known: Mapping[str, str]) -> FilledFlake | None:
+    """The tree's flake with the hashes of the nixpkgs that the recipes pin."""
+    path = find_flake(context.tree.root)
+    hashes = {
+        key.removeprefix(_NIXPKGS): value
+        for key, value in {**context.pins.lock, **known}.items()
+        if key.startswith(_NIXPKGS)
+    }
+    return fill_flake(path, hashes) if path else None
 
 
 def prefetch_tarball(url: str) -> str:
@@ -125,11 +145,11 @@ def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> 
     results: list[tuple[FoundHash, str]] = []
     text = recipe.text
     for pin in recipe.pins:
-        key = f"nixpkgs/{pin.rev}"
-        if pin.hash or key in context.pins.lock:
+        key = f"{_NIXPKGS}{pin.rev}"
+        if pin.hash:
             continue
         if key not in known:
-            known[key] = prefetch_tarball(_pin_url(recipe, pin))
+            known[key] = context.pins.lock.get(key) or prefetch_tarball(_pin_url(recipe, pin))
         text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
     if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path)):

@@ -43,19 +43,66 @@ def failure(expression: str) -> str:
     return str(caught.value)
 
 
+def recipes_of(folder: str) -> set[str]:
+    return {path.stem for path in (REPO / folder / ".flox" / "pkgs").glob("*.nix")}
+
+
 def test_the_matrix_is_there_and_lazy() -> None:
     found = evaluated("builtins.mapAttrs (_: builtins.attrNames) flake.legacyPackages")
-    files = {path.stem for path in (REPO / ".flox" / "pkgs").glob("*.nix")}
-    assert set(found["x86_64-linux"]) | set(found["aarch64-linux"]) == files
+    newest, older, oldest = recipes_of("."), recipes_of("recipes/cuda-12_9"), recipes_of("recipes/main")
+    assert len(found["x86_64-linux"]) + len(found["aarch64-linux"]) == len(newest) + len(older) + len(oldest) == 153
+    names = {*found["x86_64-linux"], *found["aarch64-linux"]}
+    assert names == {
+        *newest,
+        *(name + "-cuda-12_9" if name in newest else name for name in older),
+        *(name + "-main" if name in newest | older else name for name in oldest),
+    }
+    assert {name for name in names if name.endswith(("-main", "-cuda-12_9"))} == {
+        f"{name}-{release}"
+        for release, own in (("main", oldest), ("cuda-12_9", older))
+        for name in own
+        if "-cpu-" in name
+    }
     assert all("-arm" in name for name in found["aarch64-linux"])
-    # Names alone: no recipe is evaluated, so a nixpkgs that throws does not matter.
-    names = f'builtins.attrNames (import {REPO}/.flox {{ system = "x86_64-linux"; nixpkgsSource = throw "used"; }})'
-    assert evaluated(names) == found["x86_64-linux"]
+    # Names alone: no recipe is evaluated, so nixpkgs that throw do not matter.
+    lazy = f"""
+    let flake = (import {REPO}/flake.nix).outputs {{ self = flake; nixpkgs = throw "used"; }};
+    in builtins.attrNames flake.legacyPackages.x86_64-linux
+    """
+    assert evaluated(lazy) == found["x86_64-linux"]
 
 
-def test_a_variant_uses_the_input() -> None:
-    found = evaluated(f"let d = flake.legacyPackages.x86_64-linux.{NAME}; in {{ inherit (d) pname version drvPath; }}")
-    assert (found["pname"], found["version"]) == (NAME, "2.10.0")
+@pytest.mark.parametrize(
+    ("name", "pname", "version"),
+    [
+        (NAME, NAME, "2.10.0"),
+        ("pytorch-python313-cuda12_9-sm61-avx2", "pytorch-python313-cuda12_9-sm61-avx2", "2.9.1"),
+        ("pytorch-python313-cpu-avx2", "pytorch-python313-cpu-avx2", "2.10.0"),
+        ("pytorch-python313-cpu-avx2-cuda-12_9", "pytorch-python313-cpu-avx2", "2.9.1"),
+    ],
+)
+def test_a_variant_uses_the_input(name: str, pname: str, version: str) -> None:
+    found = evaluated(f"let d = flake.legacyPackages.x86_64-linux.{name}; in {{ inherit (d) pname version drvPath; }}")
+    assert (found["pname"], found["version"]) == (pname, version)
+
+
+def test_release_main_has_a_nixpkgs_of_its_own() -> None:
+    """Fetched by its revision when one of its recipes is used, and not before."""
+    made = f"""
+    let
+      fetched = request: builtins.trace (builtins.toJSON request) {NIX}/standin;
+      flake = (scopedImport {{ builtins = builtins // {{ fetchTree = fetched; }}; }} {REPO}/flake.nix).outputs {{
+        self = flake;
+        nixpkgs = throw "the input is not its nixpkgs";
+      }};
+      d = flake.legacyPackages.aarch64-linux.pytorch-python313-cpu-armv9-main;
+    in
+    [ d.pname d.meta.platforms ]
+    """
+    done = run_nix("nix-instantiate", [*EVALUATE, "--expr", made])
+    assert done.code == 0, done.err[-1500:]
+    assert json.loads(done.out) == ["pytorch-python313-cpu-armv9", ["aarch64-linux"]]
+    assert '"rev":"fe5e41d7ffc0421f0913e8472ce6238ed0daf8e3"' in done.err
 
 
 def test_the_tool_and_the_shell_evaluate_for_both_platforms() -> None:

@@ -1,25 +1,13 @@
-# The stand-in for nixpkgs as a flake's input: the pin of the recipes in .flox.
+# The stand-in for nixpkgs as a flake's input: the pin of the recipes in .flox, which is the newest one.
 args:
+let
+  pins = (builtins.fromTOML (builtins.readFile ../../../src/torchtailor/catalog/data/nix.toml)).nixpkgs;
+in
 import ../../../src/torchtailor/recipes/standin/nixpkgs.nix (
   {
-    pin = {
+    pin = { cudnn_refuses = { }; } // builtins.elemAt pins (builtins.length pins - 1) // {
       url = "input";
-      rev = "6a030d535719c5190187c4cec156f335e95e3211";
       sha256 = null;
-      torch = "2.9.1";
-      triton = "3.5.1";
-      torchvision = "0.24.0";
-      torchaudio = "2.9.0";
-      cuda."12.8" = "12.8.1";
-      cuda."13.0" = "13.0.2";
-      aliases.cudaPackages = "12.8";
-      pythons = [
-        "3.12"
-        "3.13"
-        "3.14"
-      ];
-      broken_cuda = [ 13 ];
-      cudnn_refuses = { };
     };
   }
   // args
