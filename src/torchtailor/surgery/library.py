@@ -27,7 +27,7 @@ from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.filler import find_filler
-from torchtailor.surgery.hooked import hookable, with_hook
+from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, move_code
 from torchtailor.surgery.opened import OpenLibrary
@@ -152,7 +152,9 @@ class _Tailoring:
         check_layout(self.elf)
         offsets = (found.container.offset for found in self.code.containers)
         keep = dict(zip(offsets, kept.images, strict=True))
-        if self.options.workload and not hookable(self.elf):
+        if self.options.workload and is_hooked(self.elf):
+            warnings += ("was cut to a program before and keeps what it has: to change that, cut the stock one",)
+        elif self.options.workload and not hookable(self.elf):
             warnings += ("keeps all its code: it reaches the driver in a way that no hook can see",)
         else:
             self.moved = move_code(self.stock.library, self.name, keep, self.options)
