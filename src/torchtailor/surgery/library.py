@@ -93,6 +93,7 @@ class _Stock:
 
 
 _kept = threading.local()
+_HOOKED = "was cut to a program before and keeps what it has: to change that, restore it or cut the stock one"
 
 
 @contextmanager
@@ -143,6 +144,8 @@ class _Tailoring:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
             check_layout(self.elf)
             return self._make({}, None, (), dst, durable=durable)
+        if is_hooked(self.elf):  # most of its code is elsewhere, where this cut does not reach
+            return self._untouched(LibraryStatus.UNCHANGED, (_HOOKED,))
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
         missing = [device for device in self.policy.devices if device not in kept.served]
         warnings = tuple(f"has nothing for {device}" for device in missing)
@@ -152,9 +155,7 @@ class _Tailoring:
         check_layout(self.elf)
         offsets = (found.container.offset for found in self.code.containers)
         keep = dict(zip(offsets, kept.images, strict=True))
-        if self.options.workload and is_hooked(self.elf):
-            warnings += ("was cut to a program before and keeps what it has: to change that, cut the stock one",)
-        elif self.options.workload and not hookable(self.elf):
+        if self.options.workload and not hookable(self.elf):
             warnings += ("keeps all its code: it reaches the driver in a way that no hook can see",)
         else:
             self.moved = move_code(self.stock.library, self.name, keep, self.options)

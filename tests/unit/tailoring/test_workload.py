@@ -15,6 +15,7 @@ from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.restore import restore_environment
@@ -64,10 +65,13 @@ def test_a_library_that_was_cut_to_a_program_is_not_taken_from_its_packs(tmp_pat
 def test_an_environment_that_was_cut_to_another_program(site: Path) -> None:
     tailor_environment(site, chosen())
     before = tree(site)
-    other = replace(options(), workload=Workload(Trace(opened=("torch/lib/other.so",))))
-    (library,) = tailor_environment(site, other).libraries
-    assert any("cut to a program before" in warning for warning in library.warnings)
-    assert tree(site).keys() == before.keys()
+    for workload in (Workload(Trace(opened=("torch/lib/other.so",))), None):
+        again = replace(options(), workload=workload)
+        libraries = {one.path: one for one in tailor_environment(site, again).libraries}
+        library = libraries["torch/lib/libtorch_cuda.so"]
+        assert library.status is LibraryStatus.UNCHANGED
+        assert any("cut to a program before" in warning for warning in library.warnings)
+        assert tree(site) == before
 
 
 def test_verify_finds_packs_where_the_hook_does(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,9 +76,7 @@ def test_hostile_traces(tmp_path: Path, change: dict[str, object]) -> None:
         read_trace(tmp_path / "a.trace")
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"name": "a-package", "version": 1}', b"\xff", b"[]", b"{", b"[" * 100_000]
-)
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"name": "x", "version": 1}', b"\xff", b"[]", b"{", b"[" * 100_000])
 def test_no_traces(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.trace").write_bytes(data)
     with pytest.raises(BadInputError):

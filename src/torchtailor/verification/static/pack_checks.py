@@ -40,7 +40,7 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing:
         shown = ", ".join(f"{library} ({number})" for library, number in list(missing.items())[:_SHOWN])
-        reason = f"containers that were moved to packs are in none: {shown}; put the packs beside the libraries, or set TORCHTAILOR_PACK"
+        reason = f"containers that were moved to packs are in none: {shown}; set TORCHTAILOR_PACK to their folder"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     containers = sum(facts.packed.containers for facts in moved)
     size = human_bytes(sum(facts.packed.stored for facts in moved))
