@@ -304,6 +304,16 @@ def _pieces(data: mmap.mmap, section: _Section, unread: list[str]) -> Iterator[_
             position = at + piece[2]
 
 
+def read_container(path: Path, offset: int, size: int) -> tuple[Entry, ...]:
+    """The code of one container that lies in a file which is no library."""
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # the entries hold it
+    assert data[offset : offset + len(CONTAINER_MAGIC)] == CONTAINER_MAGIC
+    _, _, stored, entries = _container(data, offset, offset + size)
+    assert stored == size
+    return entries
+
+
 def _container(data: mmap.mmap, at: int, limit: int) -> _Piece:
     size = int.from_bytes(data[at + 8 : at + 16], "little")
     end = at + 16 + size

@@ -12,12 +12,13 @@ import random
 import shutil
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.oracle import read_library, runnable
+from tests.oracle import read_container, read_library, runnable
 from tests.torture.harness import Torture
 from tests.torture.mutations import damage_bytes, damage_json, damage_text
 from tests.unit.fetch.packages import Package, json_page
@@ -334,6 +335,101 @@ def check_index(root: Path) -> None:
         assert page.read_bytes().lower().count(b"<script") == ours
 
 
+class Traces(Torture):
+    """Damaged traces through `trace show` and `tailor --workload`, and records through `trace merge`."""
+
+    name = "traces"
+    share = 0.02
+
+    def prepare(self, folder: Path) -> None:
+        from torchtailor.surgery.hooked import hookable
+        from torchtailor.workload.events import make_trace, read_events
+
+        fixtures = Path(__file__).parents[1] / "unit/gpucode/fixtures"
+        self.libraries = [path for path in sorted(fixtures.glob("*.so")) if self._hookable(path, hookable)]
+        assert self.libraries
+        self.records, self.traces = [], []
+        for library in self.libraries:
+            loads = [f"load\t{library}\t{address:x}\t10\n" for address in self._addresses(library)]
+            opened = "open\t/env/lib/python3.13/site-packages/torch/lib/libx.so\n"
+            self.records.append(f"proc\t1\t/usr/bin/python3\n{opened}{''.join(loads[::2])}".encode())
+            (folder / "record.tsv").write_bytes(self.records[-1])
+            self.traces.append(make_trace(read_events([folder / "record.tsv"]), ["python a.py"]).to_bytes())
+
+    def _hookable(self, path: Path, check: Any) -> bool:
+        from torchtailor.binary.elf import ElfFile
+        from torchtailor.binary.source import open_source
+
+        with open_source(path) as source:
+            return bool(check(ElfFile(source)))
+
+    def _addresses(self, path: Path) -> list[int]:
+        from torchtailor.gpucode.scan import scan_file
+
+        return [one.address for one in scan_file(path).containers if one.loaded and one.address is not None]
+
+    def attempt(self, dice: random.Random, folder: Path) -> str:
+        from torchtailor.cli.record import show
+        from torchtailor.tailoring.folder import tailor_file
+        from torchtailor.workload.choice import Workload
+        from torchtailor.workload.record import trace_of
+        from torchtailor.workload.trace import read_trace, write_trace
+
+        at = dice.randrange(len(self.libraries))
+        place, library, out = folder / "a.trace", self.libraries[at], folder / "out"
+        try:
+            if dice.random() < 0.3:
+                (folder / "record.tsv").write_bytes(damage_bytes(self.records[at], dice))
+                write_trace(place, trace_of([folder / "record.tsv"]))
+                trace = read_trace(place)  # what is written can always be read
+            else:
+                place.write_bytes(damage_json(self.traces[at], dice))
+                trace = read_trace(place)
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                show(trace, "a.trace", json=dice.random() < 0.5)
+            margin = dice.choice(("exact", "library"))
+            chosen = tailor_options(workload=Workload(trace, margin), drop_unopened=True, processes=1)
+            assert chosen.workload is not None
+            chosen.workload.unopened({"torch/lib/libx.so": 1 << 20, "torch/a.h": 1})
+            result = tailor_file(library, out / library.name, chosen)
+            (cut,) = result.libraries
+            if not cut.status.changed:
+                return "shown"
+            check_moved(library, out, (9, 0))
+            return "cut, with a pack" if cut.pack else "cut"
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+            left = {path.name for path in folder.iterdir()} - {"a.trace", "record.tsv", "cache", "state"}
+            assert not left, f"left behind: {left}"
+
+
+def check_moved(stock: Path, folder: Path, device: tuple[int, int]) -> None:
+    """By the reader of tests/oracle and the format of packs alone: library and packs have what the GPU runs of the
+    stock library, and each empty container's key is one of a pack."""
+    before, after = read_library(stock), read_library(folder / stock.name)
+    left = {one.id: one for one in after.containers}
+    whole = stock.read_bytes()
+    packed: dict[bytes, Any] = {}
+    for path in (folder / "torchtailor-packs").glob("*.ttpack"):
+        data = path.read_bytes()
+        (count,), (rows,) = struct.unpack_from("<I", data, 12), struct.unpack_from("<Q", data, 16)
+        for index in range(count):
+            key, start, size = struct.unpack_from("<16sQQ", data, rows + 40 * index)
+            packed[key] = (path, start, size)
+    containers = []
+    for one in before.containers:
+        key = hashlib.blake2b(whole[one.offset : one.offset + one.size], digest_size=16).digest()
+        if key in packed:
+            path, start, size = packed[key]
+            assert not left[one.id].entries, "code is both in the library and in a pack"
+            containers.append(replace(one, entries=read_container(path, start, size)))
+        else:
+            containers.append(left.get(one.id, one))
+    together = replace(after, containers=tuple(containers))
+    was, now = ({(runs.kernel, runs.how, runs.code) for runs in runnable(one, device)} for one in (before, together))
+    assert was == now, f"lost {sorted(was - now)[:2]}, new {sorted(now - was)[:2]}"
+
+
 class Configuration(Torture):
     """Damaged configuration files of torchtailor, pip and uv, descriptions of machines, and logs."""
 
@@ -446,5 +542,6 @@ INPUTS: tuple[type[Torture], ...] = (
     IndexAnswers,
     Journals,
     Manifests,
+    Traces,
     Configuration,
 )

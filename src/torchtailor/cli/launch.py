@@ -25,7 +25,8 @@ def run(
     import os
 
     from torchtailor.errors import EnvironmentProblem, NoMatchError
-    from torchtailor.workload.record import PACK_VARIABLE, check_startable, with_preload
+    from torchtailor.workload.pack import PACK_VARIABLE
+    from torchtailor.workload.record import check_startable, with_preload
 
     check_startable(program[0])
     environment = with_preload()

@@ -44,7 +44,7 @@ def record(
     from torchtailor.errors import NoMatchError, UsageError
     from torchtailor.ui import err, out
     from torchtailor.workload.record import record_program, trace_of
-    from torchtailor.workload.trace import merge_traces, read_trace, write_trace
+    from torchtailor.workload.trace import check_trace_output, merge_traces, read_trace, write_trace
 
     if print_env is not None:
         for line in _variables(print_env):
@@ -56,6 +56,7 @@ def record(
         raise UsageError(
             "No program was given.", "Write it behind `--`: torchtailor record -o app.trace -- python app.py"
         )
+    check_trace_output(output)
     earlier = [read_trace(output)] if append and output.exists() else []
     if misses:
         earlier.append(trace_of(misses))
@@ -78,13 +79,17 @@ def record(
 
 
 def _variables(folder: Path) -> list[str]:
+    import os
     import shlex
 
+    from torchtailor.disk import disk_errors
     from torchtailor.workload.record import recording_environment
 
-    folder.mkdir(parents=True, exist_ok=True)
-    new = recording_environment(folder.resolve(), {})
-    return [f"export {name}={shlex.quote(value)}" for name, value in new.items()]
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    new = recording_environment(folder.resolve())
+    changed = {name: value for name, value in new.items() if os.environ.get(name) != value}
+    return [f"export {name}={shlex.quote(value)}" for name, value in changed.items()]
 
 
 def show(trace: Trace, name: str, *, json: bool) -> None:

@@ -202,7 +202,7 @@ def _print(report: TailorReport) -> None:
     for result in results:
         _warn(result)
     _print_leftovers(report)
-    saved = sum(library.saved for library in changed)
+    saved = max(sum(library.saved for library in changed), 0)  # code that lies in small pieces leaves zeros
     verb = "Would save" if report.options.dry_run else "Saved"
     targets, seconds = report.options.targets, human_seconds(report.seconds)
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
@@ -236,7 +236,10 @@ def _print_leftovers(report: TailorReport) -> None:
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
     if moved := [library for result in results for library in result.changed if library.moved]:
         size = human_bytes(sum(library.pack_size for library in moved))
-        made = "was left out: no pack was asked for" if report.options.no_pack else f"is in packs of {size}"
+        if report.options.no_pack:
+            made = f"{'would be' if report.options.dry_run else 'was'} left out: no pack was asked for"
+        else:
+            made = "would go to packs" if report.options.dry_run else f"is in packs of {size}"
         out().print(
             f"What the workload does not use of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False
         )

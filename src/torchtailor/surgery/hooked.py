@@ -28,7 +28,7 @@ _OLD_RUNTIME = "libcudart.so.11"  # it loads code in ways that the hook does not
 
 
 def hookable(elf: ElfFile) -> bool:
-    """Whether the hook can see what this library hands to the driver."""
+    """Whether a hook that is put into this library can see what it hands to the driver."""
     runtimes = [name for name in needed_libraries(elf) if name.startswith("libcudart.so")]
     if runtimes:
         return not any(name.startswith(_OLD_RUNTIME) for name in runtimes)
@@ -36,6 +36,7 @@ def hookable(elf: ElfFile) -> bool:
 
 
 def is_hooked(elf: ElfFile) -> bool:
+    """Whether a library brings the hook already: it was cut to a program."""
     return HOOK_NAME in needed_libraries(elf)
 
 

@@ -27,7 +27,7 @@ from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.filler import find_filler
-from torchtailor.surgery.hooked import hookable, with_hook
+from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, move_code
 from torchtailor.surgery.opened import OpenLibrary
@@ -93,6 +93,7 @@ class _Stock:
 
 
 _kept = threading.local()
+_HOOKED = "was cut to a program before and keeps what it has: to change that, restore it or cut the stock one"
 
 
 @contextmanager
@@ -143,6 +144,8 @@ class _Tailoring:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
             check_layout(self.elf)
             return self._make({}, None, (), dst, durable=durable)
+        if is_hooked(self.elf):  # most of its code is elsewhere, where this cut does not reach
+            return self._untouched(LibraryStatus.UNCHANGED, (_HOOKED,))
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
         missing = [device for device in self.policy.devices if device not in kept.served]
         warnings = tuple(f"has nothing for {device}" for device in missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.drops import ReadCode, sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
 from torchtailor.artifact.libraries import LibraryFile, loose_code_files
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
 from torchtailor.disk import (
     check_replaceable,
     copy_file,
@@ -21,10 +24,11 @@ from torchtailor.disk import (
     staging_folder,
     write_atomically,
 )
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
+from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
@@ -103,6 +107,16 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     return replace(whole, output=output)
 
 
+def _check_not_hooked(library: Path) -> None:
+    """A library that was cut to a program is nothing without the hook and the packs beside it."""
+    with suppress(BadInputError), open_source(library) as source:  # what is no library is said later
+        if is_hooked(ElfFile(source)):
+            raise ImpossibleError(
+                f"{library} was cut to a program already, and its hook and packs would stay behind.",
+                "Cut the stock library instead.",
+            )
+
+
 def tailor_file(library: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
     asked = bool(options.strip)
@@ -112,6 +126,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     check_replaceable(target)
+    _check_not_hooked(library)
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)

@@ -21,6 +21,7 @@ _SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|pla
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
 _LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
 _PYTHON = (".py", ".pyc", ".pth")
+_CERTIFICATES = ".pem"  # the first connection of a program reads them, which may come long after its start
 
 
 class Scope(Enum):
@@ -72,13 +73,15 @@ class Workload:
         if not self.trace.opened:
             return []
         opened = set(self.trace.opened)
+        used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
         return [
             path
             for path, size in sizes.items()
             if (size >= _LARGE or path.endswith(_FOR_COMPILERS))
-            and not path.endswith(_PYTHON)
+            and not path.endswith((*_PYTHON, _CERTIFICATES))
             and not _LICENCE.search(path)
             and _below_site(path) not in opened
+            and path.rsplit("/", 1)[-1] not in used
             and not path.startswith(f"{PACK_FOLDER}/")
         ]
 

@@ -13,10 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.scan import scan_elf
+from torchtailor.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces
 
@@ -24,6 +27,9 @@ _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
 _PAGE = 0xFFF
+_MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
+_MAX_SAID = 500
+_NO_EVENT = "a line that is no event"
 
 
 @dataclass
@@ -34,13 +40,17 @@ class Recorded:
     opened: set[str] = field(default_factory=set)
     processes: set[str] = field(default_factory=set)
     unknown: int = 0  # raw code that belongs to no library
-    lost: list[str] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
 
     def read(self, path: Path) -> None:
         """Add the lines of one file; a last line without its end was cut off by a kill."""
-        data = path.read_bytes()
-        for line in data.split(b"\n")[:-1]:
-            self._add([_unescaped(word) for word in os.fsdecode(line).split("\t")])
+        with path.open("rb") as file:
+            while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
+                self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")])
+            if len(line) == _MAX_LINE:
+                raise BadInputError(
+                    f"{path} is not what a program recorded.", "Give a folder or .tsv file that it wrote."
+                )
 
     def _add(self, words: list[str]) -> None:
         match words:
@@ -48,7 +58,7 @@ class Recorded:
                 try:
                     self.loads.setdefault(library, set()).add(int(address, 16))
                 except ValueError:
-                    self.lost.append(f"a line that is no event: {address[:40]}")
+                    self.lost.add(_NO_EVENT)
             case ["open", opened]:
                 self.opened.add(opened)
             case ["proc", process, *_]:
@@ -56,9 +66,9 @@ class Recorded:
             case ["cubin", *_]:
                 self.unknown += 1
             case ["lost", what]:
-                self.lost.append(what)
+                self.lost.add(_plain(what[:_MAX_SAID]))
             case _:
-                self.lost.append("a line that is no event")
+                self.lost.add(_NO_EVENT)
 
 
 def _unescaped(word: str) -> str:
@@ -75,17 +85,18 @@ def read_events(paths: Iterable[Path]) -> Recorded:
 
 def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable[Path] = ()) -> Trace:
     """The trace of a run; `roots` are folders beside site-packages from which it imports."""
-    lost = list(dict.fromkeys(recorded.lost))
+    lost = sorted(recorded.lost)
     libraries = []
     for path, addresses in sorted(recorded.loads.items()):
         try:
             libraries.append(_library(Path(path), addresses))
-        except (BadInputError, OSError) as error:
-            lost.append(f"{path} cannot be read: {getattr(error, 'message', None) or error}")
+        except (BadInputError, OSError, ValueError) as error:
+            why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
+            lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
     trace = Trace(
         libraries=tuple(libraries),
         opened=tuple(sorted(set(_below_sites(recorded.opened, [str(root.absolute()) for root in roots])))),
-        programs=tuple(programs),
+        programs=tuple(map(_plain, programs)),
         processes=len(recorded.processes),
         lost=tuple(lost),
     )
@@ -94,19 +105,33 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
 
 def _below_sites(paths: Iterable[str], roots: list[str]) -> Iterator[str]:
     for path in paths:
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            continue
         whole = os.path.normpath(path)
         if match := _SITE.fullmatch(whole):
-            yield match[1]
+            found = [match[1]]
         else:
-            yield from (whole[len(root) + 1 :] for root in roots if whole.startswith(f"{root}/"))
+            found = [whole[len(root) + 1 :] for root in roots if whole.startswith(f"{root}/")]
+        yield from (name for name in found if _fits(name, RelativePath))
+
+
+def _fits(name: str, kind: object) -> bool:
+    """Whether a trace may hold this name, so that it can be read again."""
+    try:
+        name.encode()
+        msgspec.convert(name, kind)
+    except (UnicodeEncodeError, msgspec.ValidationError):
+        return False
+    return True
+
+
+def _plain(text: str) -> str:
+    """A text as it is shown and written: names of files need not be UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _library(path: Path, addresses: set[int]) -> TracedLibrary:
     """The containers at these addresses; an address inside of one means it, as data may be handed out in parts."""
+    if path.exists() and not path.is_file():
+        raise BadInputError("It is not a plain file.")
     with open_source(path) as source:
         elf = ElfFile(source)
         code = scan_elf(elf)
@@ -121,7 +146,7 @@ def _library(path: Path, addresses: set[int]) -> TracedLibrary:
                 used.add(places[index][1])
         return TracedLibrary(
             identity=library_identity(elf, code),
-            name=path.name,
+            name=path.name if _fits(path.name, PathPart) else "library",
             containers=len(found),
             used=tuple(sorted(used)),
             stored=sum(one.container.stored_size for one in found),

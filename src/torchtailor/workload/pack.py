@@ -28,6 +28,7 @@ from torchtailor.trust import Limit
 
 PACK_FOLDER = "torchtailor-packs"
 PACK_SUFFIX = ".ttpack"
+PACK_VARIABLE = "TORCHTAILOR_PACK"  # where packs are, besides beside the libraries
 KEY_SIZE = 16
 
 _MAGIC = b"TTPACK\r\n"

@@ -21,7 +21,6 @@ from torchtailor.workload.hook import HookKind, check_program, hook_library
 from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
-PACK_VARIABLE = "TORCHTAILOR_PACK"
 _PRELOAD = "LD_PRELOAD"
 _MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
 
@@ -44,7 +43,8 @@ def record_program(command: Sequence[str]) -> Recording:
     with tempfile.TemporaryDirectory(prefix="torchtailor-record-") as folder:
         environment = recording_environment(Path(folder))
         code = _run(command, environment)
-        return Recording(trace_of([Path(folder)], [shlex.join(command)]), code)
+        events = read_events(Path(folder).glob("*.tsv"))
+        return Recording(make_trace(events, [shlex.join(command)], _import_roots()), code)
 
 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -72,6 +72,8 @@ def this_machine() -> ElfMachine:
 def check_startable(name: str) -> None:
     """Refuse a program that does not exist, or that no hook can get into."""
     if shutil.which(name) is None:
+        if "/" in name and Path(name).exists():
+            raise EnvironmentProblem(f"{name} cannot be started: it is not executable.", "Start it by its interpreter.")
         raise NoMatchError(f"There is no program {name}.", "Check its name, or give its path.")
     check_program(name)
 
@@ -96,25 +98,38 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         child.send_signal(number)
 
     with _signals_left_to_child():
-        before = signal.signal(signal.SIGTERM, forward)
+        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+        for one, handler in before.items():
+            if handler is not signal.SIG_IGN:  # nohup
+                signal.signal(one, forward)
         try:
             code = child.wait()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for one, handler in before.items():
+                signal.signal(one, handler)
     return code if code >= 0 else 128 - code
 
 
-def trace_of(places: Iterable[Path], programs: Iterable[str] = ()) -> Trace:
+def trace_of(places: Iterable[Path]) -> Trace:
     """The trace of what processes recorded to folders or files."""
     files: list[Path] = []
     for place in places:
         if place.is_dir():
-            files += sorted(place.glob("*.tsv"))
+            own = sorted(place.glob("*.tsv"))
+            if not own:
+                raise NoMatchError(
+                    f"No program recorded anything to {place}.",
+                    f"Give the folder that {RECORD_VARIABLE} named, after the program has run.",
+                )
+            files += own
         elif place.is_file():
             files.append(place)
         else:
-            raise NoMatchError(f"{place} does not exist.", f"{RECORD_VARIABLE} names the folder for what is recorded.")
-    return make_trace(read_events(files), programs, _import_roots())
+            raise NoMatchError(
+                f"There is no file or folder {place}.",
+                f"Give the folder that {RECORD_VARIABLE} named, or the misses.tsv of a program that was cut.",
+            )
+    return make_trace(read_events(files), roots=_import_roots())
 
 
 def _import_roots() -> list[Path]:

@@ -7,6 +7,7 @@ file by its path below site-packages: a trace taken on one machine counts on eve
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from torchtailor.disk import write_atomically
-from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.disk import check_replaceable, disk_errors, write_atomically
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.trust import Limit, PathPart, RelativePath, Size, read_limited
 
 SCHEMA = "torchtailor-trace"
@@ -39,6 +40,15 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
             raise ValueError("the positions of used containers are not sorted, or more than there are")
+        if self.stored_used > self.stored:
+            raise ValueError("more bytes were used than there are")
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """What a document says that it is; all else in a trace may be absent."""
+
+    schema: str = ""
+    version: int = 0
 
 
 class Trace(msgspec.Struct, frozen=True, dict=True):
@@ -121,15 +131,29 @@ def read_trace(path: Path) -> Trace:
 def decode_trace(data: bytes, name: str = "The trace") -> Trace:
     """A trace from its bytes; `name` is what an error calls it."""
     try:
-        trace = msgspec.json.decode(data, type=Trace)
+        kind = msgspec.json.decode(data, type=_Kind)
+        if kind.schema == SCHEMA and kind.version == VERSION:
+            return msgspec.json.decode(data, type=Trace)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadInputError(f"{name} is not a trace: {error}.", "Record it again.") from error
-    if trace.schema != SCHEMA or trace.version != VERSION:
-        raise BadInputError(
-            f"{name} is not a trace of version {VERSION}.", "Record it again with this version of torchtailor."
-        )
-    return trace
+    raise BadInputError(
+        f"{name} is not a trace of version {VERSION}.", "Record it again with this version of torchtailor."
+    )
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    write_atomically(path, trace.to_bytes(), durable=True)
+    """Write a trace file, and the folder it is in."""
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, trace.to_bytes(), durable=True)
+
+
+def check_trace_output(path: Path) -> None:
+    """Refuse a place where no trace can be written, before a program runs for it."""
+    check_replaceable(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", "Give the name of a file for the trace, such as app.trace.")
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass

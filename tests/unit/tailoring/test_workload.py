@@ -12,12 +12,15 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.errors import UsageError
+from torchtailor.artifact.artifact import open_artifact
+from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.verification.static.packed import packs_of
 from torchtailor.workload.choice import Workload
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.trace import Trace
@@ -48,6 +51,40 @@ def test_a_library(tmp_path: Path, fat: bytes) -> None:
     (library,) = result.libraries
     assert library.pack
     assert {path.name for path in (tmp_path / "out" / "torchtailor-packs").iterdir()} == {library.pack, HOOK_NAME}
+
+
+def test_a_library_that_was_cut_to_a_program_is_not_taken_from_its_packs(tmp_path: Path, fat: bytes) -> None:
+    (tmp_path / "libx.so").write_bytes(fat)
+    tailor_file(tmp_path / "libx.so", tmp_path / "out" / "libx.so", chosen())
+    for again in (chosen(), options()):
+        with pytest.raises(ImpossibleError, match="cut to a program already"):
+            tailor_file(tmp_path / "out" / "libx.so", tmp_path / "moved" / "libx.so", again)
+    assert not (tmp_path / "moved").exists()
+
+
+def test_an_environment_that_was_cut_to_another_program(site: Path) -> None:
+    tailor_environment(site, chosen())
+    before = tree(site)
+    for workload in (Workload(Trace(opened=("torch/lib/other.so",))), None):
+        again = replace(options(), workload=workload)
+        libraries = {one.path: one for one in tailor_environment(site, again).libraries}
+        library = libraries["torch/lib/libtorch_cuda.so"]
+        assert library.status is LibraryStatus.UNCHANGED
+        assert any("cut to a program before" in warning for warning in library.warnings)
+        assert tree(site) == before
+
+
+def test_verify_finds_packs_where_the_hook_does(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", chosen(packs=tmp_path / "packs"))
+    assert result.output
+    artifact = open_artifact(result.output)
+    with packs_of(artifact) as found:
+        assert found == ()
+    (pack,) = (tmp_path / "packs").iterdir()
+    for place in (tmp_path / "packs", pack):
+        monkeypatch.setenv("TORCHTAILOR_PACK", f"{tmp_path / 'none'}:{place}")
+        with packs_of(artifact) as found:
+            assert found == (pack,)
 
 
 def test_a_folder(tmp_path: Path, site: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from torchtailor.errors import BadInputError
 from torchtailor.gpucode.scan import scan_file
 from torchtailor.workload.events import make_trace, read_events
+from torchtailor.workload.trace import read_trace, write_trace
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
@@ -50,6 +53,7 @@ def test_addresses_become_positions(tmp_path: Path) -> None:
     assert trace.opened == ("torch/lib/libtorch.so",)
     assert trace.processes == 2 and trace.programs == ("python a.py",)
     assert len(trace.lost) == 3
+    assert "/no/such.so cannot be read: No such file or directory" in trace.lost
 
 
 def test_a_line_that_a_kill_cut_off_is_no_event(tmp_path: Path) -> None:
@@ -71,3 +75,26 @@ def test_one_library_by_two_paths(tmp_path: Path, name: str) -> None:
     address = next(one.address for one in scan_file(other).containers if one.loaded)
     lines(tmp_path / "1.tsv", f"load\t{FIXTURES / name}\t{address:x}\t1", f"load\t{other}\t{address:x}\t1")
     assert len(make_trace(read_events([tmp_path / "1.tsv"])).libraries) == 1
+
+
+def test_names_that_are_no_text_can_be_written_and_read_again(tmp_path: Path) -> None:
+    library = tmp_path / os.fsdecode(b"lib\xff.so")
+    library.write_bytes((FIXTURES / "linked.so").read_bytes())
+    os.mkfifo(tmp_path / "pipe")
+    rows = [b"open\t/env/site-packages/%b" % name for name in (b"a\\nb.so", b"\xff.so", b"a" * 5000, b"good.so")]
+    rows += [b"load\t%b\t0\t1" % name for name in (os.fsencode(library), b"a\0b", os.fsencode(tmp_path / "pipe"))]
+    rows += [b"load\t/%b\t0\t1" % (b"d/" * 5000), b"lost\t\xff", b"miss\t/x\tno number\t1"]
+    (tmp_path / "1.tsv").write_bytes(b"\n".join([*rows, b""]))
+    trace = make_trace(read_events([tmp_path / "1.tsv"]), [os.fsdecode(b"python \xff.py")])
+    write_trace(tmp_path / "a.trace", trace)
+    assert read_trace(tmp_path / "a.trace") == trace
+    assert trace.opened == ("good.so",) and trace.programs == ("python \\udcff.py",)
+    assert [one.name for one in trace.libraries] == ["library"]
+    assert len(trace.lost) == 6 and max(map(len, trace.lost)) < 1100
+
+
+def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "1.tsv").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BadInputError, match="not what a program recorded"):
+        read_events([tmp_path / "1.tsv"])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtailor.errors import BadInputError, NoMatchError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.workload.choice import Workload, margins
-from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, read_trace, write_trace
+from torchtailor.workload.trace import Trace, TracedLibrary, check_trace_output, merge_traces, read_trace, write_trace
 
 ONE, TWO = "1" * 32, "2" * 32
 used = st.sets(st.integers(0, 20)).map(lambda positions: tuple(sorted(positions)))
@@ -57,6 +57,8 @@ def test_the_label_is_of_what_was_used() -> None:
     "change",
     [
         {"schema": "other"},
+        {"schema": None},
+        {"libraries": [{"identity": ONE, "name": "a", "containers": 2, "used": [1], "stored": 1, "stored_used": 2}]},
         {"version": 2},
         {"libraries": [{"identity": "../x", "name": "a", "containers": 1, "used": []}]},
         {"libraries": [{"identity": ONE, "name": "a", "containers": 2, "used": [2]}]},
@@ -74,7 +76,7 @@ def test_hostile_traces(tmp_path: Path, change: dict[str, object]) -> None:
         read_trace(tmp_path / "a.trace")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"[" * 100_000])
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"name": "x", "version": 1}', b"\xff", b"[]", b"{", b"[" * 100_000])
 def test_no_traces(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.trace").write_bytes(data)
     with pytest.raises(BadInputError):
@@ -93,6 +95,27 @@ def test_margins() -> None:
     assert set(margins()) == {"exact", "library"}
     with pytest.raises(NoMatchError):
         Workload(trace, "wide")
+
+
+def test_a_used_library_stays_though_only_misses_name_it() -> None:
+    misses = Trace((TracedLibrary(ONE, "libother.so", 5, (1,)), TracedLibrary(TWO, "libunused.so", 5, ())))
+    workload = Workload.of([Trace(opened=("torch/a.so",)), misses])
+    sizes = {"torch/lib/libother.so": 1 << 20, "torch/lib/libunused.so": 1 << 20, "certifi/cacert.pem": 1 << 20}
+    assert workload.unopened(sizes) == ["torch/lib/libunused.so"]
+
+
+def test_where_a_trace_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path, Path("/dev/null")):
+        with pytest.raises(UsageError):
+            check_trace_output(place)
+    for write in (check_trace_output, lambda path: write_trace(path, Trace())):
+        with pytest.raises(EnvironmentProblem, match="cannot be written"):
+            write(tmp_path / "file" / "a.trace")
+    check_trace_output(tmp_path / "new" / "a.trace")
+    assert list((tmp_path / "new").iterdir()) == []
+    write_trace(tmp_path / "newer" / "a.trace", Trace())
+    assert read_trace(tmp_path / "newer" / "a.trace") == Trace()
 
 
 def test_unopened_files() -> None:

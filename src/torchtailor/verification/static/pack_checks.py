@@ -40,7 +40,7 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing:
         shown = ", ".join(f"{library} ({number})" for library, number in list(missing.items())[:_SHOWN])
-        reason = f"containers that were moved to packs are in none: {shown}; put the packs beside the libraries"
+        reason = f"containers that were moved to packs are in none: {shown}; set TORCHTAILOR_PACK to their folder"
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     containers = sum(facts.packed.containers for facts in moved)
     size = human_bytes(sum(facts.packed.stored for facts in moved))
@@ -81,7 +81,12 @@ def _hook(moved: Sequence[LibraryFacts], libraries: Sequence[LibraryFacts]) -> C
     if not hooks:
         return Check.not_applicable(Level.STATIC, name, f"{HOOK_NAME} is not in what was given")
     try:
-        own = {machine.arch: hash_file(hook_library(machine, HookKind.NEEDED)) for machine in ElfMachine}
+        machines = {facts.elf.machine for facts in hooks if facts.elf}
+        own = {
+            machine.arch: hash_file(hook_library(machine, HookKind.NEEDED))
+            for machine in ElfMachine
+            if machine.arch in machines
+        }
     except EnvironmentProblem as error:
         return Check.not_applicable(Level.STATIC, name, error.message)
     other = [facts.name for facts in hooks if facts.elf and own.get(facts.elf.machine) != facts.sha256]

@@ -15,7 +15,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.scan import FoundContainer, LibraryCode
 from torchtailor.wheels.archive import WheelArchive, open_member
-from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, Pack, open_pack
+from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PACK_VARIABLE, Pack, open_pack
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ NOTHING_PACKED = PackedCode()
 def packs_of(artifact: Artifact) -> Iterator[tuple[Path, ...]]:
     """The packs of an artifact as files, for as long as the block runs."""
     with tempfile.TemporaryDirectory(prefix="torchtailor-packs-") as folder:
-        found = list(_beside(artifact))
+        found = [*_named(), *_beside(artifact)]
         for wheel in artifact.wheels:
             with WheelArchive(wheel) as archive:
                 for member in archive.files:
@@ -48,6 +48,15 @@ def packs_of(artifact: Artifact) -> Iterator[tuple[Path, ...]]:
                                 file.write(chunk)
                         found.append(place)
         yield tuple(found)
+
+
+def _named() -> Iterator[Path]:
+    """The packs of TORCHTAILOR_PACK, where the hook looks first."""
+    for part in os.environ.get(PACK_VARIABLE, "").split(":"):
+        if part and Path(part).is_dir():
+            yield from sorted((*Path(part).glob(f"*{PACK_SUFFIX}"), *Path(part).glob(f"*/*{PACK_SUFFIX}")))
+        elif part and Path(part).is_file():
+            yield Path(part)
 
 
 def _beside(artifact: Artifact) -> Iterator[Path]:
