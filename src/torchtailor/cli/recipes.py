@@ -215,6 +215,8 @@ def build(
     json: Json = False,
 ) -> None:
     """Build recipes with Flox or Nix, several at a time; one that fails does not stop the others."""
+    import shlex
+
     from torchtailor import ui
     from torchtailor.backends.nix.many import RecipeBuild, build_recipes, plan_recipes
     from torchtailor.catalog import load_catalog
@@ -234,7 +236,7 @@ def build(
         ui.print_json("recipes-build", {"plan": plan.to_json(), "results": [item.to_json() for item in results]})
     elif dry_run:
         for job in plan.jobs:
-            ui.out().print(" ".join(job.command), markup=False, soft_wrap=True)
+            ui.out().print(shlex.join(job.command), markup=False, soft_wrap=True)
     if plan.elsewhere and not json:
         text = f"{len(plan.elsewhere)} recipes are for another platform and were left out."
         ui.err().print(text, markup=False, soft_wrap=True)

@@ -117,7 +117,11 @@ def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None,
     recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]
     context = AuditContext(catalog, matrix_of(catalog), pins, tree, found, tuple(recipes))
     if with_nix:
-        judged = {recipe.path: _system(recipe) for recipe in recipes if recipe.readable and context.knows_pins(recipe)}
+        judged = {
+            recipe.path: _system(recipe)
+            for recipe in recipes
+            if recipe.readable and recipe.is_recipe and context.knows_pins(recipe)
+        }
         evaluations = evaluate(judged, pins, without_pin=context.pin.rev)
         recipes = [replace(recipe, evaluation=evaluations.get(recipe.path)) for recipe in recipes]
         context = replace(context, recipes=tuple(recipes))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from torchtailor.errors import NoMatchError
 from torchtailor.recipes.evaluate import Evaluated, Evaluation, Failed
@@ -25,6 +26,7 @@ _NAME = re.compile(rf"({NAME})(?:-(.+))?")
 _ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
+_REVISION = re.compile(r"[0-9a-f]{40}")
 _IN_OVERLAYS = ("prev.", "pprev.", "super.", "final.", "pfinal.", "self.")
 _OVERRIDES_TORCH = re.compile(r"(?:^|\.)(?:py)?torch(?:\.override\(\))?\.overrideAttrs$")
 _PHASES = ("prePatch", "postPatch", "preConfigure", "configurePhase", "preBuild", "postConfigure")
@@ -198,6 +200,8 @@ class Recipe:
     def pins(self) -> tuple[PinUse, ...]:
         found = []
         for name, line, argument in self.source.calls:
+            if name.endswith(("fetchGit", "fetchTree")):
+                found += self._git_pin(argument)
             if not name.endswith("fetchTarball"):
                 continue
             fields = {binding.name: self.source.value(binding.node) for binding in self.source.inside(argument)}
@@ -207,6 +211,21 @@ class Recipe:
                 where = next((b.line for b in self.source.inside(argument) if b.name == "url"), line)
                 found.append(PinUse(match[1], str(fields.get("sha256") or ""), where))
         return tuple(found)
+
+    def _git_pin(self, argument: Any) -> list[PinUse]:
+        """nixpkgs by a Git revision, which is as good as a hash."""
+        fields = {binding.name: binding for binding in self.source.inside(argument)}
+        values = {name: self.source.value(binding.node) for name, binding in fields.items()}
+        rev = values.get("rev")
+        where = str(values.get("url") or values.get("repo") or "").rstrip("/").removesuffix(".git")
+        if not isinstance(rev, str) or not _REVISION.fullmatch(rev) or where.rpartition("/")[2] != "nixpkgs":
+            return []
+        return [PinUse(rev, rev, fields["rev"].line)]
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it is one by its name, or fetches a nixpkgs; other packages and data may be in the same folder."""
+        return self.recipe_name is not None or bool(self.pins)
 
     @cached_property
     def sets_cuda(self) -> bool:

@@ -62,8 +62,8 @@ class NixSource:
     @cached_property
     def error_line(self) -> int | None:
         """The line of the first syntax error; None without one."""
-        if not self.root.has_error:
-            return None
+        if not self.root.has_error:  # nothing but comments is no error to the parser
+            return None if self.root.child_by_field_name("expression") is not None else 1
         wrong = list(_wrong(self.root))
         return min((_line(node) for node in wrong if not _trailing_comma(node)), default=None if wrong else 1)
 

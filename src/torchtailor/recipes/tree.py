@@ -33,7 +33,7 @@ class RecipeTree:
         """Recipe files by name, sorted: `NAME.nix` or `NAME/default.nix`."""
         if not self.pkgs.is_dir():
             return {}
-        found = {path.stem: path for path in self.pkgs.glob("*.nix")}
+        found = {path.stem: path for path in self.pkgs.glob("*.nix") if not path.is_dir()}
         found |= {path.parent.name: path for path in self.pkgs.glob("*/default.nix")}
         return dict(sorted(found.items()))
 
@@ -65,10 +65,10 @@ def find_trees(root: Path) -> tuple[RecipeTree, ...]:
     """The trees at or directly below a folder."""
     if not root.is_dir():
         raise NoMatchError(f"{root} is not a folder.", "Give the folder that has .flox/pkgs.")
-    if (root / FLOX / PKGS).is_dir():
+    if tree_at(root).recipes:
         return (tree_at(root),)
-    below = tuple(tree_at(path.parent.parent) for path in sorted(root.glob(f"*/{FLOX}/{PKGS}")) if path.is_dir())
-    if below:
+    trees = (tree_at(path.parent.parent) for path in sorted(root.glob(f"*/{FLOX}/{PKGS}")))
+    if below := tuple(tree for tree in trees if tree.recipes):
         return below
     if any(root.glob("*.nix")):
         inside_flox = root.name == PKGS and root.parent.name == FLOX
@@ -82,6 +82,10 @@ def read_recipe(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path} is not UTF-8 text: {error}.", "Recipes must be UTF-8.") from error
+    except FileNotFoundError as error:
+        raise BadInputError(
+            f"{path} is a link to a file that does not exist.", "Delete it, or bring the file back."
+        ) from error
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
 

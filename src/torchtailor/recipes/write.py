@@ -253,7 +253,13 @@ def _releases(catalog: Catalog, root: Path, asked: Sequence[str], made_from: Rec
                 name for item in asked for name in (every if item == "all" else (catalog.release(item).name,))
             )
         )
-    return written_release(tree_at(root)) or ((list(catalog.releases)[-1],) if wheels else recipe_releases(catalog))
+    tree = tree_at(root)
+    if tree.recipes and not written_release(tree):
+        raise UsageError(
+            f"{root} has recipes that `recipes write` did not write, so their release is not known.",
+            "Name the release to write here with --release, or give an empty folder.",
+        )
+    return written_release(tree) or ((list(catalog.releases)[-1],) if wheels else recipe_releases(catalog))
 
 
 def written_release(tree: RecipeTree) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def test_the_pins_of_the_repository_get_hashes(tmp_path: Path) -> None:
     [
         (
             f'{{ inputs.n.type = "github"; inputs.n.rev = "{REV}"; outputs = _: {{ }}; }}',
-            f'{{ inputs.n.type = "github"; inputs.n.rev = "{REV}";\n  inputs.n.narHash = "{HASH}"; outputs = _: {{ }}; }}',
+            f'{{ inputs.n.type = "github"; inputs.n.rev = "{REV}"; inputs.n.narHash = "{HASH}"; outputs = _: {{ }}; }}',
         ),
         (
             f'{{ inputs.n = {{ type = "github"; rev = "{REV}"; narHash = ""; }}; }}',

@@ -74,10 +74,10 @@ def plan_recipes(
     """The jobs of the recipes that match, of all without a pattern; each gets its share of cores."""
     if cache is not None:
         _check_cache(cache)
-    trees = [tree for tree in find_trees(root) if tree.recipes]
-    chosen = [(tree, recipe) for tree in trees for recipe in _select(catalog, tree, globs)]
+    chosen = [(tree, recipe) for tree in find_trees(root) for recipe in _select(catalog, tree, globs)]
     if not chosen:
-        raise NoMatchError(f"No recipe in {root} matches {' '.join(globs)}.", f"`ls {root}/.flox/pkgs` lists them.")
+        asked = f" that matches {' '.join(globs)}" if globs else ""
+        raise NoMatchError(f"There is no recipe in {root}{asked}.", f"`ls {root}/.flox/pkgs` lists them.")
     own = f"{platform.machine()}-linux"
     here = [(tree, recipe) for tree, recipe in chosen if recipe.variant is None or recipe.variant.platform == own]
     elsewhere = tuple(recipe.name for tree, recipe in chosen if (tree, recipe) not in here)
@@ -138,12 +138,13 @@ def _check_cache(cache: str) -> None:
 
 
 def _select(catalog: Catalog, tree: RecipeTree, globs: Sequence[str]) -> list[Recipe]:
-    """Recipes whose file name, or a variant's short name, matches."""
+    """Recipes whose file name, or a variant's short name, matches; without patterns, every recipe."""
     patterns = [item for glob in globs for item in expand_braces(glob.lower())]
     context = open_tree(catalog, tree, with_nix=False)
     found = []
     for recipe in context.recipes:
         names = [recipe.name, *([recipe.variant.short_name] if recipe.variant and recipe.is_torch_like else [])]
-        if recipe.readable and (not patterns or any(fnmatchcase(n, p) for n in names for p in patterns)):
+        wanted = any(fnmatchcase(n, p) for n in names for p in patterns) if patterns else recipe.is_recipe
+        if recipe.readable and wanted:
             found.append(recipe)
     return found

@@ -13,6 +13,7 @@ from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule, 
 from torchtailor.variants.variant import Variant
 
 _REVISION = re.compile(r"[0-9a-f]{7,40}")
+_BUILTIN_FETCHERS = ("fetchTarball", "fetchGit", "fetchTree")  # of pins, or by a revision
 _CUDA_ALIAS = re.compile(r"cudaPackages(?:_\d+)?")
 _PYTHON_ALIAS = re.compile(r"python3?(?:Packages)?")
 
@@ -108,7 +109,7 @@ def hash_placeholder(recipe: Recipe, context: AuditContext) -> Iterator[tuple[in
     if not recipe.readable:
         return
     for name, line, argument in recipe.source.calls:
-        if not name.rpartition(".")[2].startswith("fetch") or name.endswith("fetchTarball"):
+        if not name.rpartition(".")[2].startswith("fetch") or name.endswith(_BUILTIN_FETCHERS):
             continue
         bindings = {binding.name: binding for binding in recipe.source.inside(argument)}
         given = bindings.get("hash") or bindings.get("sha256")

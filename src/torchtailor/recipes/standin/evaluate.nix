@@ -28,6 +28,17 @@ let
     }
     // (if rev == "" && !own then throw "torchtailor does not know nixpkgs at ${url}" else known.${rev});
 
+  # nixpkgs by a Git revision; other repositories are fetched as they are.
+  gitPinOf =
+    fetch: args:
+    let
+      name = builtins.baseNameOf (args.url or args.repo or "");
+    in
+    if args ? rev && (name == "nixpkgs" || name == "nixpkgs.git") then
+      pinOf { url = "https://github.com/NixOS/nixpkgs/archive/${args.rev}.tar.gz"; }
+    else
+      fetch args;
+
   evaluate =
     { path, system }:
     let
@@ -37,6 +48,8 @@ let
       scope = {
         builtins = builtins // {
           fetchTarball = pinOf;
+          fetchGit = gitPinOf builtins.fetchGit;
+          fetchTree = gitPinOf builtins.fetchTree;
           currentSystem = system;
         };
         fetchTarball = pinOf;
