@@ -17,6 +17,7 @@ from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.tree import find_trees
 from torchtailor.recipes.write import plan_trees
 
+needs_nix = pytest.mark.skipif(not has_nix(), reason="Nix is not installed")
 NAME = "pytorch-python313-cuda13_0-sm90-avx512"
 
 
@@ -31,6 +32,7 @@ def rules(catalog: Catalog, root: Path, name: str) -> set[str]:
     return {finding.rule for finding in report.findings if finding.file.endswith(f"/{name}.nix")}
 
 
+@needs_nix
 def test_other_packages_are_not_judged_by_the_stand_in(catalog: Catalog, tree: Path) -> None:
     pkgs = tree / ".flox" / "pkgs"
     (pkgs / "hello.nix").write_text("{ pkgs }: pkgs.hello\n")
@@ -80,6 +82,7 @@ def test_releases_are_not_written_below_a_tree_of_others(catalog: Catalog, tree:
     assert plan.tree.root == tree
 
 
+@needs_nix
 def test_commands_of_a_dry_run_can_be_pasted(
     catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
