@@ -76,8 +76,8 @@ def plan_recipes(
         _check_cache(cache)
     chosen = [(tree, recipe) for tree in find_trees(root) for recipe in _select(catalog, tree, globs)]
     if not chosen:
-        asked = f" that matches {' '.join(globs)}" if globs else ""
-        raise NoMatchError(f"There is no recipe in {root}{asked}.", f"`ls {root}/.flox/pkgs` lists them.")
+        message = f"No recipe in {root} matches {' '.join(globs)}." if globs else f"There are no recipes in {root}."
+        raise NoMatchError(message, f"`ls {root}/.flox/pkgs` lists them.")
     own = f"{platform.machine()}-linux"
     here = [(tree, recipe) for tree, recipe in chosen if recipe.variant is None or recipe.variant.platform == own]
     elsewhere = tuple(recipe.name for tree, recipe in chosen if (tree, recipe) not in here)
