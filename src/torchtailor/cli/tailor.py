@@ -125,9 +125,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
+    from torchtailor.errors import UsageError
     from torchtailor.tailoring.run import read_workload, tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
+    if margin != "exact" and not workload:
+        raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
     drops = [name.strip() for word in drop or () for name in word.split(",") if name.strip()]
     if drops == ["list"]:
         _print_drop_rules(json=json)

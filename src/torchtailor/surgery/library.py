@@ -159,6 +159,11 @@ class _Tailoring:
             warnings += ("keeps all its code: it reaches the driver in a way that no hook can see",)
         else:
             self.moved = move_code(self.stock.library, self.name, keep, self.options)
+            workload = self.options.workload
+            if self.moved and workload and workload.knows_another(self.name, self.moved.identity):
+                warnings += (
+                    "is of another release than the one that was recorded, so none of its code counts as used",
+                )
         if not self.options.recompress or dst is None:
             return self._make(keep, None, warnings, dst, durable=durable)
         loaded = {found.container.offset for found in self.code.containers if found.loaded}

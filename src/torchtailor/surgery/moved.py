@@ -29,6 +29,7 @@ class MovedCode:
     """The containers that go to a pack: what is kept of each, and the key it is found by."""
 
     name: str  # of the pack
+    identity: str  # of the library
     keys: Mapping[int, bytes]  # by the offset of the container in the stock library
     keep: KeptImages
     description: Mapping[str, object]
@@ -65,7 +66,7 @@ def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: Tailor
         "target": options.targets.label,
     }
     digest = hashlib.blake2b(options.targets.label.encode() + b"".join(sorted(keys.values())), digest_size=4)
-    return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", keys, keep, description)
+    return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", identity, keys, keep, description)
 
 
 def _unused(library: OpenLibrary, workload: Workload, identity: str) -> Iterator[FoundContainer]:

@@ -23,7 +23,7 @@ from torchtailor.tailoring.wheel import tailor_wheel
 from torchtailor.verification.static.packed import packs_of
 from torchtailor.workload.choice import Workload
 from torchtailor.workload.hook import HOOK_NAME
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, TracedLibrary
 
 TRACE = Trace(opened=("torch/lib/libtorch_cuda.so",))
 
@@ -85,6 +85,15 @@ def test_verify_finds_packs_where_the_hook_does(tmp_path: Path, wheel: Path, mon
         monkeypatch.setenv("TORCHTAILOR_PACK", f"{tmp_path / 'none'}:{place}")
         with packs_of(artifact) as found:
             assert found == (pack,)
+
+
+def test_a_trace_of_another_release_is_said(tmp_path: Path, fat: bytes) -> None:
+    (tmp_path / "libx.so").write_bytes(fat)
+    for name, warned in (("libx.so", True), ("liby.so", False)):
+        recorded = Trace((TracedLibrary("1" * 32, name, 5, (1,)),))
+        output = tmp_path / f"{name}-out" / "libx.so"
+        result = tailor_file(tmp_path / "libx.so", output, replace(options(), workload=Workload(recorded)))
+        assert any("another release" in said for said in result.libraries[0].warnings) is warned
 
 
 def test_a_folder(tmp_path: Path, site: Path) -> None:

@@ -102,3 +102,9 @@ def test_a_program_that_is_stopped_leaves_its_trace(
     assert child.returncode == code, said
     assert read_trace(output).processes == 1
     assert not list(scratch.iterdir())
+
+
+def test_a_margin_without_a_workload(tmp_path: Path) -> None:
+    (tmp_path / "libx.so").touch()
+    done = torchtailor("tailor", tmp_path / "libx.so", "--gpu", "9.0", "--margin", "library", "-o", tmp_path / "out")
+    assert done.returncode == 2 and "--margin needs --workload" in done.stderr
