@@ -91,6 +91,8 @@ def check_library(stock: Path, cut: Path, targets: str) -> str:
         before = read_library(stock)
     except (ValueError, struct.error, IndexError, OverflowError):
         return "cut, unreadable to others"
+    if before.unread:
+        return "cut, unreadable to others"
     spans = [(one.offset, one.offset + one.size) for one in before.containers]
     _check_mapped(stock.read_bytes(), spans, mapped)
     after = read_library(cut)
@@ -371,7 +373,7 @@ class Traces(Torture):
     def attempt(self, dice: random.Random, folder: Path) -> str:
         from torchtailor.cli.record import show
         from torchtailor.tailoring.folder import tailor_file
-        from torchtailor.workload.choice import Workload
+        from torchtailor.workload.choice import TracedWorkload
         from torchtailor.workload.record import trace_of
         from torchtailor.workload.trace import read_trace, write_trace
 
@@ -388,7 +390,7 @@ class Traces(Torture):
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 show(trace, "a.trace", json=dice.random() < 0.5)
             margin = dice.choice(("exact", "library"))
-            chosen = tailor_options(workload=Workload(trace, margin), drop_unopened=True, processes=1)
+            chosen = tailor_options(workload=TracedWorkload(trace, margin), drop_unopened=True, processes=1)
             assert chosen.workload is not None
             chosen.workload.unopened({"torch/lib/libx.so": 1 << 20, "torch/a.h": 1})
             result = tailor_file(library, out / library.name, chosen)
@@ -485,12 +487,12 @@ class Configuration(Torture):
             path.unlink()
 
     def _machine(self, dice: random.Random, folder: Path) -> None:
-        from torchtailor.host.probe import Recording
+        from torchtailor.host.probe import RecordedRun
         from torchtailor.host.store import dumps, loads
 
         data = damage_json(dice.choice(self.machines), dice)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            msgspec.json.decode(data, type=Recording)
+            msgspec.json.decode(data, type=RecordedRun)
         dumps(loads(data, "machine.json"))
 
     def _log(self, dice: random.Random, folder: Path) -> None:

@@ -31,6 +31,7 @@ FLOORS = (
     {"ui", "opsuite"},
     {"cli"},
     {"__main__"},
+    {"record"},
 )
 FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 

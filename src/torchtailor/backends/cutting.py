@@ -25,7 +25,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Limit, Sha256, Size, decode_json, read_limited
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
 _OUTCOME = "outcome.json"
@@ -124,7 +124,7 @@ class Cutter:
             strip=None if options.strip else False,
             nvidia=options.nvidia,
             recompress=options.recompress,
-            workload=Workload(decode_trace(options.trace.encode()), options.margin) if options.trace else None,
+            workload=TracedWorkload(decode_trace(options.trace.encode()), options.margin) if options.trace else None,
             processes=self._processes,
         )
 

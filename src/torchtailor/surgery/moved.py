@@ -16,7 +16,7 @@ from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
 
@@ -69,7 +69,7 @@ def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: Tailor
     return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", identity, keys, keep, description)
 
 
-def _unused(library: OpenLibrary, workload: Workload, identity: str) -> Iterator[FoundContainer]:
+def _unused(library: OpenLibrary, workload: TracedWorkload, identity: str) -> Iterator[FoundContainer]:
     positions = loaded_containers(library.code)
     stays = workload.stays(identity, len(positions))
     for position, index in enumerate(positions):

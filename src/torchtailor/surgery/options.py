@@ -14,7 +14,7 @@ from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
@@ -32,7 +32,7 @@ class TailorOptions:
     level: int = 19  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
     drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
-    workload: Workload | None = None  # what stays in place of what the targets can run; the rest goes to packs
+    workload: TracedWorkload | None = None  # what stays in place of what the targets can run; the rest goes to packs
     packs: Path | None = None  # the folder for packs; None means beside the libraries
     drop_unopened: bool = False  # leave out files that the workload never opened
     no_pack: bool = False  # make none: what the workload does not use is gone

@@ -28,7 +28,7 @@ from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
 _IMMOVABLE = "all of its GPU code is needed, or what is not lies in pieces smaller than a page of memory"
@@ -161,9 +161,9 @@ def tailor(
     return report.results
 
 
-def read_workload(traces: Sequence[Path], margin: str = "exact") -> Workload:
+def read_workload(traces: Sequence[Path], margin: str = "exact") -> TracedWorkload:
     """The workload of trace files, all together."""
-    return Workload.of([read_trace(path) for path in traces], margin)
+    return TracedWorkload.of([read_trace(path) for path in traces], margin)
 
 
 def tailor_options(

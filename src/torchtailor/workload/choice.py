@@ -47,7 +47,7 @@ def margins() -> dict[str, Margin]:
 
 
 @dataclass(frozen=True)
-class Workload:
+class TracedWorkload:
     """What a cut keeps in place; the rest that the target could run goes to packs."""
 
     trace: Trace
@@ -60,7 +60,7 @@ class Workload:
         self._used.update((library.identity, frozenset(library.used)) for library in self.trace.libraries)
 
     @classmethod
-    def of(cls, traces: Iterable[Trace], margin: str = "exact") -> Workload:
+    def of(cls, traces: Iterable[Trace], margin: str = "exact") -> TracedWorkload:
         return cls(merge_traces(traces), margin)
 
     @property

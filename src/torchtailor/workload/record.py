@@ -26,14 +26,14 @@ _MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedRun:
     """What a program used, and how it ended."""
 
     trace: Trace
     exit_code: int
 
 
-def record_program(command: Sequence[str]) -> Recording:
+def record_program(command: Sequence[str]) -> RecordedRun:
     """Run a program to its end; its input, output and signals are its own."""
     if not command:
         raise UsageError(
@@ -44,7 +44,7 @@ def record_program(command: Sequence[str]) -> Recording:
         environment = recording_environment(Path(folder))
         code = _run(command, environment)
         events = read_events(Path(folder).glob("*.tsv"))
-        return Recording(make_trace(events, [shlex.join(command)], _import_roots()), code)
+        return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code)
 
 
 def recording_environment(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -22,7 +22,7 @@ from torchtailor.ledger.ledger import Result
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import Trace
 
 NAME = "pytorch28-python313-cuda12_8-sm90-avx512"
@@ -238,7 +238,7 @@ def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
 
 def test_a_workload(workshop: Workshop) -> None:
     """What the traces do not name is in packs inside the wheels, and the label of the trace is in their versions."""
-    workload = Workload(Trace(opened=("torch/lib/libtorch_cuda.so",)))
+    workload = TracedWorkload(Trace(opened=("torch/lib/libtorch_cuda.so",)))
     (house,) = workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, workload=workload)).wheelhouses
     assert house.requirements == (f"torch==2.8.0+cu128.sm90.{workload.label}",)
     (torch,) = (house.path / "wheels").glob("torch-*.whl")

@@ -30,7 +30,7 @@ from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.surgery.proof.prove import prove
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME, renamed_symbols
 from torchtailor.workload.identity import library_identity
 from torchtailor.workload.pack import PackPlace, open_pack
@@ -41,7 +41,7 @@ FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
 def options(trace: Trace | None = None, gpus: str = "9.0", **more: object) -> TailorOptions:
     policy = Policy(Targets(TorchArch.parse_list(gpus)), load_catalog().rules)
-    return TailorOptions(policy, strip=True, workload=Workload(trace or Trace()), **more)  # type: ignore[arg-type]
+    return TailorOptions(policy, strip=True, workload=TracedWorkload(trace or Trace()), **more)  # type: ignore[arg-type]
 
 
 def identity(path: Path) -> str:
@@ -104,7 +104,7 @@ def test_a_margin_keeps_the_library(tmp_path: Path) -> None:
     src = FIXTURES / "raw.so"
     count = sum(one.loaded for one in scan_file(src).containers)
     trace = Trace((TracedLibrary(identity(src), "raw.so", count, (0,)),))
-    chosen = replace(options(), workload=Workload(trace, "library"))
+    chosen = replace(options(), workload=TracedWorkload(trace, "library"))
     result = tailor_library(src, tmp_path / "raw.so", chosen, pack=PackPlace(tmp_path / "packs"))
     assert not result.pack and not (tmp_path / "packs").exists()
 

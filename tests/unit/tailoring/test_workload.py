@@ -21,7 +21,7 @@ from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.wheel import tailor_wheel
 from torchtailor.verification.static.packed import packs_of
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.trace import Trace, TracedLibrary
 
@@ -29,7 +29,7 @@ TRACE = Trace(opened=("torch/lib/libtorch_cuda.so",))
 
 
 def chosen(**more: object) -> TailorOptions:
-    return replace(options(), workload=Workload(TRACE), **more)  # type: ignore[arg-type]
+    return replace(options(), workload=TracedWorkload(TRACE), **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_library_that_was_cut_to_a_program_is_not_taken_from_its_packs(tmp_pat
 def test_an_environment_that_was_cut_to_another_program(site: Path) -> None:
     tailor_environment(site, chosen())
     before = tree(site)
-    for workload in (Workload(Trace(opened=("torch/lib/other.so",))), None):
+    for workload in (TracedWorkload(Trace(opened=("torch/lib/other.so",))), None):
         again = replace(options(), workload=workload)
         libraries = {one.path: one for one in tailor_environment(site, again).libraries}
         library = libraries["torch/lib/libtorch_cuda.so"]
@@ -92,7 +92,7 @@ def test_a_trace_of_another_release_is_said(tmp_path: Path, fat: bytes) -> None:
     for name, warned in (("libx.so", True), ("liby.so", False)):
         recorded = Trace((TracedLibrary("1" * 32, name, 5, (1,)),))
         output = tmp_path / f"{name}-out" / "libx.so"
-        result = tailor_file(tmp_path / "libx.so", output, replace(options(), workload=Workload(recorded)))
+        result = tailor_file(tmp_path / "libx.so", output, replace(options(), workload=TracedWorkload(recorded)))
         assert any("another release" in said for said in result.libraries[0].warnings) is warned
 
 
@@ -117,7 +117,7 @@ def test_packs_elsewhere_and_nowhere(tmp_path: Path, site: Path) -> None:
 
 def test_a_wheel(tmp_path: Path, wheel: Path) -> None:
     result = tailor_wheel(wheel, tmp_path / "out", chosen())
-    assert result.output is not None and f"sm90.{Workload(TRACE).label}" in result.output.name
+    assert result.output is not None and f"sm90.{TracedWorkload(TRACE).label}" in result.output.name
     with zipfile.ZipFile(result.output) as made:
         names = made.namelist()
         listed = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
-from torchtailor.workload.choice import Workload, margins
+from torchtailor.workload.choice import TracedWorkload, margins
 from torchtailor.workload.trace import Trace, TracedLibrary, check_trace_output, merge_traces, read_trace, write_trace
 
 ONE, TWO = "1" * 32, "2" * 32
@@ -89,17 +89,17 @@ def test_no_traces(tmp_path: Path, data: bytes) -> None:
 
 def test_margins() -> None:
     trace = Trace((TracedLibrary(ONE, "libx.so", 5, (1, 3)), TracedLibrary(TWO, "y.so", 3, ())))
-    assert Workload(trace).stays(ONE, 5) == {1, 3}
-    assert Workload(trace, "library").stays(ONE, 5) == {0, 1, 2, 3, 4}
-    assert Workload(trace, "library").stays(TWO, 3) == frozenset() == Workload(trace).stays("3" * 32, 9)
+    assert TracedWorkload(trace).stays(ONE, 5) == {1, 3}
+    assert TracedWorkload(trace, "library").stays(ONE, 5) == {0, 1, 2, 3, 4}
+    assert TracedWorkload(trace, "library").stays(TWO, 3) == frozenset() == TracedWorkload(trace).stays("3" * 32, 9)
     assert set(margins()) == {"exact", "library"}
     with pytest.raises(NoMatchError):
-        Workload(trace, "wide")
+        TracedWorkload(trace, "wide")
 
 
 def test_a_used_library_stays_though_only_misses_name_it() -> None:
     misses = Trace((TracedLibrary(ONE, "libother.so", 5, (1,)), TracedLibrary(TWO, "libunused.so", 5, ())))
-    workload = Workload.of([Trace(opened=("torch/a.so",)), misses])
+    workload = TracedWorkload.of([Trace(opened=("torch/a.so",)), misses])
     sizes = {"torch/lib/libother.so": 1 << 20, "torch/lib/libunused.so": 1 << 20, "certifi/cacert.pem": 1 << 20}
     assert workload.unopened(sizes) == ["torch/lib/libunused.so"]
 
@@ -119,7 +119,7 @@ def test_where_a_trace_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_unopened_files() -> None:
-    workload = Workload(Trace(opened=("torch/lib/libtorch.so", "torch/data.bin")))
+    workload = TracedWorkload(Trace(opened=("torch/lib/libtorch.so", "torch/data.bin")))
     sizes = {
         "lib/python3.12/site-packages/torch/lib/libtorch.so": 1 << 20,
         "torch/lib/libother.so": 1 << 20,
@@ -131,4 +131,4 @@ def test_unopened_files() -> None:
         "x.data/purelib/torch/data.bin": 1 << 20,
     }
     assert workload.unopened(sizes) == ["torch/lib/libother.so", "torch/include/a.h"]
-    assert Workload(Trace()).unopened(sizes) == []  # nothing is known of what was opened
+    assert TracedWorkload(Trace()).unopened(sizes) == []  # nothing is known of what was opened

@@ -9,7 +9,7 @@ from torchtailor.backends.cutting import CutOptions
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
-from torchtailor.workload.choice import Workload
+from torchtailor.workload.choice import TracedWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class WheelOptions:
     recompress: bool = False
     keep_ptx: bool = False
     strip: bool = True
-    workload: Workload | None = None  # what stays in place; the rest goes to packs
+    workload: TracedWorkload | None = None  # what stays in place; the rest goes to packs
     variants: bool = False  # also an index of wheel variants
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
