@@ -1,0 +1,214 @@
+"""What the selector answers: the recommendation, the commands that carry it out, and sizes.
+
+These functions run in Python and, compiled, in the page; nothing of them is written a second time.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from torchtailor.catalog.load import Catalog
+from torchtailor.catalog.releases import Method
+from torchtailor.errors import TorchtailorError
+from torchtailor.recommendation.engine import recommend_for
+from torchtailor.recommendation.result import Pick, Recommendation
+from torchtailor.site.hosts import USUAL_CPU, Query, query_host, read_query
+from torchtailor.variants import Matrix
+
+@dataclass(frozen=True, slots=True)
+class ShownCommand:
+    """A command, or a file, that carries out the recommendation in one way."""
+
+    key: str
+    title: str
+    text: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSize:
+    """Installed libraries of one build, as shipped and cut, in bytes."""
+
+    pytorch: str
+    build: str
+    gpu: str
+    stock: int
+    cut: int
+    nvidia: int
+    exact: bool  # whether it is the recommended build itself
+
+
+@dataclass(frozen=True, slots=True)
+class PageAnswer:
+    """Everything that the selector shows; or why there is no answer, and what to do."""
+
+    recommendation: Recommendation | None
+    commands: tuple[ShownCommand, ...]
+    size: MeasuredSize | None
+    line: str  # the command that gives the same answer in a terminal
+    problem: str = ""
+    hint: str = ""
+
+
+class _SizeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pytorch: str
+    build: str
+    gpu: str
+    arch: str
+    stock: int
+    cut: int
+    nvidia: int
+
+
+class _SizeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: tuple[_SizeRow, ...]
+
+
+@cache
+def _sizes() -> _SizeFile:
+    text = files("torchtailor.site").joinpath("data", "sizes.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _SizeFile)
+
+
+def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
+    """The answer to a query in JSON; what the command line would refuse is said, not raised."""
+    line = "torchtailor recommend"
+    try:
+        query = read_query(document)
+        line = command_line(query)
+        host = query_host(matrix.catalog, query)
+        found = recommend_for(matrix, host, query.request)
+    except TorchtailorError as error:
+        return PageAnswer(None, (), None, line, error.message, error.hint)
+    best = found.best
+    commands = tuple(_commands(matrix.catalog, found, best, host.cpu.arch)) if best else ()
+    return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line)
+
+
+def command_line(query: Query) -> str:
+    """`torchtailor recommend ...` for the same question."""
+    if query.host is not None:
+        return _line(["torchtailor", "recommend", "--from", "machine.json", *_choices(query)])
+    described = query.system != "linux" or query.pasted_cpu is not None
+    words = ["torchtailor", "recommend", *(["--from", "machine.json"] if described else [])]
+    for name in query.gpus or ("none",):
+        words += ["--gpu", name]
+    cpu = query.cpu or ("" if described or query.gpus else USUAL_CPU)
+    words += ["--cpu", cpu] if cpu else []
+    words += ["--driver", query.driver] if query.driver else []
+    words += ["--jetpack", query.jetpack] if query.jetpack else []
+    return _line([*words, *_choices(query)])
+
+
+def _choices(query: Query) -> list[str]:
+    words = ["--python", query.python] if query.python else []
+    words += ["--workload", query.workload] if query.workload != "general" else []
+    words += ["--release", query.release] if query.release else []
+    return [*words, *(["--via", query.method] if query.method else [])]
+
+
+def _line(words: list[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) -> Iterator[ShownCommand]:
+    """Every way to get the recommended variant, and those of the other build methods."""
+    wheel = best.method == Method.WHEEL.value
+    yield ShownCommand(
+        "torchtailor",
+        "torchtailor install" if wheel else "torchtailor build",
+        found.command or "",
+        "Takes the official wheel, cuts it to this hardware, verifies and installs it." if wheel else "Takes hours.",
+    )
+    if wheel and found.stock_command:
+        yield from _stock(catalog, best, found.stock_command, arch)
+        if best.gpu is not None:
+            yield _docker(catalog, best, arch)
+    others = [best, *found.other_variants]
+    if source := _first(others, Method.SOURCE, gpu=best.gpu is not None):
+        yield ShownCommand(
+            "source",
+            "From source",
+            f"torchtailor build {source.variant} --via source",
+            f"Compiles PyTorch {source.pytorch} for {source.short_name} alone; takes hours.",
+        )
+    if recipe := _first(others, Method.NIX, gpu=best.gpu is not None):
+        yield ShownCommand(
+            "nix",
+            "Nix flake",
+            f"# torchtailor recipes write . --release {recipe.release}, then this as flake.nix, and: nix build --impure\n"
+            f"{{\n  outputs = {{ nixpkgs, ... }}: {{\n    packages.{arch}-linux.default =\n"
+            f"      import ./.flox/pkgs/{recipe.name}.nix {{ pkgs = nixpkgs.legacyPackages.{arch}-linux; }};\n  }};\n}}",
+            f"A recipe for PyTorch {recipe.pytorch}, reproducible; takes hours to compile.",
+        )
+        yield ShownCommand(
+            "flox",
+            "Flox",
+            f"torchtailor recipes write . --release {recipe.release}\ngit add .flox\nflox build {recipe.name}",
+            "The same recipe with Flox, which builds what git tracks.",
+        )
+
+
+def _first(picks: list[Pick], method: Method, *, gpu: bool) -> Pick | None:
+    return next((one for one in picks if one.method == method.value and (one.gpu is not None) == gpu), None)
+
+
+def _index(catalog: Catalog, best: Pick, arch: str) -> str:
+    """The index that has the official wheel; empty where it is the default one."""
+    release = catalog.release(best.release)
+    return "" if release.default_index.get(arch) == best.build else catalog.wheel_index.format(label=best.build)
+
+
+def _stock(catalog: Catalog, best: Pick, stock: str, arch: str) -> Iterator[ShownCommand]:
+    uncut = "The official wheel, uncut."
+    index = _index(catalog, best, arch)
+    version = f"{best.pytorch}+{best.build}" if index else best.pytorch
+    yield ShownCommand("pip", "pip", stock, uncut)
+    more = f" --extra-index-url {index}" if index else ""
+    yield ShownCommand("uv", "uv", f"uv pip install torch=={version}{more}", uncut)
+    project = (
+        f'[project]\nname = "my-project"\nversion = "0.1.0"\nrequires-python = "=={best.python.removesuffix("t")}.*"\n'
+        f'dependencies = ["torch=={best.pytorch}"]\n'
+    )
+    if index:
+        name = f"pytorch-{best.build}"
+        project += (
+            f'\n[tool.uv.sources]\ntorch = {{ index = "{name}" }}\n\n'
+            f'[[tool.uv.index]]\nname = "{name}"\nurl = "{index}"\nexplicit = true\n'
+        )
+    yield ShownCommand("pyproject", "uv, pyproject.toml", project.rstrip("\n"), f"{uncut} Then `uv sync`.")
+
+
+def _docker(catalog: Catalog, best: Pick, arch: str) -> ShownCommand:
+    index = _index(catalog, best, arch)
+    version = f"{best.pytorch}+{best.build}" if index else best.pytorch
+    more = f" --extra-index-url {index}" if index else ""
+    number = (best.gpu or "").removeprefix("sm")
+    capability = f"{number[:-1]}.{number[-1:]}"
+    text = (
+        "RUN --mount=from=astral/uv,source=/uv,target=/bin/uv --mount=type=cache,target=/root/.cache/uv \\\n"
+        f"    uv pip install --system torch=={version}{more} && \\\n"
+        f"    uv tool run torchtailor tailor --env /usr/local --gpu {capability}"
+    )
+    return ShownCommand("docker", "Dockerfile", text, f"After `FROM python:{best.python.removesuffix('t')}-slim`.")
+
+
+def _size(best: Pick, arch: str) -> MeasuredSize | None:
+    """The measured size of this build, or of the one that is nearest to it; None where nothing is cut."""
+    if best.method != Method.WHEEL.value or best.gpu is None or best.cuda is None:
+        return None
+    rows = [
+        (one.pytorch == best.pytorch and one.build == best.build and one.gpu == best.gpu and one.arch == arch, one)
+        for one in _sizes().size
+    ]
+    major = best.build[:4]
+    exact, row = max(rows, key=lambda pair: (pair[0], pair[1].build[:4] == major, pair[1].build == best.build))
+    return MeasuredSize(row.pytorch, row.build, row.gpu, row.stock, row.cut, row.nvidia, exact)

@@ -1,0 +1,727 @@
+"""Translates functions and classes of this package to JavaScript, statement by statement.
+
+Only the Python that the package is written in: what has no translation is an error that names its place, never a
+guess. Objects of Python that JavaScript lacks (dictionaries by value, sets, enums, data classes) are in
+`assets/runtime.js`; names that begin with `$` are its helpers. Arguments by name are put in their places here, so that
+calls are plain calls.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torchtailor.site.compiler.program import Definition, External, NotCompilable, Sources, imported
+
+BUILTINS = frozenset(
+    "tuple list set frozenset dict sorted max min sum any all len str int float bool repr enumerate zip map filter range "
+    "reversed iter next isinstance type getattr hash abs round object Exception ValueError KeyError TypeError IndexError "
+    "LookupError AssertionError NotImplementedError".split()
+)
+EXTERNALS = {
+    ("contextlib", "suppress"): "$suppress",
+    ("collections", "Counter"): "$Counter",
+    ("dataclasses", "replace"): "$replace",
+    ("difflib", "get_close_matches"): "$close_matches",
+    ("functools", "cache"): "$cache",
+    ("html", "escape"): "$escape",
+    ("json", "dumps"): "$dumps",
+    ("msgspec.structs", "replace"): "$replace",
+    ("shlex", "quote"): "$quote",
+    ("archspec.cpu", "TARGETS"): "$archspec",
+}
+RE_NAMES = frozenset("compile sub search match fullmatch findall finditer split escape IGNORECASE MULTILINE DOTALL".split())
+# Methods that JavaScript's own strings and arrays have under the same name with another meaning.
+RENAMED = {"split": "py_split", "replace": "py_replace", "sort": "py_sort", "pop": "py_pop"}
+BUILTIN_METHODS = frozenset("index get join lower upper strip append add items values keys startswith endswith".split())
+_RESERVED = frozenset(
+    "arguments await break case catch class const continue debugger default delete do else enum eval export extends false "
+    "finally for function if implements import in instanceof interface let new null package private protected public "
+    "return static super switch this throw true try typeof undefined var void while with yield".split()
+)
+_CONSUMERS = frozenset("tuple list set frozenset sorted max min sum dict".split())  # read all they are given
+_DATA_BASES = frozenset({"Struct", "NamedTuple"})
+_ENUM_BASES = frozenset({"Enum", "IntEnum"})
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.BitOr: "$bor", ast.BitAnd: "$band", ast.FloorDiv: "$floordiv",
+    ast.Mod: "$mod",
+}  # fmt: skip
+_PLAIN: dict[type[ast.operator], str] = {ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/"}
+_ORDER: dict[type[ast.cmpop], str] = {ast.Lt: "$lt", ast.LtE: "$le", ast.Gt: "$gt", ast.GtE: "$ge"}
+
+
+@dataclass
+class ClassInfo:
+    """What a class definition says, as far as it matters at run time."""
+
+    definition: Definition
+    node: ast.ClassDef
+    base: Definition | str | None  # a string is a class of the runtime
+    data: bool
+    enum: bool
+    methods: dict[str, ast.FunctionDef]
+    own_fields: dict[str, ast.expr | None]
+    attributes: dict[str, ast.expr]
+
+
+@dataclass
+class Scope:
+    """The names of one function, inside of another or of a module."""
+
+    module: str
+    names: set[str] = field(default_factory=set)
+    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    parent: Scope | None = None
+    owner: ClassInfo | None = None
+
+    def inner(self, names: Iterable[str]) -> Scope:
+        return Scope(self.module, set(names), parent=self, owner=self.owner)
+
+    def has(self, name: str) -> bool:
+        return name in self.names or (self.parent is not None and self.parent.has(name))
+
+    def imported(self, name: str) -> tuple[str, str | None] | None:
+        return self.imports.get(name) or (self.parent.imported(name) if self.parent else None)
+
+    def function(self, name: str) -> ast.FunctionDef | None:
+        return self.functions.get(name) or (self.parent.function(name) if self.parent else None)
+
+
+class Translator:
+    """Translates definitions, and collects what they need in turn."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.needed: dict[Definition, None] = {}
+        self.constructed: set[Definition] = set()
+        self.attributes: set[str] = set()
+        self.left_out: dict[str, str] = {}  # methods without a translation, and why
+        self._classes: dict[Definition, ClassInfo] = {}
+        self._place = ""
+        self.settled = False  # while the classes of the program are still being found, their methods are not known
+
+    # what is needed
+
+    def need(self, item: Definition) -> str:
+        self.needed.setdefault(item)
+        return self.identifier(item)
+
+    def identifier(self, item: Definition) -> str:
+        """A name that is unique in the program: the definition's and its module's."""
+        return f"{item.name}${item.module.removeprefix('torchtailor.').replace('.', '_')}"
+
+    def class_info(self, item: Definition) -> ClassInfo:
+        if item not in self._classes:
+            node = self.sources.node(item)
+            if not isinstance(node, ast.ClassDef):
+                raise NotCompilable(f"{item.module}.{item.name} is not a class")
+            self._classes[item] = self._read_class(item, node)
+        return self._classes[item]
+
+    def _read_class(self, item: Definition, node: ast.ClassDef) -> ClassInfo:
+        base: Definition | str | None = None
+        names = {ast.unparse(one).rpartition(".")[2] for one in node.bases}
+        data, enum = bool(names & _DATA_BASES), bool(names & _ENUM_BASES)
+        data = data or any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        for one in node.bases:
+            if isinstance(one, ast.Name):
+                found = self.sources.meaning(item.module, one.id)
+                if isinstance(found, Definition):
+                    base = found
+                    data = data or self.class_info(found).data
+                elif found is None and one.id in BUILTINS:
+                    base = f"$b.{one.id}"
+        methods, fields, attributes = {}, {}, {}
+        for line in node.body:
+            if isinstance(line, ast.FunctionDef):
+                methods[line.name] = line
+            elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                if data and "ClassVar" not in ast.unparse(line.annotation):
+                    fields[line.target.id] = line.value
+                elif line.value is not None:
+                    attributes[line.target.id] = line.value
+            elif isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                attributes[line.targets[0].id] = line.value
+        return ClassInfo(item, node, base, data, enum, methods, fields, attributes)
+
+    def bases(self, info: ClassInfo) -> Iterable[ClassInfo]:
+        """The class and what it inherits from, itself first."""
+        yield info
+        if isinstance(info.base, Definition):
+            yield from self.bases(self.class_info(info.base))
+
+    def fields(self, info: ClassInfo) -> dict[str, tuple[ast.expr | None, str]]:
+        """All fields of a data class in the constructor's order, with the default and the module it is written in."""
+        found: dict[str, tuple[ast.expr | None, str]] = {}
+        for one in reversed(list(self.bases(info))):
+            found |= {name: (value, one.definition.module) for name, value in one.own_fields.items()}
+        return found
+
+    def method(self, info: ClassInfo, name: str) -> ast.FunctionDef | None:
+        return next((one.methods[name] for one in self.bases(info) if name in one.methods), None)
+
+    # definitions
+
+    def definition(self, item: Definition) -> str:
+        """A function or value at the top of a module, as one statement; classes are `class_code`."""
+        node = self.sources.node(item)
+        self._place = f"{item.module}.{item.name}"
+        scope = Scope(item.module)
+        name = self.identifier(item)
+        if isinstance(node, ast.FunctionDef):
+            code = self.function(node, scope, name)
+            if self._is_cached(node):
+                return f"const {name} = $cache({code});"
+            return code
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            return f"const {name} = {self.expression(node.value, scope)};"
+        raise self._cannot(node, "this definition")
+
+    def _is_cached(self, node: ast.FunctionDef) -> bool:
+        known = {ast.unparse(one) for one in node.decorator_list}
+        if unknown := known - {"cache", "functools.cache", "property", "classmethod", "staticmethod", "cached_property"}:
+            raise self._cannot(node, f"the decorator {unknown.pop()}")
+        return bool(known & {"cache", "functools.cache"})
+
+    def class_code(self, info: ClassInfo) -> str:
+        """A class with the members that the program names."""
+        item = info.definition
+        base = self.need(info.base) if isinstance(info.base, Definition) else info.base or "null"
+        scope = Scope(item.module, owner=info)
+        parts = []
+        if info.enum:
+            rows = [f"[{json.dumps(name)}, {self.expression(value, scope)}]" for name, value in info.attributes.items()]
+            parts.append(f"members: [{', '.join(rows)}]")
+        elif used := {name: value for name, value in info.attributes.items() if name in self.attributes}:
+            rows = [f"{name}: {self.expression(value, scope)}" for name, value in used.items()]
+            parts.append(f"attributes: {{{', '.join(rows)}}}")
+        if info.data:
+            parts.append(f"fields: [{', '.join(self._field(name, *row) for name, row in self.fields(info).items())}]")
+        kinds: dict[str, list[str]] = {"methods": [], "getters": [], "kept": [], "statics": []}
+        for method in info.methods.values():
+            if self._wanted(info, method.name):
+                self._place = f"{item.module}.{item.name}.{method.name}"
+                kind = self._kind(method)
+                code = self._method_code(method, scope, kind)
+                kinds[kind].append(f"{RENAMED.get(method.name, method.name)}: {code}")
+        parts += [f"{kind}: {{{', '.join(codes)}}}" for kind, codes in kinds.items() if codes]
+        return f"const {self.identifier(item)} = $class({json.dumps(item.name)}, {base}, {{{', '.join(parts)}}});"
+
+    def _method_code(self, method: ast.FunctionDef, scope: Scope, kind: str) -> str:
+        """A method; one that has no translation raises when it is called: it may only share the name of another."""
+        place = self._place
+        try:
+            code = self.function(method, scope, "", method=kind)
+        except NotCompilable as error:
+            self.left_out[place] = str(error)
+            return f"function () {{ throw $b.NotImplementedError({json.dumps(str(error))}); }}"
+        self.left_out.pop(place, None)
+        return code
+
+    def _wanted(self, info: ClassInfo, name: str) -> bool:
+        if name in ("__init__", "__post_init__"):
+            return any(info in self.bases(self.class_info(one)) for one in self.constructed)
+        return name in ("__str__", "__eq__", "__lt__", "__hash__") or name in self.attributes
+
+    def _kind(self, method: ast.FunctionDef) -> str:
+        names = {ast.unparse(one) for one in method.decorator_list}
+        self._is_cached(method)
+        if "property" in names:
+            return "getters"
+        if "cached_property" in names:
+            return "kept"
+        return "statics" if names & {"classmethod", "staticmethod"} else "methods"
+
+    def _field(self, name: str, default: ast.expr | None, module: str) -> str:
+        """`["name"]` or `["name", () => default]`."""
+        if isinstance(default, ast.Call) and ast.unparse(default.func).rpartition(".")[2] == "field":
+            given = {word.arg: word.value for word in default.keywords}
+            if "default_factory" in given:
+                made = self.expression(given["default_factory"], Scope(module))
+                return f"[{json.dumps(name)}, {made}]"
+            default = given.get("default")
+        if default is None:
+            return f"[{json.dumps(name)}]"
+        return f"[{json.dumps(name)}, () => {self.expression(default, Scope(module))}]"
+
+    def function(self, node: ast.FunctionDef, outer: Scope, name: str, method: str = "") -> str:
+        """A function, or a method (`methods`, `getters`, `kept`, `statics`) whose first argument is `this`."""
+        arguments = node.args
+        if arguments.kwarg or (arguments.vararg and arguments.kwonlyargs):
+            raise self._cannot(node, "arguments by any name")
+        positional = [*arguments.posonlyargs, *arguments.args]
+        bound = method and not any(ast.unparse(one) == "staticmethod" for one in node.decorator_list)
+        first = positional.pop(0).arg if bound else None
+        scope = self._function_scope(node, outer)
+        count = len(positional) - len(arguments.defaults)
+        shown = [_safe(one.arg) for one in positional[:count]]
+        pairs = [*zip(positional[count:], arguments.defaults, strict=True)]
+        shown += [f"{_safe(one.arg)} = {self.expression(value, outer)}" for one, value in pairs]
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            value = f" = {self.expression(default, outer)}" if default is not None else ""
+            shown.append(f"{_safe(one.arg)}{value}")
+        if arguments.vararg:
+            shown.append(f"...{_safe(arguments.vararg.arg)}")
+        given = {one.arg for one in (*positional, *arguments.kwonlyargs)} | {first or ""}
+        given |= {arguments.vararg.arg} if arguments.vararg else set()
+        fresh = sorted(map(_safe, scope.names - given))
+        head = f"const {_safe(first)} = this; " if first else ""
+        head += f"let {', '.join(fresh)}; " if fresh else ""
+        star = "*" if _is_generator(node) else ""
+        return f"function{star} {name}({', '.join(shown)}) {{ {head}{self.block(node.body, scope)} }}"
+
+    def _function_scope(self, node: ast.FunctionDef, outer: Scope) -> Scope:
+        scope = Scope(outer.module, parent=outer, owner=outer.owner)
+        arguments = node.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg]
+        scope.names |= {one.arg for one in every if one is not None}
+        for inner in _own_nodes(node.body):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                scope.names.add(inner.id)
+            elif isinstance(inner, ast.ExceptHandler) and inner.name:
+                scope.names.add(inner.name)
+            elif isinstance(inner, ast.FunctionDef):
+                scope.names.add(inner.name)
+                scope.functions[inner.name] = inner
+            elif isinstance(inner, ast.Import | ast.ImportFrom):
+                scope.imports |= imported(inner)
+        return scope
+
+    # statements
+
+    def block(self, body: Sequence[ast.stmt], scope: Scope) -> str:
+        return " ".join(code for line in body if (code := self.statement(line, scope)))
+
+    def statement(self, node: ast.stmt, scope: Scope) -> str:
+        match node:
+            case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Assert() | ast.Import() | ast.ImportFrom():
+                return ""
+            case ast.Expr(value=value):
+                return f"{self.expression(value, scope)};"
+            case ast.Assign(targets=targets, value=value):
+                return self._assign(targets, self.expression(value, scope), scope)
+            case ast.AnnAssign(target=target, value=value):
+                return self._assign([target], self.expression(value, scope), scope) if value is not None else ""
+            case ast.AugAssign(target=target, op=op, value=value):
+                now = self._operate(op, self._loaded(target, scope), self.expression(value, scope), node, in_place=True)
+                return self._assign([target], now, scope)
+            case ast.Return(value=value):
+                return f"return {self.expression(value, scope) if value is not None else 'null'};"
+            case ast.If(test=test, body=body, orelse=orelse):
+                rest = f" else {{ {self.block(orelse, scope)} }}" if orelse else ""
+                return f"if ({self.condition(test, scope)}) {{ {self.block(body, scope)} }}{rest}"
+            case ast.For(target=target, iter=source, body=body, orelse=[]):
+                return (
+                    f"for ({self._target(target, scope)} of {self.expression(source, scope)}) "
+                    f"{{ {self.block(body, scope)} }}"
+                )
+            case ast.While(test=test, body=body, orelse=[]):
+                return f"while ({self.condition(test, scope)}) {{ {self.block(body, scope)} }}"
+            case ast.Raise(exc=value) if value is not None:
+                return f"throw {self.expression(value, scope)};"
+            case ast.Break():
+                return "break;"
+            case ast.Continue():
+                return "continue;"
+            case ast.FunctionDef(name=name):
+                return f"{_safe(name)} = {self.function(node, scope, '')};"
+            case ast.Try():
+                return self._try(node, scope)
+            case ast.With(items=[ast.withitem(context_expr=ast.Call(args=kinds) as call)], body=body):
+                if self.expression(call.func, scope) == "$suppress":
+                    caught = ", ".join(self.expression(kind, scope) for kind in kinds)
+                    return f"try {{ {self.block(body, scope)} }} catch ($e) {{ if (!$is($e, [{caught}])) throw $e; }}"
+        raise self._cannot(node, type(node).__name__)
+
+    def _assign(self, targets: Sequence[ast.expr], value: str, scope: Scope) -> str:
+        if len(targets) > 1:
+            raise self._cannot(targets[0], "assignment to several targets")
+        target = targets[0]
+        if isinstance(target, ast.Subscript):
+            return f"$set({self.expression(target.value, scope)}, {self.expression(target.slice, scope)}, {value});"
+        shown = self._target(target, scope)
+        return f"{shown} = [...{value}];" if isinstance(target, ast.Tuple | ast.List) else f"{shown} = {value};"
+
+    def _loaded(self, target: ast.expr, scope: Scope) -> str:
+        return self.expression(target, scope)
+
+    def _target(self, target: ast.expr, scope: Scope) -> str:
+        match target:
+            case ast.Name(id=name):
+                return _safe(name)
+            case ast.Attribute(value=value, attr=name):
+                self.attributes.add(name)
+                return f"{self.expression(value, scope)}.{name}"
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                if any(isinstance(one, ast.Starred) for one in parts[:-1]):
+                    raise self._cannot(target, "a starred target that is not the last")
+                return f"[{', '.join(self._target(one, scope) for one in parts)}]"
+            case ast.Starred(value=value):
+                return f"...{self._target(value, scope)}"
+        raise self._cannot(target, "this target")
+
+    def _try(self, node: ast.Try, scope: Scope) -> str:
+        if node.orelse or node.finalbody:
+            raise self._cannot(node, "try with else or finally")
+        chain = ""
+        for handler in node.handlers:
+            kind = self.expression(handler.type, scope) if handler.type is not None else "$b.Exception"
+            bind = f"{_safe(handler.name)} = $e; " if handler.name else ""
+            chain += f"if ($is($e, {kind})) {{ {bind}{self.block(handler.body, scope)} }} else "
+        return f"try {{ {self.block(node.body, scope)} }} catch ($e) {{ {chain}throw $e; }}"
+
+    # expressions
+
+    def condition(self, node: ast.expr, scope: Scope) -> str:
+        """An expression of which only its truth counts, as a JavaScript boolean."""
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                sign = " && " if isinstance(op, ast.And) else " || "
+                return f"({sign.join(self.condition(one, scope) for one in values)})"
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return f"!{self.condition(operand, scope)}"
+            case ast.Compare():
+                return self.expression(node, scope)
+        return f"$t({self.expression(node, scope)})"
+
+    def expression(self, node: ast.expr, scope: Scope) -> str:
+        match node:
+            case ast.Constant(value=value):
+                return self._constant(node, value)
+            case ast.JoinedStr(values=values):
+                pieces = ['""', *(self._piece(one, scope) for one in values)]
+                return f"({' + '.join(pieces)})"
+            case ast.Name(id=name):
+                return self._name(node, name, scope)
+            case ast.Attribute():
+                return self._attribute(node, scope)
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
+                ends = [self.expression(one, scope) if one is not None else "null" for one in (lower, upper)]
+                return f"$slice({self.expression(value, scope)}, {', '.join(ends)})"
+            case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
+                return f"$at({self.expression(value, scope)}, {self.expression(key, scope)})"
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return f"[{', '.join(self._item(one, scope) for one in parts)}]"
+            case ast.Set(elts=parts):
+                return f"$b.set([{', '.join(self._item(one, scope) for one in parts)}])"
+            case ast.Dict(keys=keys, values=values):
+                return self._dict(keys, values, scope)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return f"!{self.condition(operand, scope)}"
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return f"-{self.expression(operand, scope)}"
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._operate(op, self.expression(left, scope), self.expression(right, scope), node)
+            case ast.BoolOp(op=op, values=values):
+                helper = "$and" if isinstance(op, ast.And) else "$or"
+                first, *rest = (self.expression(one, scope) for one in values)
+                return f"{helper}({first}, {', '.join(f'() => {one}' for one in rest)})"
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                return self._compare(left, ops, others, scope)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                yes, no = self.expression(body, scope), self.expression(orelse, scope)
+                return f"({self.condition(test, scope)} ? {yes} : {no})"
+            case ast.Lambda(args=arguments, body=body):
+                names = [one.arg for one in arguments.args]
+                inner = scope.inner(names)
+                return f"(({', '.join(map(_safe, names))}) => ({self.expression(body, inner)}))"
+            case ast.NamedExpr(target=ast.Name(id=name), value=value):
+                return f"({_safe(name)} = {self.expression(value, scope)})"
+            case ast.ListComp(elt=element, generators=generators):
+                return self._array(generators, scope, lambda inner: self._item(element, inner))
+            case ast.SetComp(elt=element, generators=generators):
+                return f"$b.set({self._array(generators, scope, lambda inner: self.expression(element, inner))})"
+            case ast.DictComp(key=key, value=value, generators=generators):
+
+                def pair(inner: Scope) -> str:
+                    return f"[{self.expression(key, inner)}, {self.expression(value, inner)}]"
+
+                return f"$b.dict({self._array(generators, scope, pair)})"
+            case ast.GeneratorExp(elt=element, generators=generators):
+                loop = self._loop(generators, scope, lambda inner: f"yield {self.expression(element, inner)};")
+                return f"(function* () {{ {loop} }})()"
+            case ast.Yield(value=value) if value is not None:
+                return f"(yield {self.expression(value, scope)})"
+            case ast.YieldFrom(value=value):
+                return f"(yield* {self.expression(value, scope)})"
+        raise self._cannot(node, type(node).__name__)
+
+    def _constant(self, node: ast.expr, value: object) -> str:
+        if value is None:
+            return "null"
+        if isinstance(value, bool | int | float | str):
+            return json.dumps(value).replace("<", "\\u003c")
+        raise self._cannot(node, f"the constant {value!r}")
+
+    def _piece(self, node: ast.expr, scope: Scope) -> str:
+        """A part of an f-string."""
+        if isinstance(node, ast.FormattedValue):
+            if node.format_spec is not None or node.conversion not in (-1, ord("r")):
+                raise self._cannot(node, f"the format of {ast.unparse(node)}")
+            helper = "$str" if node.conversion == -1 else "$repr"
+            return f"{helper}({self.expression(node.value, scope)})"
+        return self.expression(node, scope)
+
+    def _item(self, node: ast.expr, scope: Scope) -> str:
+        if isinstance(node, ast.Starred):
+            return f"...{self.expression(node.value, scope)}"
+        return self.expression(node, scope)
+
+    def _name(self, node: ast.expr, name: str, scope: Scope) -> str:
+        if scope.has(name):
+            return _safe(name)
+        if found := scope.imported(name):
+            meaning = self.sources.follow(*found)
+        else:
+            meaning = self.sources.meaning(scope.module, name)
+        if isinstance(meaning, Definition):
+            return self.need(meaning)
+        if isinstance(meaning, External):
+            return self._external(node, meaning)
+        if meaning is None and name in BUILTINS:
+            return f"$b.{name}"
+        raise self._cannot(node, f"the name {name}")
+
+    def _external(self, node: ast.expr, item: External) -> str:
+        if item.module == "re" and item.name in RE_NAMES:
+            return f"$re.{item.name}"
+        if (item.module, item.name or "") in EXTERNALS:
+            return EXTERNALS[item.module, item.name or ""]
+        raise self._cannot(node, f"{item.module}.{item.name}")
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> str:
+        if meaning := self._module_member(node, scope):
+            return self._external(node, meaning) if isinstance(meaning, External) else self.need(meaning)
+        self.attributes.add(node.attr)
+        value = self.expression(node.value, scope)
+        if node.attr in BUILTIN_METHODS or self._is_method(node.attr):
+            return f"$bound({value}, {json.dumps(RENAMED.get(node.attr, node.attr))})"
+        return f"{value}.{node.attr}"
+
+    def _is_method(self, name: str) -> bool:
+        return any(
+            name in info.methods and self._kind(info.methods[name]) in ("methods", "statics")
+            for info in self._classes.values()
+        )
+
+    def _module_member(self, node: ast.Attribute, scope: Scope) -> Definition | External | None:
+        """What `module.name` means, where the left side is a module."""
+        path = ast.unparse(node.value)
+        head, *inner = path.split(".") if all(part.isidentifier() for part in path.split(".")) else ("",)
+        if not head or scope.has(head):
+            return None
+        found = scope.imported(head)
+        meaning = self.sources.follow(*found) if found else self.sources.meaning(scope.module, head)
+        if isinstance(meaning, External) and meaning.name is None:
+            return External(".".join([head, *inner]), node.attr)
+        if isinstance(meaning, str):
+            member = self.sources.meaning(".".join([meaning, *inner]), node.attr)
+            return member if isinstance(member, Definition | External) else None
+        return None
+
+    def _dict(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], scope: Scope) -> str:
+        rows = []
+        for key, value in zip(keys, values, strict=True):
+            shown = self.expression(value, scope)
+            rows.append(f"...{shown}.items()" if key is None else f"[{self.expression(key, scope)}, {shown}]")
+        return f"$b.dict([{', '.join(rows)}])"
+
+    def _operate(self, op: ast.operator, left: str, right: str, node: ast.AST, *, in_place: bool = False) -> str:
+        if in_place and isinstance(op, ast.Add):
+            return f"$iadd({left}, {right})"
+        if type(op) in _BINARY:
+            return f"{_BINARY[type(op)]}({left}, {right})"
+        if type(op) in _PLAIN:
+            return f"({left} {_PLAIN[type(op)]} {right})"
+        raise self._cannot(node, type(op).__name__)
+
+    def _compare(self, left: ast.expr, ops: Sequence[ast.cmpop], others: Sequence[ast.expr], scope: Scope) -> str:
+        terms = [left, *others]
+        if any(not isinstance(one, ast.Name | ast.Constant | ast.Attribute) for one in others[:-1]):
+            raise self._cannot(left, "a chain of comparisons whose middle is computed")
+        parts = []
+        for op, one, other in zip(ops, terms, others, strict=False):
+            a, b = self.expression(one, scope), self.expression(other, scope)
+            if isinstance(op, ast.Is | ast.IsNot):
+                parts.append(f"({a} {'===' if isinstance(op, ast.Is) else '!=='} {b})")
+            elif isinstance(op, ast.In | ast.NotIn):
+                parts.append(f"{'!' if isinstance(op, ast.NotIn) else ''}$in({a}, {b})")
+            elif isinstance(op, ast.Eq | ast.NotEq):
+                parts.append(f"{'!' if isinstance(op, ast.NotEq) else ''}$eq({a}, {b})")
+            else:
+                parts.append(f"{_ORDER[type(op)]}({a}, {b})")
+        return parts[0] if len(parts) == 1 else f"({' && '.join(parts)})"
+
+    def _array(self, generators: Sequence[ast.comprehension], scope: Scope, item: Callable[[Scope], str]) -> str:
+        loop = self._loop(generators, scope, lambda inner: f"$r.push({item(inner)});")
+        return f"(() => {{ const $r = []; {loop} return $r; }})()"
+
+    def _loop(self, generators: Sequence[ast.comprehension], scope: Scope, body: Callable[[Scope], str]) -> str:
+        first, *rest = generators
+        source = self.expression(first.iter, scope)
+        inner = scope.inner(one.id for one in ast.walk(first.target) if isinstance(one, ast.Name))
+        tests = " && ".join(self.condition(test, inner) for test in first.ifs)
+        inside = self._loop(rest, inner, body) if rest else body(inner)
+        guarded = f"if ({tests}) {{ {inside} }}" if tests else inside
+        return f"for (const {self._target(first.target, inner)} of {source}) {{ {guarded} }}"
+
+    # calls
+
+    def _call(self, node: ast.Call, scope: Scope) -> str:
+        function = node.func
+        if isinstance(function, ast.Subscript) and isinstance(function.value, ast.Name) and function.value.id in BUILTINS:
+            function = function.value  # list[str]()
+        if isinstance(function, ast.Attribute) and _is_super(function.value):
+            return self._super(node, function, scope)
+        positional = list(node.args)
+        names = {word.arg: word.value for word in node.keywords}
+        if None in names:
+            raise self._cannot(node, "arguments from a mapping")
+        if isinstance(function, ast.Attribute) and self._module_member(function, scope) is None:
+            return self._method_call(node, function, names, scope)
+        called = self.expression(function, scope)
+        if called == "$b.getattr" and len(positional) > 1 and isinstance(positional[1], ast.Constant):
+            self.attributes.add(str(positional[1].value))
+        if called.startswith("$"):
+            return self._runtime_call(called, positional, names, scope)
+        return f"{called}({self._arguments(node, positional, names, self._parameters(node, function, scope), scope)})"
+
+    def _runtime_call(self, called: str, given: list[ast.expr], names: dict[str | None, ast.expr], scope: Scope) -> str:
+        if called == "$replace":
+            self.attributes |= {name or "" for name in names}
+        consumes = called.removeprefix("$b.") in _CONSUMERS
+        shown = [self._argument(one, scope, consumes=consumes and len(given) == 1) for one in given]
+        if names:
+            rows = ", ".join(f"{name}: {self.expression(value, scope)}" for name, value in names.items())
+            shown.append(f"$kw({{{rows}}})")
+        return f"{called}({', '.join(shown)})"
+
+    def _argument(self, node: ast.expr, scope: Scope, *, consumes: bool) -> str:
+        if consumes and isinstance(node, ast.GeneratorExp):
+            return self._array(node.generators, scope, lambda inner: self.expression(node.elt, inner))
+        return self._item(node, scope)
+
+    def _method_call(
+        self, node: ast.Call, function: ast.Attribute, names: dict[str | None, ast.expr], scope: Scope
+    ) -> str:
+        self.attributes.add(function.attr)
+        value = self.expression(function.value, scope)
+        name = RENAMED.get(function.attr, function.attr)
+        if names and function.attr in ("format", "split", "splitlines"):
+            shown = [self._item(one, scope) for one in node.args]
+            rows = ", ".join(f"{key}: {self.expression(one, scope)}" for key, one in names.items())
+            return f"{value}.{name}({', '.join([*shown, f'$kw({{{rows}}})'])})"
+        if not names:
+            shown = [self._argument(one, scope, consumes=function.attr == "join") for one in node.args]
+            return f"{value}.{name}({', '.join(shown)})"
+        return f"{value}.{name}({self._arguments(node, node.args, names, self._method_parameters(node, name), scope)})"
+
+    def _arguments(
+        self,
+        node: ast.Call,
+        given: Sequence[ast.expr],
+        names: dict[str | None, ast.expr],
+        parameters: Sequence[str],
+        scope: Scope,
+    ) -> str:
+        """The arguments in their places; `undefined` stands for a default."""
+        shown = [self._item(one, scope) for one in given]
+        if not names:
+            return ", ".join(shown)
+        if any(isinstance(one, ast.Starred) for one in given):
+            raise self._cannot(node, "arguments by name behind starred ones")
+        rest = dict(names)
+        for name in parameters[len(given) :]:
+            shown.append(self.expression(rest.pop(name), scope) if name in rest else "undefined")
+            if not rest:
+                return ", ".join(shown)
+        raise self._cannot(node, f"the argument {next(iter(rest))}")
+
+    def _parameters(self, node: ast.Call, function: ast.expr, scope: Scope) -> Sequence[str]:
+        """The names of a function's or constructor's parameters in order."""
+        if isinstance(function, ast.Name) and (local := scope.function(function.id)):
+            return _parameter_names(local)
+        item: object = None
+        if isinstance(function, ast.Name) and function.id == "cls" and scope.has("cls") and scope.owner:
+            item = scope.owner.definition
+        elif isinstance(function, ast.Name) and not scope.has(function.id):
+            found = scope.imported(function.id)
+            item = self.sources.follow(*found) if found else self.sources.meaning(scope.module, function.id)
+        elif isinstance(function, ast.Attribute):
+            item = self._module_member(function, scope)
+        if not isinstance(item, Definition):
+            if node.keywords:
+                raise self._cannot(node, "arguments by name of a function that is not known here")
+            return ()
+        target = self.sources.node(item)
+        if isinstance(target, ast.ClassDef):
+            self.constructed.add(item)
+            info = self.class_info(item)
+            made = self.method(info, "__init__")
+            return _parameter_names(made)[1:] if made else tuple(self.fields(info))
+        return _parameter_names(target) if isinstance(target, ast.FunctionDef) else ()
+
+    def _method_parameters(self, node: ast.Call, name: str) -> Sequence[str]:
+        """Those of a method, which must be the same in every class of the program that has one of that name."""
+        words = {word.arg for word in node.keywords}
+        known = {
+            parameters
+            for info in self._classes.values()
+            if name in info.methods and words <= set(parameters := _parameter_names(info.methods[name])[1:])
+        }
+        if not self.settled:
+            return ("",) * len(node.args) + tuple(word.arg or "" for word in node.keywords)
+        if len(known) != 1:
+            raise self._cannot(node, f"arguments by name of the method {name}, of which {len(known)} are known")
+        return next(iter(known))
+
+    def _super(self, node: ast.Call, function: ast.Attribute, scope: Scope) -> str:
+        owner = scope.owner
+        if owner is None or node.keywords:
+            raise self._cannot(node, "this use of super()")
+        base = self.need(owner.base) if isinstance(owner.base, Definition) else owner.base
+        shown = ", ".join(["self", *(self._item(one, scope) for one in node.args)])
+        return f"{base}.prototype.{function.attr}.call({shown})"
+
+    def _cannot(self, node: ast.AST, what: str) -> NotCompilable:
+        return NotCompilable(f"{self._place}, line {getattr(node, 'lineno', '?')}: no translation for {what}")
+
+
+def _safe(name: str | None) -> str:
+    return f"{name}_" if name in _RESERVED else str(name)
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
+    arguments = node.args
+    return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+
+def _own_nodes(body: Sequence[ast.stmt]) -> Iterable[ast.AST]:
+    """The nodes of a function's own scope: not those of functions in it, nor the variables of comprehensions."""
+    for node in body:
+        yield from _own(node)
+
+
+def _own(node: ast.AST) -> Iterable[ast.AST]:
+    yield node
+    if isinstance(node, ast.FunctionDef | ast.Lambda):
+        return
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            yield from (one for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
+            yield from (one.target for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
+        else:
+            yield from _own(child)
+
+
+def _is_generator(node: ast.FunctionDef) -> bool:
+    return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _own_nodes(node.body))
