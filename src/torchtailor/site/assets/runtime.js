@@ -14,14 +14,18 @@ const $key = (x) => {
     case "boolean": return "n" + Number(x);
     case "function": return "f" + x.$name;
   }
-  if (Array.isArray(x)) return "(" + x.map($key).map((k) => k.length + ":" + k).join("") + ")";
+  if (Array.isArray(x)) {
+    let whole = "(";
+    for (const y of x) { const k = $key(y); whole += k.length + ":" + k; }
+    return whole + ")";
+  }
   if (x.$k !== undefined) return x.$k;
   let key;
   if (x instanceof $Set) return "{" + [...x].map($key).sort().join("\0") + "}";
   if (x.__hash__) key = "h" + x.constructor.$name + $key(x.__hash__());
   else if (x.constructor.$fields) key = x.constructor.$name + $key(x.constructor.$fields.map(([f]) => x[f]));
   else throw $b.TypeError("unhashable");
-  Object.defineProperty(x, "$k", { value: key });
+  x.$k = key;  // such objects do not change
   return key;
 };
 class $Dict {
@@ -42,7 +46,11 @@ class $Dict {
   }
 }
 class $Set {
-  constructor(items = []) { this.map = new Map(); for (const x of items) this.map.set($key(x), x); }
+  constructor(items = []) {
+    if (items instanceof $Set) { this.map = new Map(items.map); return; }
+    this.map = new Map();
+    for (const x of items) this.map.set($key(x), x);
+  }
   get size() { return this.map.size; }
   [Symbol.iterator]() { return this.map.values(); }
   has(x) { return this.map.has($key(x)); }
@@ -150,11 +158,13 @@ const $class = (name, base, spec) => {
     if (cls.$lookup) { const found = cls.$lookup.get(args[0]); if (!found) throw $b.ValueError($repr(args[0])); return found; }
     if (self.__init__) self.__init__(...args);
     else {
-      cls.$fields.forEach(([field, otherwise], i) => {
+      const fields = cls.$fields;
+      for (let i = 0; i < fields.length; i++) {
+        const [field, otherwise] = fields[i];
         if (args[i] !== undefined) self[field] = args[i];
         else if (otherwise) self[field] = otherwise();
         else throw $b.TypeError(`${name}: ${field} is missing`);
-      });
+      }
       self.__post_init__?.();
     }
     return self;
@@ -169,7 +179,7 @@ const $class = (name, base, spec) => {
   for (const [key, value] of Object.entries(spec.methods ?? {})) hide(proto, key, { value });
   for (const [key, get] of Object.entries(spec.getters ?? {})) hide(proto, key, { get });
   for (const [key, make] of Object.entries(spec.kept ?? {}))
-    hide(proto, key, { get() { const value = make.call(this); hide(this, key, { value }); return value; } });
+    hide(proto, key, { get() { const own = "$" + key, known = this[own]; return known !== undefined ? known : (this[own] = make.call(this)); } });
   for (const [key, value] of Object.entries(spec.statics ?? {})) {
     hide(cls, key, { value });
     hide(proto, key, { value(...args) { return this.constructor[key](...args); } });
@@ -229,11 +239,16 @@ const $choose = (better) => (...args) => {
   if (!found && otherwise === undefined) throw $b.ValueError("nothing to choose from");
   return found ? best : otherwise;
 };
+const $sets = new WeakMap();  // of tuples, which do not change: a CPU's flags are asked for thousands of times
 const $b = {
-  tuple: (x = []) => [...x],
+  tuple: (x = []) => (Array.isArray(x) && Object.isFrozen(x) ? x : Object.freeze([...x])),
   list: (x = []) => [...x],
   set: (x = []) => new $Set(x),
-  frozenset: (x = []) => new $Set(x),
+  frozenset: (x = []) => {
+    if (!Array.isArray(x) || !Object.isFrozen(x)) return new $Set(x);
+    if (!$sets.has(x)) $sets.set(x, new $Set(x));
+    return $sets.get(x);
+  },
   dict: (x = []) => { const made = new $Dict(); made.update(x); return made; },
   sorted: (...args) => {
     const { key = (x) => x, reverse = false } = $options(args);
@@ -302,29 +317,28 @@ class $Pattern {
     const letters = "g" + (this.flags & 2 ? "i" : "") + (this.flags & 8 ? "m" : "") + (this.flags & 16 ? "s" : "");
     const source = $source(this.pattern);
     const whole = { search: source, match: `(?:${source})`, fullmatch: `(?:${source})(?![\\s\\S])` }[kind];
-    const made = (this.made[kind] ??= new RegExp(whole, kind === "search" ? letters : letters.replace("g", "y")));
-    made.lastIndex = 0;
-    return made;
+    return new RegExp(whole, kind === "search" ? letters : letters.replace("g", "y"));
   }
-  once(kind, text) { const found = this.regexp(kind).exec(text); return found && new $Match(found); }
+  kept(kind) { const made = (this.made[kind] ??= this.regexp(kind)); made.lastIndex = 0; return made; }
+  once(kind, text) { const found = this.kept(kind).exec(text); return found && new $Match(found); }
   search(text) { return this.once("search", text); }
   match(text) { return this.once("match", text); }
   fullmatch(text) { return this.once("fullmatch", text); }
-  *finditer(text) { for (const found of text.matchAll(this.regexp("search"))) yield new $Match(found); }
+  *finditer(text) { for (const found of text.matchAll(this.kept("search"))) yield new $Match(found); }
   findall(text) {
-    return [...text.matchAll(this.regexp("search"))].map((m) => (m.length === 1 ? m[0] : m.length === 2 ? m[1] ?? "" : m.slice(1).map((x) => x ?? "")));
+    return [...text.matchAll(this.kept("search"))].map((m) => (m.length === 1 ? m[0] : m.length === 2 ? m[1] ?? "" : m.slice(1).map((x) => x ?? "")));
   }
   sub(by, text) {
     const fill = typeof by === "function" ? (found) => by(new $Match(found))
       : (found) => by.replace(/\\(\d+)|\\g<(\w+)>/g, (_, i, name) => (i ? found[i] : found.groups[name]) ?? "");
     let made = "", from = 0;
-    for (const found of text.matchAll(this.regexp("search"))) { made += text.slice(from, found.index) + fill(found); from = found.index + found[0].length; }
+    for (const found of text.matchAll(this.kept("search"))) { made += text.slice(from, found.index) + fill(found); from = found.index + found[0].length; }
     return made + text.slice(from);
   }
   py_split(text) {
     const parts = [];
     let from = 0;
-    for (const found of text.matchAll(this.regexp("search"))) { parts.push(text.slice(from, found.index), ...found.slice(1).map((x) => x ?? null)); from = found.index + found[0].length; }
+    for (const found of text.matchAll(this.kept("search"))) { parts.push(text.slice(from, found.index), ...found.slice(1).map((x) => x ?? null)); from = found.index + found[0].length; }
     return [...parts, text.slice(from)];
   }
 }
@@ -454,7 +468,7 @@ const $decode_all = ({ $archspec: targets, ...encoded }, classes) => {
   const decode = (x) => {
     if (!Array.isArray(x)) return x;
     const [kind] = x;
-    if (kind === 0) return x.slice(1).map(decode);
+    if (kind === 0) return Object.freeze(x.slice(1).map(decode));
     if (kind === 1) { const made = new $Dict(); for (let i = 1; i < x.length; i += 2) made.set(decode(x[i]), decode(x[i + 1])); return made; }
     if (kind === 2) return new $Set(x.slice(1).map(decode));
     if (kind === 3) return classes[x[1] - 5][0][x[2]];

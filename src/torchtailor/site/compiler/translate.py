@@ -205,6 +205,8 @@ class Translator:
             if self._wanted(info, method.name):
                 self._place = f"{item.module}.{item.name}.{method.name}"
                 kind = self._kind(method)
+                if kind == "getters" and (info.data or self.method(info, "__hash__")) and not _is_generator(method):
+                    kind = "kept"  # of objects that do not change
                 code = self._method_code(method, scope, kind)
                 kinds[kind].append(f"{RENAMED.get(method.name, method.name)}: {code}")
         parts += [f"{kind}: {{{', '.join(codes)}}}" for kind, codes in kinds.items() if codes]
@@ -315,7 +317,7 @@ class Translator:
                 return f"if ({self.condition(test, scope)}) {{ {self.block(body, scope)} }}{rest}"
             case ast.For(target=target, iter=source, body=body, orelse=[]):
                 return (
-                    f"for ({self._target(target, scope)} of {self.expression(source, scope)}) "
+                    f"for ({self._target(target, scope)} of {self.operand(source, scope)}) "
                     f"{{ {self.block(body, scope)} }}"
                 )
             case ast.While(test=test, body=body, orelse=[]):
@@ -385,7 +387,14 @@ class Translator:
                 return f"!{self.condition(operand, scope)}"
             case ast.Compare():
                 return self.expression(node, scope)
-        return f"$t({self.expression(node, scope)})"
+        return f"$t({self.operand(node, scope)})"
+
+    def operand(self, node: ast.expr, scope: Scope) -> str:
+        """An expression that is used where it stands, so that a method in it need not be bound to its object."""
+        if isinstance(node, ast.Attribute) and self._module_member(node, scope) is None:
+            self.attributes.add(node.attr)
+            return f"{self.operand(node.value, scope)}.{RENAMED.get(node.attr, node.attr)}"
+        return self.expression(node, scope)
 
     def expression(self, node: ast.expr, scope: Scope) -> str:
         match node:
@@ -402,9 +411,9 @@ class Translator:
                 return self._call(node, scope)
             case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
                 ends = [self.expression(one, scope) if one is not None else "null" for one in (lower, upper)]
-                return f"$slice({self.expression(value, scope)}, {', '.join(ends)})"
+                return f"$slice({self.operand(value, scope)}, {', '.join(ends)})"
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
-                return f"$at({self.expression(value, scope)}, {self.expression(key, scope)})"
+                return f"$at({self.operand(value, scope)}, {self.operand(key, scope)})"
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return f"[{', '.join(self._item(one, scope) for one in parts)}]"
             case ast.Set(elts=parts):
@@ -464,7 +473,7 @@ class Translator:
             if node.format_spec is not None or node.conversion not in (-1, ord("r")):
                 raise self._cannot(node, f"the format of {ast.unparse(node)}")
             helper = "$str" if node.conversion == -1 else "$repr"
-            return f"{helper}({self.expression(node.value, scope)})"
+            return f"{helper}({self.operand(node.value, scope)})"
         return self.expression(node, scope)
 
     def _item(self, node: ast.expr, scope: Scope) -> str:
@@ -498,7 +507,7 @@ class Translator:
         if meaning := self._module_member(node, scope):
             return self._external(node, meaning) if isinstance(meaning, External) else self.need(meaning)
         self.attributes.add(node.attr)
-        value = self.expression(node.value, scope)
+        value = self.operand(node.value, scope)
         if node.attr in BUILTIN_METHODS or self._is_method(node.attr):
             return f"$bound({value}, {json.dumps(RENAMED.get(node.attr, node.attr))})"
         return f"{value}.{node.attr}"
@@ -546,11 +555,13 @@ class Translator:
             raise self._cannot(left, "a chain of comparisons whose middle is computed")
         parts = []
         for op, one, other in zip(ops, terms, others, strict=False):
-            a, b = self.expression(one, scope), self.expression(other, scope)
+            a, b = self.operand(one, scope), self.operand(other, scope)
             if isinstance(op, ast.Is | ast.IsNot):
                 parts.append(f"({a} {'===' if isinstance(op, ast.Is) else '!=='} {b})")
             elif isinstance(op, ast.In | ast.NotIn):
                 parts.append(f"{'!' if isinstance(op, ast.NotIn) else ''}$in({a}, {b})")
+            elif isinstance(op, ast.Eq | ast.NotEq) and (_is_text(one) or _is_text(other)):
+                parts.append(f"({a} {'===' if isinstance(op, ast.Eq) else '!=='} {b})")
             elif isinstance(op, ast.Eq | ast.NotEq):
                 parts.append(f"{'!' if isinstance(op, ast.NotEq) else ''}$eq({a}, {b})")
             else:
@@ -563,7 +574,7 @@ class Translator:
 
     def _loop(self, generators: Sequence[ast.comprehension], scope: Scope, body: Callable[[Scope], str]) -> str:
         first, *rest = generators
-        source = self.expression(first.iter, scope)
+        source = self.operand(first.iter, scope)
         inner = scope.inner(one.id for one in ast.walk(first.target) if isinstance(one, ast.Name))
         tests = " && ".join(self.condition(test, inner) for test in first.ifs)
         inside = self._loop(rest, inner, body) if rest else body(inner)
@@ -610,7 +621,7 @@ class Translator:
         self, node: ast.Call, function: ast.Attribute, names: dict[str | None, ast.expr], scope: Scope
     ) -> str:
         self.attributes.add(function.attr)
-        value = self.expression(function.value, scope)
+        value = self.operand(function.value, scope)
         name = RENAMED.get(function.attr, function.attr)
         if names and function.attr in ("format", "split", "splitlines"):
             shown = [self._item(one, scope) for one in node.args]
@@ -694,6 +705,10 @@ class Translator:
 
 def _safe(name: str | None) -> str:
     return f"{name}_" if name in _RESERVED else str(name)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_super(node: ast.expr) -> bool:
