@@ -23,7 +23,7 @@ FLOORS = (
     {"artifact"},
     {"workload"},
     {"inspection", "surgery", "recommendation", "fetch", "failures", "hostcode", "index"},
-    {"tailoring", "upkeep"},
+    {"tailoring", "upkeep", "site"},
     {"wheelhouse", "ledger"},
     {"verification"},
     {"doctor", "publish", "recipes", "report"},

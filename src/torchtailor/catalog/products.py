@@ -165,6 +165,12 @@ def pci_gpu(device: str) -> PciGpu | None:
     return None
 
 
+def product_names(gpus: Mapping[Capability, Gpu]) -> tuple[str, ...]:
+    """Every product that has a name: the catalog's, then those of pci.ids with a known chip."""
+    own = (name for gpu in gpus.values() if gpu.offered for name in gpu.all_products)
+    return tuple(dict.fromkeys((*own, *(reading.product for _, reading in _pci_readings()))))
+
+
 def other_accelerator(*, vendor: str) -> OtherAccelerator | None:
     """The kind of accelerator that a PCI vendor other than NVIDIA makes."""
     return next((other for other in _chip_file().other if other.vendor == vendor.removeprefix("0x")), None)

@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "install": Command("install", "Build if needed, and install into an environment."),
     "publish": Command("publish", "Add built variants to an index for others."),
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
+    "site": Command("site", "Write a site: pick your hardware, get the command; no server is needed."),
     "catalog": Command("catalog", "Show what is new on the indexes, and add it to the catalog."),
     "history": Command("history", "Show every build attempt."),
     "cache": Command("cache", "Show or empty the cache of wheels."),

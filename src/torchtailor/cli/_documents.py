@@ -15,6 +15,7 @@ from torchtailor.doctor import DoctorReport
 from torchtailor.failures import Diagnosis
 from torchtailor.host.model import Host
 from torchtailor.recommendation.result import Recommendation
+from torchtailor.site.pages import SitePage
 from torchtailor.ui import schema_of
 from torchtailor.upkeep.news import NewsKind
 from torchtailor.variants.table import MatrixRow
@@ -328,6 +329,12 @@ class FloxDocument(Struct):
     done: bool
 
 
+class SiteDocument(Struct):
+    out: str
+    dry_run: bool
+    pages: Annotated[list[SitePage], Meta(description="what was written")]
+
+
 class RecipesWriteDocument(Struct):
     trees: Annotated[list[Open], Meta(description="root, release, files with their action, missing")]
 
@@ -459,6 +466,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "recipes-hash": ("`recipes hash --json`", RecipesHashDocument),
     "recipes-build": ("`recipes build --json`", RecipesBuildDocument),
     "recipes-rules": ("`recipes rules --json`", RecipesRulesDocument),
+    "site": ("`site --json`", SiteDocument),
     "catalog-update": ("`catalog update --json`", CatalogDocument),
     "history": ("`history --json`", HistoryDocument),
     "cache": ("`cache list --json`", CacheDocument),

@@ -1,0 +1,282 @@
+(() => {
+  "use strict";
+  const loaded = JSON.parse(byId("data").textContent);
+  const { form } = loaded;
+  const PER_LIST = 40;  // rows of a list of suggestions
+
+  // The compiled engine starts with the first question, after the page has been drawn.
+  let engine = null;
+  const start = () => {
+    if (engine === null) {
+      const program = $start(loaded.engine);
+      engine = { ...program, matrix: program.Matrix(program.values.catalog) };
+    }
+    return engine;
+  };
+  const answer = (query) => { const e = start(); return e.to_json(e.page_answer(e.matrix, e.from_json(query))); };
+  const understand = (text) => { const e = start(); return e.to_json(e.understand(e.values.catalog, text)); };
+  window.torchtailor = { answer, understand };
+
+  // State: the form's fields, which the address carries after its #.
+  const blank = () => ({ gpus: [{ name: "", count: 1 }], driver: "", cuda: "", jetpack: "", cpu: "", system: "linux", python: "", manager: "torchtailor", workload: "general", release: "", method: "", host: null, pasted_cpu: null });
+  let state = blank();
+  const SIMPLE = ["driver", "cuda", "jetpack", "cpu", "system", "python", "manager", "workload", "release", "method"];
+  const packed = (value) => btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(value)))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  const unpacked = (text) => JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (c) => c.charCodeAt(0))));
+  const slim = ({ tools, torches, ...host }) => ({ ...host, tools: [], torches: [] });
+
+  const toHash = () => {
+    const words = new URLSearchParams(), standard = blank();
+    for (const { name, count } of state.gpus) if (name) words.append("gpu", count > 1 ? `${count}x ${name}` : name);
+    for (const key of SIMPLE) if (state[key] !== standard[key]) words.set(key, state[key]);
+    if (state.host) words.set("host", packed(slim(state.host)));
+    if (state.pasted_cpu) words.set("flags", packed(state.pasted_cpu));
+    return words.toString();
+  };
+  const fromHash = (text) => {
+    const words = new URLSearchParams(text), read = blank();
+    const gpus = words.getAll("gpu").map((one) => {
+      const found = /^(\d{1,2})x (.*)$/s.exec(one);
+      return found ? { name: found[2], count: Math.min(16, Math.max(1, Number(found[1]))) } : { name: one, count: 1 };
+    });
+    if (gpus.length) read.gpus = gpus;
+    for (const key of SIMPLE) if (words.has(key)) read[key] = words.get(key);
+    for (const key of ["system", "workload"]) if (!form[key + "s"].some((one) => one.key === read[key])) read[key] = blank()[key];
+    try { if (words.has("host")) read.host = unpacked(words.get("host")); } catch { read.host = null; }
+    try { if (words.has("flags")) read.pasted_cpu = unpacked(words.get("flags")); } catch { read.pasted_cpu = null; }
+    return read;
+  };
+  const query = () => ({
+    gpus: state.gpus.flatMap(({ name, count }) => (name.trim() ? Array(count).fill(name.trim()) : [])),
+    cpu: state.cpu.trim(), driver: state.driver.trim(), cuda: state.cuda.trim(), jetpack: state.jetpack, system: state.system,
+    python: state.python, workload: state.workload, release: state.release, method: state.method,
+    host: state.host, pasted_cpu: state.cpu.trim() ? null : state.pasted_cpu,
+  });
+
+  // A field with suggestions, after the ARIA pattern of a combobox with a list.
+  let combos = 0;
+  const combo = (input, rows, chosen) => {
+    const id = `options-${++combos}`;
+    const list = el("ul", { class: "options", id, role: "listbox", "aria-label": "Suggestions", hidden: true });
+    input.after(list);
+    for (const [key, value] of Object.entries({ role: "combobox", "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": id })) input.setAttribute(key, value);
+    let at = -1, shown = [];
+    const close = () => { list.hidden = true; at = -1; input.setAttribute("aria-expanded", "false"); input.removeAttribute("aria-activedescendant"); };
+    const mark = (next) => {
+      at = next;
+      [...list.children].forEach((item, i) => item.setAttribute("aria-selected", String(i === at)));
+      if (at >= 0) { input.setAttribute("aria-activedescendant", list.children[at].id); list.children[at].scrollIntoView({ block: "nearest" }); }
+      else input.removeAttribute("aria-activedescendant");
+    };
+    const take = (i) => { input.value = shown[i][0]; close(); chosen(input.value); };
+    const open = () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const scored = [];
+      for (const row of rows) {
+        const text = row[0].toLowerCase();
+        if (!words.every((word) => text.includes(word))) continue;
+        const first = words.length ? text.split(/[\s-]+/).findIndex((part) => part.startsWith(words[0])) : 0;
+        scored.push([first < 0 ? 9 : first, text.length, row]);
+      }
+      if (words.length) scored.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+      shown = scored.slice(0, PER_LIST).map(([, , row]) => row);
+      list.replaceChildren(...shown.map(([name, about], i) => el("li", { id: `${id}-${i}`, role: "option", "aria-selected": "false", onmousedown: (event) => { event.preventDefault(); take(i); } }, el("span", {}, name), el("span", {}, about))));
+      list.hidden = !shown.length;
+      input.setAttribute("aria-expanded", String(!list.hidden));
+      at = -1;
+    };
+    input.addEventListener("input", open);
+    input.addEventListener("click", () => { if (list.hidden) open(); });
+    input.addEventListener("blur", close);
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+        event.preventDefault();
+        if (list.hidden) open();
+        if (shown.length) mark(event.key === "ArrowDown" ? (at + 1) % shown.length : (at <= 0 ? shown.length : at) - 1);
+      } else if (event.key === "Enter") {
+        event.preventDefault();
+        if (!list.hidden && at >= 0) take(at);
+        else { close(); chosen(input.value); }
+      } else if (event.key === "Escape" && !list.hidden) { event.stopPropagation(); close(); }
+    });
+  };
+
+  // The form.
+  const options = (select, rows) => select.replaceChildren(...rows.map(({ key, label }) => el("option", { value: key }, label)));
+  for (const name of ["system", "python", "workload", "release", "method", "manager", "jetpack"]) options(byId(name), form[name + "s"]);
+  byId("drivers").replaceChildren(...form.drivers.map(({ key, label }) => el("option", { value: key, label })));
+  const drawGpus = () => {
+    byId("gpus").replaceChildren(...state.gpus.map((row, i) => {
+      const input = el("input", { id: `gpu-${i}`, class: "gpu", value: row.name, autocomplete: "off", spellcheck: false, placeholder: i ? "another GPU" : "RTX 4090, H100, Jetson Orin; empty: none", "aria-label": `GPU ${i + 1}` });
+      const count = el("input", { type: "number", min: 1, max: 16, value: row.count, "aria-label": `How many of GPU ${i + 1}` });
+      const remove = el("button", { type: "button", class: "button remove", "aria-label": `Remove GPU ${i + 1}`, onclick: () => { state.gpus.splice(i, 1); drawGpus(); changed(); byId("gpu-0").focus(); } }, "×");
+      const box = el("div", { class: "combo" }, input);
+      const change = () => { row.name = input.value; leavePasted(); changed(); };
+      combo(input, form.products, change);
+      input.addEventListener("input", () => { row.name = input.value; leavePasted(); soon(); });
+      count.addEventListener("input", () => { row.count = Math.min(16, Math.max(1, Math.trunc(Number(count.value)) || 1)); leavePasted(); changed(); });
+      return el("div", { class: "gpu-row" }, box, count, remove);
+    }));
+  };
+  const leavePasted = () => { state.host = null; };
+  byId("add-gpu").addEventListener("click", () => { state.gpus.push({ name: "", count: 1 }); drawGpus(); byId(`gpu-${state.gpus.length - 1}`).focus(); });
+  combo(byId("cpu"), form.cpus, (value) => { state.cpu = value; leavePasted(); changed(); });
+  for (const key of SIMPLE) byId(key).addEventListener("input", () => { state[key] = byId(key).value; if (key !== "manager" && key !== "python") leavePasted(); soon(); });
+  const draw = () => {
+    drawGpus();
+    for (const key of SIMPLE) byId(key).value = state[key];
+    byId("more").open = Boolean(state.release || state.method || state.workload !== "general");
+  };
+
+  // Paste: what was understood fills the form, where it can be corrected.
+  const list = (rows) => el("ul", {}, rows.map((row) => el("li", {}, row)));
+  const said = (rows, lead) => { const box = byId("understood"); box.hidden = false; box.replaceChildren(el("strong", {}, lead), list(rows)); };
+  const pasted = (text) => {
+    if (!text.trim()) { byId("understood").hidden = true; return; }
+    let host = null;
+    try { const found = JSON.parse(text); if (found && typeof found === "object" && "cpu" in found) host = found; } catch { /* not JSON */ }
+    const kept = state.manager;
+    if (host) {
+      const found = answer({ host: slim(host) });
+      if (found.problem) { said([found.problem, found.hint].filter(Boolean), "Not understood:"); return; }
+      state = { ...blank(), manager: kept, host: slim(host) };
+      const counts = new Map();
+      for (const gpu of host.gpus ?? []) counts.set(gpu.name, (counts.get(gpu.name) ?? 0) + 1);
+      if (counts.size) state.gpus = [...counts].map(([name, count]) => ({ name, count }));
+      state.driver = host.driver?.version ?? "";
+      state.pasted_cpu = host.cpu;
+      said([`A description of torchtailor detect: ${found.recommendation.machine}.`, "It is used as it is until you change the form."], "Understood:");
+    } else {
+      const found = understand(text), rows = [];
+      state = { ...state, host: null };
+      if (found.gpus.length) {
+        const counts = new Map();
+        for (const name of found.gpus) counts.set(name, (counts.get(name) ?? 0) + 1);
+        state.gpus = [...counts].map(([name, count]) => ({ name, count }));
+        rows.push(`GPU: ${[...counts].map(([name, count]) => (count > 1 ? `${count}x ${name}` : name)).join(", ")}`);
+      }
+      if (found.driver) { state.driver = found.driver; rows.push(`Driver: ${found.driver}`); }
+      if (found.cuda) { state.cuda = found.cuda; rows.push(`CUDA that the driver supports: ${found.cuda}`); }
+      if (found.pasted_cpu) { state.pasted_cpu = found.pasted_cpu; state.cpu = ""; rows.push(`CPU: ${found.pasted_cpu.name} (${found.pasted_cpu.microarchitecture}, ${found.pasted_cpu.flags.length} flags)`); }
+      if (found.cpu) { state.cpu = found.cpu; state.pasted_cpu = null; rows.push(`CPU: ${found.cpu}`); }
+      if (found.python && form.pythons.some((one) => one.key === found.python)) { state.python = found.python; rows.push(`Python: ${found.python}`); }
+      if (found.system) { state.system = found.system; rows.push(`System: ${form.systems.find((one) => one.key === found.system).label}`); }
+      said([...rows, ...found.notes], rows.length ? "Understood; correct it above if it is wrong:" : "Not understood:");
+    }
+    draw();
+    changed();
+  };
+  byId("paste").addEventListener("input", () => { clearTimeout(pasted.timer); pasted.timer = setTimeout(() => pasted(byId("paste").value), 250); });
+
+  // The answer.
+  const gigabytes = (bytes) => `${(bytes / 1e9).toFixed(2)} GB`;
+  const METHODS = { wheel: "official wheel, cut to size", source: "built from source", nix: "built with Nix" };
+  const section = (title, ...content) => el("div", { class: "section" }, el("h2", {}, title), ...content);
+  const picks = (rows) => el("ul", { class: "points" }, rows.map((one) => el("li", {}, el("code", {}, one.variant), ` (${one.method}): ${one.reasons.join(" ")}`)));
+  const drawSize = (size) => {
+    const row = (name, bytes, kind) => el("div", {}, el("span", {}, name), el("span", { class: "track" }, el("span", { class: kind, style: `width:${(100 * bytes) / size.stock}%` })), el("span", { class: "number" }, gigabytes(bytes)));
+    const what = `Installed libraries of PyTorch ${size.pytorch} (${size.build}) cut for ${size.gpu}`;
+    return section("Size before and after",
+      el("div", { class: "size" }, row("as shipped", size.stock, "before"), row("cut", size.cut, ""), row("cut, --nvidia", size.nvidia, "")),
+      el("p", { class: "small-text" }, size.exact ? `${what}, as measured.` : `${what}: the nearest build that was measured. Yours was not; torchtailor tailor --dry-run says its size.`));
+  };
+  const drawCommands = (commands) => {
+    const wanted = commands.some((one) => one.key === state.manager) ? state.manager : commands[0].key;
+    const tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Ways to get it" });
+    const panels = commands.map((one) => el("div", { class: "panel", role: "tabpanel", id: `panel-${one.key}`, "aria-labelledby": `tab-${one.key}`, hidden: one.key !== wanted },
+      el("div", { class: "command" }, el("pre", { tabIndex: 0, "aria-label": one.title }, el("code", {}, one.text)), copyButton(one.text, one.title)), el("p", { class: "small-text" }, one.about)));
+    const choose = (key, focus) => {
+      for (const tab of tabs.children) { const on = tab.dataset.key === key; tab.setAttribute("aria-selected", String(on)); tab.tabIndex = on ? 0 : -1; if (on && focus) tab.focus(); }
+      panels.forEach((panel, i) => { panel.hidden = commands[i].key !== key; });
+      state.manager = key;
+      byId("manager").value = key;
+      remember();
+    };
+    tabs.append(...commands.map((one, i) => el("button", { type: "button", role: "tab", id: `tab-${one.key}`, "data-key": one.key, "aria-controls": `panel-${one.key}`, "aria-selected": String(one.key === wanted), tabIndex: one.key === wanted ? 0 : -1,
+      onclick: () => choose(one.key), onkeydown: (event) => {
+        const next = { ArrowRight: i + 1, ArrowLeft: i - 1 + commands.length, Home: 0, End: commands.length - 1 }[event.key];
+        if (next !== undefined) { event.preventDefault(); choose(commands[next % commands.length].key, true); }
+      } }, one.title)));
+    return section("Get it", tabs, ...panels);
+  };
+  const drawAnswer = (found) => {
+    const parts = [];
+    const same = section("The same in a terminal", el("div", { class: "command" }, el("pre", { tabIndex: 0, "aria-label": "torchtailor recommend" }, el("code", { id: "line" }, found.line)), copyButton(found.line, "torchtailor recommend")),
+      found.line.includes("machine.json") ? el("p", { class: "small-text" }, "machine.json is what torchtailor detect --json writes on that machine.") : null);
+    const r = found.recommendation;
+    if (!r) {
+      parts.push(el("div", { class: "verdict" }, el("p", { class: "eyebrow none" }, "No answer for this"), el("p", { class: "variant outside" }, found.problem), el("p", {}, found.hint)), same);
+      return { parts, text: `${found.problem} ${found.hint}` };
+    }
+    const best = r.best;
+    const facts = best ? [`PyTorch ${best.pytorch}`, best.cuda ? `CUDA ${best.cuda}` : "CPU only", `Python ${best.python}`, METHODS[best.method]] : [];
+    parts.push(el("div", { class: "verdict" },
+      best ? el("p", { class: `eyebrow${best.method === "wheel" ? "" : " build"}` }, best.method === "wheel" ? "Runs on this machine" : "Runs on this machine, once it is compiled") : el("p", { class: "eyebrow none" }, "No variant runs on this machine"),
+      best ? el("p", { class: "variant", id: "variant" }, best.variant) : null,
+      facts.length ? el("ul", { class: "facts" }, facts.map((fact) => el("li", {}, fact))) : null,
+      el("p", { class: "machine" }, r.machine)));
+    if (r.notes.length) parts.push(el("ul", { class: "notes" }, r.notes.map((note) => el("li", {}, note))));
+    if (found.commands.length) parts.push(drawCommands(found.commands));
+    if (best) parts.push(section("Why", el("ul", { class: "points", id: "reasons" }, best.reasons.map((reason) => el("li", {}, reason)))));
+    if (r.upgrades.length) parts.push(section("What to change to get more", el("ul", { class: "points better", id: "upgrades" }, r.upgrades.map((one) => el("li", {}, one.text)))));
+    if (r.per_gpu.length) parts.push(section("Per GPU", picks(r.per_gpu)));
+    if (r.alternatives.length) parts.push(section("What can be done", el("ul", { class: "points", id: "alternatives" }, r.alternatives.map((one) => el("li", {}, one.text, one.toml ? el("pre", { class: "toml", tabIndex: 0, "aria-label": "torchtailor.toml" }, el("code", {}, one.toml)) : null)))));
+    if (found.size) parts.push(drawSize(found.size));
+    if (r.rejected.length) parts.push(section("Why not the others", el("ul", { class: "points", id: "rejected" }, r.rejected.map((one) => el("li", {}, el("b", {}, one.what), `: ${one.reason}`)))));
+    if (r.other_variants.length) parts.push(section("Also runs", picks(r.other_variants)));
+    parts.push(same);
+    return { parts, text: best ? `${best.variant}, ${facts.join(", ")}` : "No variant runs on this machine." };
+  };
+
+  const remember = () => { const hash = toHash(); history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search); };
+  const readCpu = (found) => {
+    const line = byId("cpu-read");
+    if (state.pasted_cpu && !state.cpu) line.textContent = `From the paste: ${state.pasted_cpu.name}`;
+    else line.textContent = found.recommendation && !state.host ? found.recommendation.machine.split(", ").find((part) => /x86_64|aarch64|ppc64/.test(part)) ?? "" : "";
+  };
+  const show = () => {
+    const embedded = state.gpus.some(({ name }) => /jetson|orin|xavier|thor|tegra|tx[12]|drive|agx/i.test(name));
+    byId("jetpack-field").hidden = !embedded;
+    if (!embedded) state.jetpack = "";
+    byId("cuda-field").hidden = state.system !== "wsl";
+    const found = answer(query());
+    const { parts, text } = drawAnswer(found);
+    byId("result").replaceChildren(el("div", { class: "answer-parts", style: "display:grid;gap:1.2rem" }, parts));
+    byId("said").textContent = text;
+    byId("answer").dataset.ready = "yes";
+    readCpu(found);
+  };
+  const changed = () => { clearTimeout(soon.timer); remember(); show(); };
+  const soon = () => { clearTimeout(soon.timer); soon.timer = setTimeout(changed, 150); };
+  byId("link").addEventListener("click", async () => { remember(); byId("link").textContent = (await copyText(location.href)) ? "Link copied" : "Copy the address"; setTimeout(() => { byId("link").textContent = "Copy link to this answer"; }, 1500); });
+  byId("reset").addEventListener("click", () => { state = blank(); byId("paste").value = ""; byId("understood").hidden = true; draw(); changed(); byId("gpu-0").focus(); });
+  addEventListener("hashchange", () => { state = fromHash(location.hash.slice(1)); draw(); show(); });
+
+  // What the browser itself says of the GPU and the system: a hint, taken only when asked.
+  const hint = async () => {
+    let name = "";
+    try { const info = (await navigator.gpu?.requestAdapter())?.info; name = info?.description || info?.device || ""; } catch { /* no WebGPU */ }
+    if (!/nvidia|geforce|rtx|gtx|quadro|tesla/i.test(name)) {
+      try {
+        const gl = document.createElement("canvas").getContext("webgl");
+        const extension = gl?.getExtension("WEBGL_debug_renderer_info");
+        name = (extension && gl.getParameter(extension.UNMASKED_RENDERER_WEBGL)) || name;
+      } catch { /* no WebGL */ }
+    }
+    const found = /(?:NVIDIA )?((?:GeForce|Quadro|Tesla|RTX|GTX|TITAN|NVIDIA [A-Z]\d)[^,/()]*)/i.exec(name);
+    const platform = `${navigator.userAgentData?.platform ?? ""} ${navigator.platform ?? ""} ${navigator.userAgent}`;
+    const system = /win/i.test(platform) && !/darwin/i.test(platform) ? "wsl" : /mac/i.test(platform) ? "macos" : "";
+    const words = [found?.[1].trim(), system === "macos" ? "macOS" : system === "wsl" ? "Windows" : ""].filter(Boolean);
+    if (!words.length || state.host) return;
+    byId("hint").replaceChildren(el("span", {}, `This browser says: ${words.join(", ")}.`), el("button", { type: "button", class: "button small", onclick: () => {
+      if (found) state.gpus = [{ name: found[1].trim(), count: 1 }];
+      if (system) state.system = system;
+      draw();
+      changed();
+    } }, "Use it"));
+  };
+
+  state = location.hash.length > 1 ? fromHash(location.hash.slice(1)) : { ...blank(), gpus: [{ name: form.example, count: 1 }] };
+  draw();
+  requestAnimationFrame(() => setTimeout(() => { show(); hint(); }));
+})();

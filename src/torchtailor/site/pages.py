@@ -1,0 +1,185 @@
+"""Writes the site: the selector, the matrix and the guides, each one file that needs no other and no network."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from torchtailor import __version__
+from torchtailor.catalog.load import Catalog, load_catalog
+from torchtailor.catalog.versions import python_key
+from torchtailor.disk import write_output
+from torchtailor.site.answers import page_answer
+from torchtailor.site.choices import form_choices
+from torchtailor.site.compiler import Program, compile_program
+from torchtailor.site.paste import understand
+from torchtailor.site.tables import (
+    MATRIX_COLUMNS,
+    Cell,
+    MatrixEntry,
+    SiteTable,
+    core_table,
+    distinct,
+    gpu_table,
+    isa_table,
+    matrix_entries,
+)
+from torchtailor.variants import Matrix
+from torchtailor.variants.why import explain
+
+SELECTOR, MATRIX, GPUS, CPUS = "index.html", "matrix.html", "gpus.html", "cpus.html"
+_LINKS = {SELECTOR: "Selector", MATRIX: "Matrix", GPUS: "GPUs", CPUS: "CPUs"}
+LIMIT = 300_000  # bytes of the selector, packed with gzip
+
+
+@dataclass(frozen=True, slots=True)
+class SitePage:
+    """A page that was written: its name, its size, and its size as servers send it."""
+
+    name: str
+    size: int
+    gzip: int
+
+
+def render_site(catalog: Catalog | None = None) -> dict[str, bytes]:
+    """All pages, by name."""
+    matrix = Matrix(catalog or load_catalog())
+    pages = {
+        SELECTOR: selector_page(matrix),
+        MATRIX: matrix_page(matrix),
+        GPUS: guide_page(GPUS, "GPUs", "Every compute capability with its products, drivers and CUDA versions.",
+                         [("", gpu_table(matrix.catalog))]),
+        CPUS: guide_page(CPUS, "CPUs", "The instruction sets that variants are compiled for, and which CPUs run them.",
+                         [("Instruction sets", isa_table(matrix.catalog)), ("Cores", core_table(matrix.catalog))]),
+    }  # fmt: skip
+    return {name: text.encode() for name, text in pages.items()}
+
+
+def write_site(out: Path, pages: Mapping[str, bytes]) -> None:
+    """Write pages into a folder; each is whole or as it was before."""
+    for name, content in pages.items():
+        write_output(out / name, content)
+
+
+def site_sizes(pages: Mapping[str, bytes]) -> tuple[SitePage, ...]:
+    return tuple(SitePage(name, len(text), len(gzip.compress(text, mtime=0))) for name, text in pages.items())
+
+
+def compile_engine(catalog: Catalog) -> Program:
+    """The functions that the selector calls, and the catalog they read."""
+    return compile_program(
+        {"page_answer": page_answer, "understand": understand, "Matrix": Matrix}, {"catalog": catalog}
+    )
+
+
+def selector_page(matrix: Matrix) -> str:
+    program = compile_engine(matrix.catalog)
+    form = json.dumps(form_choices(matrix.catalog), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return Template(_asset("selector.html")).substitute(
+        style=_asset("base.css") + _asset("selector.css"),
+        header=header(SELECTOR),
+        variants=f"{sum(1 for _ in matrix.variants()):,}",
+        releases=len(matrix.catalog.releases),
+        version=escape(__version__),
+        checked=escape(matrix.catalog.checked),
+        data=f'{{"engine":{program.data},"form":{form}}}',
+        script=_script(program.code, "common.js", "selector.js"),
+    )
+
+
+def matrix_page(matrix: Matrix) -> str:
+    program = compile_program({"explain": explain, "Matrix": Matrix}, {"catalog": matrix.catalog})
+    entries = matrix_entries(matrix)
+    pythons = sorted({python for entry in entries for python in entry.pythons}, key=python_key, reverse=True)
+    filters = {
+        "release": ("PyTorch", distinct(entries, "release")),
+        "cuda": ("CUDA", distinct(entries, "cuda")),
+        "gpu": ("GPU", _gpus_in_order(entries)),
+        "isa": ("CPU", distinct(entries, "isa")),
+        "python": ("Python", tuple(pythons)),
+    }
+    return Template(_asset("matrix.html")).substitute(
+        style=_asset("base.css") + _asset("tables.css"),
+        header=header(MATRIX),
+        filters="".join(_filter(key, label, values) for key, (label, values) in filters.items()),
+        count=f"{len(entries):,}",
+        head=_head(MATRIX_COLUMNS),
+        rows="\n".join(map(_matrix_row, entries)),
+        version=escape(__version__),
+        checked=escape(matrix.catalog.checked),
+        data=f'{{"engine":{program.data}}}',
+        script=_script(program.code, "common.js", "tables.js", "matrix.js"),
+    )
+
+
+def guide_page(name: str, title: str, lead: str, tables: Sequence[tuple[str, SiteTable]]) -> str:
+    shown = "".join(_table(heading or title, table, heading=bool(heading)) for heading, table in tables)
+    return Template(_asset("guide.html")).substitute(
+        style=_asset("base.css") + _asset("tables.css"),
+        header=header(name),
+        title=escape(title),
+        lead=escape(lead),
+        tables=shown,
+        version=escape(__version__),
+        script=_script("", "common.js", "tables.js"),
+    )
+
+
+def header(current: str) -> str:
+    links = "".join(
+        f'<a href="{name}"{" aria-current=page" if name == current else ""}>{label}</a>'
+        for name, label in _LINKS.items()
+    )
+    return Template(_asset("header.html")).substitute(home=SELECTOR, links=links)
+
+
+def _script(program: str, *names: str) -> str:
+    """Scripts in one element, which none of them can end."""
+    return "\n".join([program, *map(_asset, names)]).replace("</", "<\\/")
+
+
+def _asset(name: str) -> str:
+    return files("torchtailor.site").joinpath("assets", name).read_text("utf-8")
+
+
+def _gpus_in_order(entries: Iterable[MatrixEntry]) -> tuple[str, ...]:
+    return tuple(sorted({entry.gpu for entry in entries}, key=lambda sm: int(sm[2:]) if sm != "cpu" else 0, reverse=True))
+
+
+def _filter(key: str, label: str, values: Sequence[str]) -> str:
+    options = "".join(f'<option value="{escape(value)}">{escape(value)}</option>' for value in values)
+    return (
+        f'<div class="field"><label for="{key}">{label}</label>'
+        f'<select id="{key}"><option value="">all</option>{options}</select></div>'
+    )
+
+
+def _head(columns: Sequence[str]) -> str:
+    cells = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in columns)
+    return f"<tr>{cells}</tr>"
+
+
+def _cell(cell: Cell) -> str:
+    key = f' data-key="{escape(cell.key)}"' if cell.key else ""
+    text = escape(cell.text)
+    return f"<td{key}>{f'<code>{text}</code>' if cell.code and text else text}</td>"
+
+
+def _matrix_row(entry: MatrixEntry) -> str:
+    keys = f"{entry.release} {entry.cuda} {entry.gpu} {entry.isa}"
+    return f'<tr data-k="{escape(keys)}" data-p="{escape(" ".join(entry.pythons))}">{"".join(map(_cell, entry.cells))}</tr>'
+
+
+def _table(title: str, table: SiteTable, *, heading: bool) -> str:
+    shown = f"<h2>{escape(title)}</h2>" if heading else ""
+    rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    return (
+        f'{shown}<div class="scroll" role="region" aria-label="{escape(title)}" tabindex="0"><table>'
+        f"<thead>{_head(table.columns)}</thead><tbody>{rows}</tbody></table></div>"
+    )
