@@ -176,6 +176,7 @@ def other_accelerator(*, vendor: str) -> OtherAccelerator | None:
     return next((other for other in _chip_file().other if other.vendor == vendor.removeprefix("0x")), None)
 
 
+@cache  # all products are read for each name that is looked up
 def words(name: str) -> Words:
     """`NVIDIA GeForce RTX 4070 Ti SUPER` -> rtx, 4070, ti, super; what only describes the board is left out."""
     text = re.sub(r"\(?\brev\.? ?\w+\)?", " ", name.lower())

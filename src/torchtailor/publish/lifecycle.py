@@ -41,6 +41,7 @@ from torchtailor.index.pages import (
     read_targets,
     root_pages,
 )
+from torchtailor.publish.front import write_front
 from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.trust import Label, decode_json
@@ -323,8 +324,8 @@ def _change(store: Store, pages: Pages, action: str) -> Changed:
             store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
     targets = sorted(target for target, projects in pages.items() if projects)
     if targets != sorted(read_targets(store.read(TARGETS) or b"[]", TARGETS)):
-        store.put_bytes(root_pages(targets)[HTML_NAME], HTML_NAME, HTML_TYPE)
         store.put_bytes((json.dumps(targets) + "\n").encode(), TARGETS, "application/json")
+    write_front(store)
     number = _record(store, action)
     return Changed(action, tuple(changed), generation=number)
 

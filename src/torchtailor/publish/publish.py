@@ -2,6 +2,7 @@
 
     cu128-sm90/index.html, cu128-sm90/torch/index.html      the index for one target
     variants/...                                            the index of wheel variants
+    index.html                                              the page for people: what is there, and the commands
     files/ab/abcd.../torch-....whl                          every file once, by its hash
 
 Files are uploaded before the pages that list them, and a listed file is never removed or changed. So a reader always
@@ -37,6 +38,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.index.variants import join_documents
+from torchtailor.publish.front import AboutVariant, describe, write_front
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.trust import Limit, decode_json, read_limited
@@ -101,6 +103,7 @@ class _Publishing:
     def __init__(self, store: Store, changed_nvidia: bool, cache: Cache, say: Say) -> None:
         self._store, self._changed_nvidia, self._cache, self._say = store, changed_nvidia, cache, say
         self.result = Published()
+        self._about: list[AboutVariant] = []
         self._checked: set[str] = set()  # files whose bytes were compared or written by this run
 
     def add_wheelhouse(self, wheelhouse: Path) -> None:
@@ -122,6 +125,7 @@ class _Publishing:
             else:
                 offers.append(_offer(listed[filename], path))
         self._add(manifest.index_name, offers)
+        self._about.append(describe(wheelhouse, manifest, self._store))
 
     def _stock_instead(self, wheel: ManifestWheel) -> Iterable[Offer]:
         """NVIDIA's unchanged wheel instead of a changed one: by its URL, or from the cache."""
@@ -154,9 +158,8 @@ class _Publishing:
         """The page at the top, for people."""
         before = read_targets(self._store.read(TARGETS) or b"[]", TARGETS)
         known = before | set(self.result.targets)
-        pages = root_pages(known)
-        self._store.put_bytes(pages[HTML_NAME], HTML_NAME, HTML_TYPE)
         self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), TARGETS, "application/json")
+        write_front(self._store, self._about)
 
     def _add(self, target: str, offers: Sequence[Offer]) -> None:
         projects: dict[str, list[Offer]] = {}

@@ -23,6 +23,7 @@ from torchtailor.recommendation.result import Pick, Recommendation
 from torchtailor.site.hosts import USUAL_CPU, Query, query_host, read_query
 from torchtailor.variants import Matrix
 
+
 @dataclass(frozen=True, slots=True)
 class ShownCommand:
     """A command, or a file, that carries out the recommendation in one way."""
@@ -54,6 +55,7 @@ class PageAnswer:
     commands: tuple[ShownCommand, ...]
     size: MeasuredSize | None
     line: str  # the command that gives the same answer in a terminal
+    cpu: str = ""  # the CPU that was understood
     problem: str = ""
     hint: str = ""
 
@@ -87,10 +89,11 @@ def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
         host = query_host(matrix.catalog, query)
         found = recommend_for(matrix, host, query.request)
     except TorchtailorError as error:
-        return PageAnswer(None, (), None, line, error.message, error.hint)
+        return PageAnswer(None, (), None, line, problem=error.message, hint=error.hint)
     best = found.best
     commands = tuple(_commands(matrix.catalog, found, best, host.cpu.arch)) if best else ()
-    return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line)
+    cpu = f"{host.cpu.name}, {host.cpu.arch}"
+    return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line, cpu)
 
 
 def command_line(query: Query) -> str:
@@ -144,9 +147,7 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
         yield ShownCommand(
             "nix",
             "Nix flake",
-            f"# torchtailor recipes write . --release {recipe.release}, then this as flake.nix, and: nix build --impure\n"
-            f"{{\n  outputs = {{ nixpkgs, ... }}: {{\n    packages.{arch}-linux.default =\n"
-            f"      import ./.flox/pkgs/{recipe.name}.nix {{ pkgs = nixpkgs.legacyPackages.{arch}-linux; }};\n  }};\n}}",
+            _flake(recipe, f"{arch}-linux"),
             f"A recipe for PyTorch {recipe.pytorch}, reproducible; takes hours to compile.",
         )
         yield ShownCommand(
@@ -155,6 +156,14 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
             f"torchtailor recipes write . --release {recipe.release}\ngit add .flox\nflox build {recipe.name}",
             "The same recipe with Flox, which builds what git tracks.",
         )
+
+
+def _flake(recipe: Pick, system: str) -> str:
+    return (
+        f"# torchtailor recipes write . --release {recipe.release}\n# this is flake.nix; then: nix build --impure\n"
+        f"{{\n  outputs = {{ nixpkgs, ... }}: {{\n    packages.{system}.default =\n"
+        f"      import ./.flox/pkgs/{recipe.name}.nix {{ pkgs = nixpkgs.legacyPackages.{system}; }};\n  }};\n}}"
+    )
 
 
 def _first(picks: list[Pick], method: Method, *, gpu: bool) -> Pick | None:

@@ -1,4 +1,4 @@
-"""Machines as a page describes them: by the form's fields, or by a pasted description of `torchtailor detect --json`."""
+"""Machines as a page describes them: by the form's fields, or by what `torchtailor detect --json` printed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _system(os: str, os_id: str, libc: str | None, version: str | None, *, wsl: 
 
 
 SYSTEMS = (
-    SystemChoice("linux", "Linux (glibc 2.28 or newer)", None),
-    SystemChoice("wsl", "Windows, in WSL 2", _system("Linux under WSL", "linux", "glibc", "2.39", wsl=True)),
-    SystemChoice("old", "Old Linux (CentOS 7, glibc 2.17)", _system("CentOS Linux 7", "centos", "glibc", "2.17")),
-    SystemChoice("musl", "Alpine Linux (musl)", _system("Alpine Linux", "alpine", "musl", None)),
+    SystemChoice("linux", "Linux", None),
+    SystemChoice("wsl", "Windows with WSL 2", _system("Linux under WSL", "linux", "glibc", "2.39", wsl=True)),
+    SystemChoice("old", "Old Linux (glibc 2.17)", _system("CentOS Linux 7", "centos", "glibc", "2.17")),
+    SystemChoice("musl", "Alpine (musl)", _system("Alpine Linux", "alpine", "musl", None)),
     SystemChoice("windows", "Windows", _system("Windows", "windows", None, None)),
     SystemChoice("macos", "macOS", _system("macOS", "macos", None, None)),
 )

@@ -149,7 +149,9 @@ def _asset(name: str) -> str:
 
 
 def _gpus_in_order(entries: Iterable[MatrixEntry]) -> tuple[str, ...]:
-    return tuple(sorted({entry.gpu for entry in entries}, key=lambda sm: int(sm[2:]) if sm != "cpu" else 0, reverse=True))
+    return tuple(
+        sorted({entry.gpu for entry in entries}, key=lambda sm: int(sm[2:]) if sm != "cpu" else 0, reverse=True)
+    )
 
 
 def _filter(key: str, label: str, values: Sequence[str]) -> str:
@@ -173,7 +175,8 @@ def _cell(cell: Cell) -> str:
 
 def _matrix_row(entry: MatrixEntry) -> str:
     keys = f"{entry.release} {entry.cuda} {entry.gpu} {entry.isa}"
-    return f'<tr data-k="{escape(keys)}" data-p="{escape(" ".join(entry.pythons))}">{"".join(map(_cell, entry.cells))}</tr>'
+    pythons = " ".join(entry.pythons)
+    return f'<tr data-k="{escape(keys)}" data-p="{escape(pythons)}">{"".join(map(_cell, entry.cells))}</tr>'
 
 
 def _table(title: str, table: SiteTable, *, heading: bool) -> str:

@@ -14,7 +14,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.cpu import detect_cpu
 from torchtailor.host.model import Cpu
-from torchtailor.host.probe import Basics
+from torchtailor.host.probe import Basics, Recording, ReplayProbe
 
 _MOST = 200_000  # characters; /proc/cpuinfo of 512 cores says the same 512 times
 _SMI_ROW = re.compile(r"^\|\s+\d+\s+(?P<name>\S.*?)\s+(?:On|Off|N/A)\s+\|", re.MULTILINE)
@@ -47,23 +47,6 @@ class Understood:
     system: str | None = None
     python: str | None = None
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PastedProbe:
-    """A machine of which nothing is known but its /proc/cpuinfo."""
-
-    cpuinfo: str
-    arch: str
-
-    def basics(self) -> Basics:
-        return Basics(arch=self.arch, kernel="", affinity=4096)
-
-    def read(self, path: str) -> str | None:
-        return self.cpuinfo if path == "/proc/cpuinfo" else None
-
-    def list(self, path: str) -> tuple[str, ...]:
-        return ()
 
 
 def understand(catalog: Catalog, pasted: str) -> Understood:
@@ -181,8 +164,7 @@ def _cpu(catalog: Catalog, text: str, notes: list[str]) -> tuple[str | None, Cpu
     """The CPU by its flags, which decide, or by its name where there are none."""
     arm = re.search(r"^Features\s*:", text, re.MULTILINE) is not None
     if arm or re.search(r"^flags\s*:", text, re.MULTILINE):
-        found = detect_cpu(PastedProbe(text, "aarch64" if arm else "x86_64"))
-        return None, found
+        return None, _by_flags(text, "aarch64" if arm else "x86_64")
     model, flags = _MODEL.search(text), _LSCPU_FLAGS.search(text)
     if flags:
         arch = "aarch64" if re.search(r"Architecture:\s*aarch64", text) else "x86_64"
@@ -190,10 +172,16 @@ def _cpu(catalog: Catalog, text: str, notes: list[str]) -> tuple[str | None, Cpu
         key = "Features" if arch == "aarch64" else "flags"
         vendor = re.search(r"Vendor ID:\s*(\S+)", text)
         lines = f"processor : 0\nvendor_id : {vendor[1] if vendor else ''}\nmodel name : {name}\n{key} : {flags[1]}\n"
-        return None, detect_cpu(PastedProbe(lines, arch))
+        return None, _by_flags(lines, arch)
     if model and (core := _core(catalog, model[1], notes)):
         return core, None
     return None, None
+
+
+def _by_flags(cpuinfo: str, arch: str) -> Cpu:
+    """The CPU of a machine of which nothing is known but its /proc/cpuinfo."""
+    basics = Basics(arch=arch, kernel="", affinity=4096)
+    return detect_cpu(ReplayProbe(Recording(basics=basics, files={"/proc/cpuinfo": cpuinfo})))
 
 
 def _core(catalog: Catalog, name: str, notes: list[str]) -> str | None:

@@ -47,11 +47,8 @@ MATRIX_COLUMNS = ("name", "PyTorch", "CUDA", "runs on", "CPU", "driver", "Python
 def matrix_entries(matrix: Matrix) -> tuple[MatrixEntry, ...]:
     """All variants, newest release first; one row for all Pythons of a release."""
     releases = sorted(matrix.catalog.releases.values(), key=lambda release: release.version, reverse=True)
-    found = []
-    for release in releases:
-        for variant in matrix.variants(release=str(release.version)):
-            found.append(_entry(matrix.catalog, variant))
-    return tuple(found)
+    variants = (variant for release in releases for variant in matrix.variants(release=str(release.version)))
+    return tuple(_entry(matrix.catalog, variant) for variant in variants)
 
 
 def _entry(catalog: Catalog, variant: Variant) -> MatrixEntry:

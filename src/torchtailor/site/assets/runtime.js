@@ -23,7 +23,7 @@ const $key = (x) => {
   let key;
   if (x instanceof $Set) return "{" + [...x].map($key).sort().join("\0") + "}";
   if (x.__hash__) key = "h" + x.constructor.$name + $key(x.__hash__());
-  else if (x.constructor.$fields) key = x.constructor.$name + $key(x.constructor.$fields.map(([f]) => x[f]));
+  else if (x.constructor.$fields) key = x.constructor.$name + $key(x.constructor.$fields.map((f) => x[f]));
   else throw $b.TypeError("unhashable");
   x.$k = key;  // such objects do not change
   return key;
@@ -82,12 +82,18 @@ const $and = (a, ...rest) => { for (const next of rest) { if (!$t(a)) return a; 
 const $eq = (a, b) => {
   if (a === b) return true;
   if (typeof a !== "object" || typeof b !== "object" || a === null || b === null) return false;
-  if (Array.isArray(a)) return Array.isArray(b) && a.length === b.length && a.every((x, i) => $eq(x, b[i]));
+  if (Array.isArray(a)) {
+    if (!Array.isArray(b) || a.length !== b.length) return false;
+    for (let i = 0; i < a.length; i++) if (!$eq(a[i], b[i])) return false;
+    return true;
+  }
   if (a instanceof $Set) return b instanceof $Set && a.size === b.size && [...a].every((x) => b.has(x));
   if (a instanceof $Dict) return b instanceof $Dict && a.size === b.size && a.items().every(([k, v]) => b.has(k) && $eq(v, b.get(k)));
   if (a.__eq__) return a.__eq__(b);
   const fields = a.constructor.$fields;
-  return Boolean(fields) && a.constructor === b.constructor && fields.every(([f]) => $eq(a[f], b[f]));
+  if (!fields || a.constructor !== b.constructor) return false;
+  for (let i = 0; i < fields.length; i++) if (!$eq(a[fields[i]], b[fields[i]])) return false;
+  return true;
 };
 const $compare = (a, b) => {
   if (typeof a !== "object" || a === null) {
@@ -151,25 +157,18 @@ const $str = (x) => {
   return x.__str__ ? x.__str__() : $repr(x);
 };
 
+const $kept = (own, compute) => function () {
+  const known = this[own];
+  if (known !== undefined) return known;
+  return (this[own] = compute.call(this));
+};
+
 // Classes: plain functions that make an object, so that a call is a call.
 const $class = (name, base, spec) => {
-  const cls = function (...args) {
-    const self = Object.create(cls.prototype);
-    if (cls.$lookup) { const found = cls.$lookup.get(args[0]); if (!found) throw $b.ValueError($repr(args[0])); return found; }
-    if (self.__init__) self.__init__(...args);
-    else {
-      const fields = cls.$fields;
-      for (let i = 0; i < fields.length; i++) {
-        const [field, otherwise] = fields[i];
-        if (args[i] !== undefined) self[field] = args[i];
-        else if (otherwise) self[field] = otherwise();
-        else throw $b.TypeError(`${name}: ${field} is missing`);
-      }
-      self.__post_init__?.();
-    }
-    return self;
-  };
-  if (base) { Object.setPrototypeOf(cls, base); cls.prototype = Object.create(base.prototype); }
+  const make = spec.make ?? function (...args) { this.__init__(...args); };
+  const cls = (...args) => (cls.$lookup ? $member(cls, args[0]) : new make(...args));
+  cls.prototype = make.prototype;
+  if (base) { Object.setPrototypeOf(cls, base); Object.setPrototypeOf(make.prototype, base.prototype); }
   cls.$name = name;
   const proto = cls.prototype;
   const hide = (target, key, description) => Object.defineProperty(target, key, { configurable: true, ...description });
@@ -178,8 +177,8 @@ const $class = (name, base, spec) => {
   for (const [key, value] of Object.entries(spec.attributes ?? {})) { cls[key] = value; proto[key] = value; }
   for (const [key, value] of Object.entries(spec.methods ?? {})) hide(proto, key, { value });
   for (const [key, get] of Object.entries(spec.getters ?? {})) hide(proto, key, { get });
-  for (const [key, make] of Object.entries(spec.kept ?? {}))
-    hide(proto, key, { get() { const own = "$" + key, known = this[own]; return known !== undefined ? known : (this[own] = make.call(this)); } });
+  for (const [key, compute] of Object.entries(spec.kept ?? {}))
+    hide(proto, key, { get: $kept("$" + key, compute) });
   for (const [key, value] of Object.entries(spec.statics ?? {})) {
     hide(cls, key, { value });
     hide(proto, key, { value(...args) { return this.constructor[key](...args); } });
@@ -199,6 +198,12 @@ const $class = (name, base, spec) => {
   }
   return cls;
 };
+const $member = (cls, value) => {
+  const found = cls.$lookup.get(value);
+  if (!found) throw $b.ValueError(`${$repr(value)} is not a valid ${cls.$name}`);
+  return found;
+};
+const $missing = (name) => { throw $b.TypeError(`missing: ${name}`); };
 const $is = (x, kind) => {
   if (Array.isArray(kind)) return kind.some((one) => $is(x, one));
   switch (kind) {
@@ -210,11 +215,11 @@ const $is = (x, kind) => {
     case $b.dict: return x instanceof $Dict;
     case $b.set: case $b.frozenset: return x instanceof $Set;
   }
-  return x !== null && typeof x === "object" && x instanceof kind;
+  return x !== null && typeof x === "object" && kind.prototype.isPrototypeOf(x);
 };
 const $replace = (x, changes) => {
   const copy = Object.create(Object.getPrototypeOf(x));
-  for (const [field] of x.constructor.$fields) copy[field] = field in changes ? changes[field] : x[field];
+  for (const field of x.constructor.$fields) copy[field] = field in changes ? changes[field] : x[field];
   return copy;
 };
 const $cache = (f) => {
@@ -485,7 +490,7 @@ const $to_json = (x) => {
   if (Array.isArray(x) || x instanceof $Set) return [...x].map($to_json);
   if (x instanceof $Dict) return Object.fromEntries(x.items().map(([k, v]) => [$str(k), $to_json(v)]));
   if (x.constructor.$lookup) return x.value;
-  if (x.constructor.$fields) return Object.fromEntries(x.constructor.$fields.map(([field]) => [field, $to_json(x[field])]));
+  if (x.constructor.$fields) return Object.fromEntries(x.constructor.$fields.map((field) => [field, $to_json(x[field])]));
   return $str(x);
 };
 const $from_json = (x) => {

@@ -15,7 +15,7 @@
   };
   const answer = (query) => { const e = start(); return e.to_json(e.page_answer(e.matrix, e.from_json(query))); };
   const understand = (text) => { const e = start(); return e.to_json(e.understand(e.values.catalog, text)); };
-  window.torchtailor = { answer, understand };
+  window.torchtailor = { answer, understand, start };
 
   // State: the form's fields, which the address carries after its #.
   const blank = () => ({ gpus: [{ name: "", count: 1 }], driver: "", cuda: "", jetpack: "", cpu: "", system: "linux", python: "", manager: "torchtailor", workload: "general", release: "", method: "", host: null, pasted_cpu: null });
@@ -232,7 +232,7 @@
   const readCpu = (found) => {
     const line = byId("cpu-read");
     if (state.pasted_cpu && !state.cpu) line.textContent = `From the paste: ${state.pasted_cpu.name}`;
-    else line.textContent = found.recommendation && !state.host ? found.recommendation.machine.split(", ").find((part) => /x86_64|aarch64|ppc64/.test(part)) ?? "" : "";
+    else line.textContent = found.cpu;
   };
   const show = () => {
     const embedded = state.gpus.some(({ name }) => /jetson|orin|xavier|thor|tegra|tx[12]|drive|agx/i.test(name));

@@ -53,10 +53,8 @@ def compile_program(functions: Mapping[str, Callable[..., Any]], values: Mapping
         raise NotCompilable("the program does not come to an end")
     if "$archspec" in code:
         data["$archspec"] = archspec_targets()
-    rows = [
-        f"[{translator.identifier(item)}, {json.dumps(encoder.fields(_type(item)) if not _enum(translator, item) else [])}]"
-        for item in encoder.classes
-    ]
+    fields = {item: () if _enum(translator, item) else encoder.fields(_type(item)) for item in encoder.classes}
+    rows = [f"[{translator.identifier(item)}, {json.dumps(names)}]" for item, names in fields.items()]
     embedded = "".join(
         f"$values[{json.dumps(name)}] = $data[{json.dumps(name)}];\n" for name in sorted(_embedded(translator))
     )
@@ -84,14 +82,17 @@ def _everything(translator: Translator) -> str:
     lines = []
     for module in translator.sources.in_import_order({item.module for item in codes}):
         order = list(translator.sources.module(module).definitions)
-        lines += [codes[item] for item in sorted((one for one in codes if one.module == module), key=lambda one: order.index(one.name))]
+        lines += [
+            codes[item]
+            for item in sorted((one for one in codes if one.module == module), key=lambda one: order.index(one.name))
+        ]
     return "\n".join(lines)
 
 
 def _code(translator: Translator, item: Definition) -> str:
     node = translator.sources.node(item)
     if isinstance(node, ast.ClassDef):
-        return translator.class_code(translator.class_info(item))
+        return translator.class_code(translator.classes.info(item))
     if _is_embedded(node):
         return f"const {translator.identifier(item)} = () => $values[{json.dumps(_label(item))}];"
     return translator.definition(item)
@@ -126,7 +127,7 @@ def _type(item: Definition) -> type:
 
 
 def _enum(translator: Translator, item: Definition) -> bool:
-    return translator.class_info(item).enum
+    return translator.classes.info(item).enum
 
 
 def _asset(name: str) -> str:

@@ -112,7 +112,7 @@ class Sources:
 
     def follow(self, module: str, name: str | None) -> Meaning | None:
         """What an import means."""
-        if module.split(".")[0] != PACKAGE:
+        if module.split(".", maxsplit=1)[0] != PACKAGE:
             return External(module, name)
         if name is None:
             return module

@@ -10,84 +10,27 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
+from torchtailor.site.compiler.classes import Classes, ClassInfo
+from torchtailor.site.compiler.names import (
+    BUILTIN_METHODS,
+    BUILTINS,
+    CONSUMERS,
+    EXTERNALS,
+    RE_NAMES,
+    RENAMED,
+    RESERVED,
+)
 from torchtailor.site.compiler.program import Definition, External, NotCompilable, Sources, imported
+from torchtailor.site.compiler.scopes import Scope, is_generator, own_nodes, parameter_names
 
-BUILTINS = frozenset(
-    "tuple list set frozenset dict sorted max min sum any all len str int float bool repr enumerate zip map filter range "
-    "reversed iter next isinstance type getattr hash abs round object Exception ValueError KeyError TypeError IndexError "
-    "LookupError AssertionError NotImplementedError".split()
-)
-EXTERNALS = {
-    ("contextlib", "suppress"): "$suppress",
-    ("collections", "Counter"): "$Counter",
-    ("dataclasses", "replace"): "$replace",
-    ("difflib", "get_close_matches"): "$close_matches",
-    ("functools", "cache"): "$cache",
-    ("html", "escape"): "$escape",
-    ("json", "dumps"): "$dumps",
-    ("msgspec.structs", "replace"): "$replace",
-    ("shlex", "quote"): "$quote",
-    ("archspec.cpu", "TARGETS"): "$archspec",
-}
-RE_NAMES = frozenset("compile sub search match fullmatch findall finditer split escape IGNORECASE MULTILINE DOTALL".split())
-# Methods that JavaScript's own strings and arrays have under the same name with another meaning.
-RENAMED = {"split": "py_split", "replace": "py_replace", "sort": "py_sort", "pop": "py_pop"}
-BUILTIN_METHODS = frozenset("index get join lower upper strip append add items values keys startswith endswith".split())
-_RESERVED = frozenset(
-    "arguments await break case catch class const continue debugger default delete do else enum eval export extends false "
-    "finally for function if implements import in instanceof interface let new null package private protected public "
-    "return static super switch this throw true try typeof undefined var void while with yield".split()
-)
-_CONSUMERS = frozenset("tuple list set frozenset sorted max min sum dict".split())  # read all they are given
-_DATA_BASES = frozenset({"Struct", "NamedTuple"})
-_ENUM_BASES = frozenset({"Enum", "IntEnum"})
 _BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.BitOr: "$bor", ast.BitAnd: "$band", ast.FloorDiv: "$floordiv",
-    ast.Mod: "$mod",
+    ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.FloorDiv: "$floordiv", ast.Mod: "$mod",
+    ast.BitOr: "$bor", ast.BitAnd: "$band",
 }  # fmt: skip
 _PLAIN: dict[type[ast.operator], str] = {ast.LShift: "<<", ast.RShift: ">>", ast.Div: "/"}
 _ORDER: dict[type[ast.cmpop], str] = {ast.Lt: "$lt", ast.LtE: "$le", ast.Gt: "$gt", ast.GtE: "$ge"}
-
-
-@dataclass
-class ClassInfo:
-    """What a class definition says, as far as it matters at run time."""
-
-    definition: Definition
-    node: ast.ClassDef
-    base: Definition | str | None  # a string is a class of the runtime
-    data: bool
-    enum: bool
-    methods: dict[str, ast.FunctionDef]
-    own_fields: dict[str, ast.expr | None]
-    attributes: dict[str, ast.expr]
-
-
-@dataclass
-class Scope:
-    """The names of one function, inside of another or of a module."""
-
-    module: str
-    names: set[str] = field(default_factory=set)
-    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
-    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    parent: Scope | None = None
-    owner: ClassInfo | None = None
-
-    def inner(self, names: Iterable[str]) -> Scope:
-        return Scope(self.module, set(names), parent=self, owner=self.owner)
-
-    def has(self, name: str) -> bool:
-        return name in self.names or (self.parent is not None and self.parent.has(name))
-
-    def imported(self, name: str) -> tuple[str, str | None] | None:
-        return self.imports.get(name) or (self.parent.imported(name) if self.parent else None)
-
-    def function(self, name: str) -> ast.FunctionDef | None:
-        return self.functions.get(name) or (self.parent.function(name) if self.parent else None)
 
 
 class Translator:
@@ -99,7 +42,7 @@ class Translator:
         self.constructed: set[Definition] = set()
         self.attributes: set[str] = set()
         self.left_out: dict[str, str] = {}  # methods without a translation, and why
-        self._classes: dict[Definition, ClassInfo] = {}
+        self.classes = Classes(sources)
         self._place = ""
         self.settled = False  # while the classes of the program are still being found, their methods are not known
 
@@ -112,56 +55,6 @@ class Translator:
     def identifier(self, item: Definition) -> str:
         """A name that is unique in the program: the definition's and its module's."""
         return f"{item.name}${item.module.removeprefix('torchtailor.').replace('.', '_')}"
-
-    def class_info(self, item: Definition) -> ClassInfo:
-        if item not in self._classes:
-            node = self.sources.node(item)
-            if not isinstance(node, ast.ClassDef):
-                raise NotCompilable(f"{item.module}.{item.name} is not a class")
-            self._classes[item] = self._read_class(item, node)
-        return self._classes[item]
-
-    def _read_class(self, item: Definition, node: ast.ClassDef) -> ClassInfo:
-        base: Definition | str | None = None
-        names = {ast.unparse(one).rpartition(".")[2] for one in node.bases}
-        data, enum = bool(names & _DATA_BASES), bool(names & _ENUM_BASES)
-        data = data or any("dataclass" in ast.unparse(one) for one in node.decorator_list)
-        for one in node.bases:
-            if isinstance(one, ast.Name):
-                found = self.sources.meaning(item.module, one.id)
-                if isinstance(found, Definition):
-                    base = found
-                    data = data or self.class_info(found).data
-                elif found is None and one.id in BUILTINS:
-                    base = f"$b.{one.id}"
-        methods, fields, attributes = {}, {}, {}
-        for line in node.body:
-            if isinstance(line, ast.FunctionDef):
-                methods[line.name] = line
-            elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                if data and "ClassVar" not in ast.unparse(line.annotation):
-                    fields[line.target.id] = line.value
-                elif line.value is not None:
-                    attributes[line.target.id] = line.value
-            elif isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-                attributes[line.targets[0].id] = line.value
-        return ClassInfo(item, node, base, data, enum, methods, fields, attributes)
-
-    def bases(self, info: ClassInfo) -> Iterable[ClassInfo]:
-        """The class and what it inherits from, itself first."""
-        yield info
-        if isinstance(info.base, Definition):
-            yield from self.bases(self.class_info(info.base))
-
-    def fields(self, info: ClassInfo) -> dict[str, tuple[ast.expr | None, str]]:
-        """All fields of a data class in the constructor's order, with the default and the module it is written in."""
-        found: dict[str, tuple[ast.expr | None, str]] = {}
-        for one in reversed(list(self.bases(info))):
-            found |= {name: (value, one.definition.module) for name, value in one.own_fields.items()}
-        return found
-
-    def method(self, info: ClassInfo, name: str) -> ast.FunctionDef | None:
-        return next((one.methods[name] for one in self.bases(info) if name in one.methods), None)
 
     # definitions
 
@@ -182,7 +75,14 @@ class Translator:
 
     def _is_cached(self, node: ast.FunctionDef) -> bool:
         known = {ast.unparse(one) for one in node.decorator_list}
-        if unknown := known - {"cache", "functools.cache", "property", "classmethod", "staticmethod", "cached_property"}:
+        if unknown := known - {
+            "cache",
+            "functools.cache",
+            "property",
+            "classmethod",
+            "staticmethod",
+            "cached_property",
+        }:
             raise self._cannot(node, f"the decorator {unknown.pop()}")
         return bool(known & {"cache", "functools.cache"})
 
@@ -199,13 +99,19 @@ class Translator:
             rows = [f"{name}: {self.expression(value, scope)}" for name, value in used.items()]
             parts.append(f"attributes: {{{', '.join(rows)}}}")
         if info.data:
-            parts.append(f"fields: [{', '.join(self._field(name, *row) for name, row in self.fields(info).items())}]")
+            parts.append(f"fields: {json.dumps(list(self.classes.fields(info)))}")
+            if item in self.constructed and not self.classes.method(info, "__init__"):
+                parts.append(f"make: {self._constructor(info)}")
         kinds: dict[str, list[str]] = {"methods": [], "getters": [], "kept": [], "statics": []}
         for method in info.methods.values():
             if self._wanted(info, method.name):
                 self._place = f"{item.module}.{item.name}.{method.name}"
                 kind = self._kind(method)
-                if kind == "getters" and (info.data or self.method(info, "__hash__")) and not _is_generator(method):
+                if (
+                    kind == "getters"
+                    and (info.data or self.classes.method(info, "__hash__"))
+                    and not is_generator(method)
+                ):
                     kind = "kept"  # of objects that do not change
                 code = self._method_code(method, scope, kind)
                 kinds[kind].append(f"{RENAMED.get(method.name, method.name)}: {code}")
@@ -225,7 +131,7 @@ class Translator:
 
     def _wanted(self, info: ClassInfo, name: str) -> bool:
         if name in ("__init__", "__post_init__"):
-            return any(info in self.bases(self.class_info(one)) for one in self.constructed)
+            return any(info in self.classes.bases(self.classes.info(one)) for one in self.constructed)
         return name in ("__str__", "__eq__", "__lt__", "__hash__") or name in self.attributes
 
     def _kind(self, method: ast.FunctionDef) -> str:
@@ -237,17 +143,21 @@ class Translator:
             return "kept"
         return "statics" if names & {"classmethod", "staticmethod"} else "methods"
 
-    def _field(self, name: str, default: ast.expr | None, module: str) -> str:
-        """`["name"]` or `["name", () => default]`."""
+    def _constructor(self, info: ClassInfo) -> str:
+        """A function that sets every field of a data class, in their order."""
+        fields = self.classes.fields(info)
+        given = [f"{_safe(name)} = {self._default(name, *row)}" for name, row in fields.items()]
+        body = " ".join(f"this.{name} = {_safe(name)};" for name in fields)
+        after = " this.__post_init__();" if self.classes.method(info, "__post_init__") else ""
+        return f"function ({', '.join(given)}) {{ {body}{after} }}"
+
+    def _default(self, name: str, default: ast.expr | None, module: str) -> str:
         if isinstance(default, ast.Call) and ast.unparse(default.func).rpartition(".")[2] == "field":
             given = {word.arg: word.value for word in default.keywords}
             if "default_factory" in given:
-                made = self.expression(given["default_factory"], Scope(module))
-                return f"[{json.dumps(name)}, {made}]"
+                return f"{self.expression(given['default_factory'], Scope(module))}()"
             default = given.get("default")
-        if default is None:
-            return f"[{json.dumps(name)}]"
-        return f"[{json.dumps(name)}, () => {self.expression(default, Scope(module))}]"
+        return f"$missing({json.dumps(name)})" if default is None else self.expression(default, Scope(module))
 
     def function(self, node: ast.FunctionDef, outer: Scope, name: str, method: str = "") -> str:
         """A function, or a method (`methods`, `getters`, `kept`, `statics`) whose first argument is `this`."""
@@ -272,7 +182,7 @@ class Translator:
         fresh = sorted(map(_safe, scope.names - given))
         head = f"const {_safe(first)} = this; " if first else ""
         head += f"let {', '.join(fresh)}; " if fresh else ""
-        star = "*" if _is_generator(node) else ""
+        star = "*" if is_generator(node) else ""
         return f"function{star} {name}({', '.join(shown)}) {{ {head}{self.block(node.body, scope)} }}"
 
     def _function_scope(self, node: ast.FunctionDef, outer: Scope) -> Scope:
@@ -280,7 +190,7 @@ class Translator:
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg]
         scope.names |= {one.arg for one in every if one is not None}
-        for inner in _own_nodes(node.body):
+        for inner in own_nodes(node.body):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 scope.names.add(inner.id)
             elif isinstance(inner, ast.ExceptHandler) and inner.name:
@@ -297,12 +207,12 @@ class Translator:
     def block(self, body: Sequence[ast.stmt], scope: Scope) -> str:
         return " ".join(code for line in body if (code := self.statement(line, scope)))
 
-    def statement(self, node: ast.stmt, scope: Scope) -> str:
+    def statement(self, node: ast.stmt, scope: Scope) -> str:  # noqa: PLR0912  (a case for each kind)
         match node:
             case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Assert() | ast.Import() | ast.ImportFrom():
                 return ""
-            case ast.Expr(value=value):
-                return f"{self.expression(value, scope)};"
+            case ast.Expr():
+                return f"{self.expression(node.value, scope)};"
             case ast.Assign(targets=targets, value=value):
                 return self._assign(targets, self.expression(value, scope), scope)
             case ast.AnnAssign(target=target, value=value):
@@ -396,10 +306,10 @@ class Translator:
             return f"{self.operand(node.value, scope)}.{RENAMED.get(node.attr, node.attr)}"
         return self.expression(node, scope)
 
-    def expression(self, node: ast.expr, scope: Scope) -> str:
+    def expression(self, node: ast.expr, scope: Scope) -> str:  # noqa: PLR0912  (a case for each kind)
         match node:
-            case ast.Constant(value=value):
-                return self._constant(node, value)
+            case ast.Constant(value=constant):
+                return self._constant(node, constant)
             case ast.JoinedStr(values=values):
                 pieces = ['""', *(self._piece(one, scope) for one in values)]
                 return f"({' + '.join(pieces)})"
@@ -515,7 +425,7 @@ class Translator:
     def _is_method(self, name: str) -> bool:
         return any(
             name in info.methods and self._kind(info.methods[name]) in ("methods", "statics")
-            for info in self._classes.values()
+            for info in self.classes.known
         )
 
     def _module_member(self, node: ast.Attribute, scope: Scope) -> Definition | External | None:
@@ -585,7 +495,11 @@ class Translator:
 
     def _call(self, node: ast.Call, scope: Scope) -> str:
         function = node.func
-        if isinstance(function, ast.Subscript) and isinstance(function.value, ast.Name) and function.value.id in BUILTINS:
+        if (
+            isinstance(function, ast.Subscript)
+            and isinstance(function.value, ast.Name)
+            and function.value.id in BUILTINS
+        ):
             function = function.value  # list[str]()
         if isinstance(function, ast.Attribute) and _is_super(function.value):
             return self._super(node, function, scope)
@@ -605,7 +519,7 @@ class Translator:
     def _runtime_call(self, called: str, given: list[ast.expr], names: dict[str | None, ast.expr], scope: Scope) -> str:
         if called == "$replace":
             self.attributes |= {name or "" for name in names}
-        consumes = called.removeprefix("$b.") in _CONSUMERS
+        consumes = called.removeprefix("$b.") in CONSUMERS
         shown = [self._argument(one, scope, consumes=consumes and len(given) == 1) for one in given]
         if names:
             rows = ", ".join(f"{name}: {self.expression(value, scope)}" for name, value in names.items())
@@ -656,7 +570,7 @@ class Translator:
     def _parameters(self, node: ast.Call, function: ast.expr, scope: Scope) -> Sequence[str]:
         """The names of a function's or constructor's parameters in order."""
         if isinstance(function, ast.Name) and (local := scope.function(function.id)):
-            return _parameter_names(local)
+            return parameter_names(local)
         item: object = None
         if isinstance(function, ast.Name) and function.id == "cls" and scope.has("cls") and scope.owner:
             item = scope.owner.definition
@@ -672,18 +586,18 @@ class Translator:
         target = self.sources.node(item)
         if isinstance(target, ast.ClassDef):
             self.constructed.add(item)
-            info = self.class_info(item)
-            made = self.method(info, "__init__")
-            return _parameter_names(made)[1:] if made else tuple(self.fields(info))
-        return _parameter_names(target) if isinstance(target, ast.FunctionDef) else ()
+            info = self.classes.info(item)
+            made = self.classes.method(info, "__init__")
+            return parameter_names(made)[1:] if made else tuple(self.classes.fields(info))
+        return parameter_names(target) if isinstance(target, ast.FunctionDef) else ()
 
     def _method_parameters(self, node: ast.Call, name: str) -> Sequence[str]:
         """Those of a method, which must be the same in every class of the program that has one of that name."""
         words = {word.arg for word in node.keywords}
         known = {
             parameters
-            for info in self._classes.values()
-            if name in info.methods and words <= set(parameters := _parameter_names(info.methods[name])[1:])
+            for info in self.classes.known
+            if name in info.methods and words <= set(parameters := parameter_names(info.methods[name])[1:])
         }
         if not self.settled:
             return ("",) * len(node.args) + tuple(word.arg or "" for word in node.keywords)
@@ -704,7 +618,7 @@ class Translator:
 
 
 def _safe(name: str | None) -> str:
-    return f"{name}_" if name in _RESERVED else str(name)
+    return f"{name}_" if name in RESERVED else str(name)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -713,30 +627,3 @@ def _is_text(node: ast.expr) -> bool:
 
 def _is_super(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
-def _parameter_names(node: ast.FunctionDef) -> tuple[str, ...]:
-    arguments = node.args
-    return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
-
-
-def _own_nodes(body: Sequence[ast.stmt]) -> Iterable[ast.AST]:
-    """The nodes of a function's own scope: not those of functions in it, nor the variables of comprehensions."""
-    for node in body:
-        yield from _own(node)
-
-
-def _own(node: ast.AST) -> Iterable[ast.AST]:
-    yield node
-    if isinstance(node, ast.FunctionDef | ast.Lambda):
-        return
-    for child in ast.iter_child_nodes(node):
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            yield from (one for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
-            yield from (one.target for one in ast.walk(child) if isinstance(one, ast.NamedExpr))
-        else:
-            yield from _own(child)
-
-
-def _is_generator(node: ast.FunctionDef) -> bool:
-    return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _own_nodes(node.body))

@@ -26,7 +26,7 @@ class Encoder:
         self.classes: dict[Definition, int] = {}
 
     def encode(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str) and not isinstance(value, Enum):
+        if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
             return value
         if isinstance(value, Enum):
             return [_ENUM, self._class(type(value)), value.name]

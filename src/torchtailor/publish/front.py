@@ -1,0 +1,111 @@
+"""The page at the top of an index, for people, and `about.json`, which says what its folders are.
+
+Installers read neither. What a wheelhouse says of itself (its manifest, and a verification report beside it) is kept in
+`about.json`, because the index itself has only files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
+from torchtailor.publish.store import TARGETS, Store
+from torchtailor.site.published import PublishedVariant, front_page
+from torchtailor.trust import Label, Limit, Size, decode_json, read_limited
+from torchtailor.verification.output import from_json
+from torchtailor.verification.result import CheckOutcome
+from torchtailor.wheelhouse.wheelhouse import Manifest
+
+ABOUT = "about.json"
+VERIFICATION, REPORT = "verify.json", "report.html"
+REPORTS = "reports"
+_HINT = "Move it away, and publish again."
+
+
+class AboutVariant(msgspec.Struct, frozen=True):
+    """What the index knows of one wheelhouse that was published to it."""
+
+    target: Label
+    variant: Label
+    requirements: tuple[str, ...]
+    python: Label
+    arch: Label
+    size: Size
+    stock_size: Size
+    verified: str = ""
+    report: str = ""
+
+
+def describe(wheelhouse: Path, manifest: Manifest, store: Store) -> AboutVariant:
+    """What a wheelhouse says of itself; its report is stored, if it has one."""
+    verified, report = _verified(wheelhouse), ""
+    page = wheelhouse / REPORT
+    if verified and page.is_file():
+        report = f"{REPORTS}/{manifest.variant}.html"
+        store.put_bytes(read_limited(page, Limit.MANIFEST), report, HTML_TYPE)
+    return AboutVariant(
+        manifest.index_name,
+        manifest.variant,
+        tuple(manifest.requirements),
+        manifest.target.python,
+        manifest.target.arch,
+        manifest.totals.output_bytes,
+        manifest.totals.input_bytes,
+        verified,
+        report,
+    )
+
+
+def _verified(wheelhouse: Path) -> str:
+    """The highest level that a verification of it passed; empty without one, or where it failed."""
+    try:
+        found = from_json(read_limited(wheelhouse / VERIFICATION, Limit.MANIFEST))
+    except FileNotFoundError:
+        return ""
+    reached = [level for level in found.levels if any(one.outcome is CheckOutcome.PASS for one in found.at(level))]
+    return reached[-1].value if found.passed and reached else ""
+
+
+def write_front(store: Store, added: Iterable[AboutVariant] = ()) -> None:
+    """Write `about.json` with what was added, and the page."""
+    known = {(one.target, one.variant): one for one in _read(store)}
+    known |= {(one.target, one.variant): one for one in added}
+    targets = read_targets(store.read(TARGETS) or b"[]", TARGETS)
+    rows = [known[key] for key in sorted(known)]
+    store.put_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n", ABOUT, "application/json")
+    shown = [row for row in _shown(store, rows) if row.target in targets]
+    store.put_bytes(front_page(shown, sorted(targets)), HTML_NAME, HTML_TYPE)
+
+
+def _read(store: Store) -> list[AboutVariant]:
+    content = store.read(ABOUT)
+    return decode_json(content, list[AboutVariant], ABOUT, _HINT) if content else []
+
+
+def _shown(store: Store, rows: Iterable[AboutVariant]) -> Iterator[PublishedVariant]:
+    """The wheelhouses whose torch the pages list."""
+    files: dict[str, Mapping[str, IndexedFile]] = {}
+    for row in rows:
+        project, _, version = row.requirements[0].partition("==")
+        place = f"{row.target}/{project}/{JSON_NAME}"
+        if place not in files:
+            content = store.read(place)
+            files[place] = {file.filename: file for file in (read_project_json(content, place) if content else ())}
+        listed = [file for name, file in files[place].items() if name.split("-")[1:2] == [version]]
+        if listed:
+            yanked = listed[0].yanked if all(file.yanked for file in listed) else ""
+            yield PublishedVariant(
+                row.target,
+                row.variant,
+                row.requirements,
+                row.python,
+                row.arch,
+                row.size,
+                row.stock_size,
+                row.verified,
+                row.report,
+                yanked,
+            )

@@ -1,0 +1,243 @@
+"""The selector in a real browser: type-ahead, paste, permalink, copying, keyboard, screens, offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import machines
+from tests.integration.site.conftest import open_page
+from torchtailor.site.pages import LIMIT, site_sizes
+
+SMI = """
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:19:00.0 Off |                    0 |
+| N/A   33C    P0             69W /  700W |       1MiB /  81559MiB |      0%      Default |
+|   1  NVIDIA H100 80GB HBM3          On  |   00000000:3B:00.0 Off |                    0 |
+"""
+
+
+def ask(browser: Any, script: str, *arguments: Any) -> Any:
+    return browser.execute_script(script, *arguments)
+
+
+def settle(browser: Any) -> None:
+    """Wait until what was typed has been answered."""
+    browser.execute_async_script("setTimeout(arguments[arguments.length - 1], 450)")
+
+
+def text_of(browser: Any, selector: str) -> str:
+    return str(ask(browser, "return document.querySelector(arguments[0])?.textContent ?? ''", selector))
+
+
+def variant(browser: Any) -> str:
+    return text_of(browser, "#variant")
+
+
+def paste(browser: Any, text: str) -> str:
+    ask(browser, "document.getElementById('paste-box').open = true")
+    ask(
+        browser,
+        "const p = document.getElementById('paste'); p.value = arguments[0]; p.dispatchEvent(new Event('input'))",
+        text,
+    )
+    settle(browser)
+    return text_of(browser, "#understood")
+
+
+def test_nothing_is_logged_and_nothing_is_fetched(selector: Any) -> None:
+    logged = [row for row in selector.get_log("browser") if row["source"] != "rendering"]  # no WebGPU in a test machine
+    assert logged == []
+    sent = [json.loads(row["message"])["message"] for row in selector.get_log("performance")]
+    requests = [row["params"] for row in sent if row["method"] == "Network.requestWillBeSent"]
+    urls = {request["request"]["url"] for request in requests if not request["documentURL"].startswith("chrome")}
+    assert {url.split(":", 1)[0] for url in urls} <= {"file", "data", "about"}
+
+
+def test_it_answers_without_a_network(browser: Any, site: Path) -> None:
+    browser.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    try:
+        open_page(browser, site / "index.html", "gpu=RTX+4090&cpu=zen4&driver=570.26")
+        assert variant(browser) == "pytorch214-python313-cuda12_6-sm89-avx512"
+    finally:
+        online = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", online)
+
+
+def test_the_page_is_small(site: Path) -> None:
+    (page,) = site_sizes({"index.html": (site / "index.html").read_bytes()})
+    assert page.gzip < LIMIT
+
+
+def test_type_ahead_by_keyboard_alone(selector: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    field = selector.find_element("id", "gpu-0")
+    field.clear()
+    field.send_keys("5090")
+    shown = ask(selector, "return [...document.querySelectorAll('#gpus .options li')].map(l => l.innerText)")
+    assert "RTX 5090" in shown[0]
+    assert "12.0" in shown[0]
+    field.send_keys(Keys.ARROW_DOWN)
+    active = field.get_attribute("aria-activedescendant")
+    assert ask(selector, "return document.getElementById(arguments[0]).getAttribute('aria-selected')", active) == "true"
+    field.send_keys(Keys.ENTER)
+    settle(selector)
+    assert field.get_attribute("aria-expanded") == "false"
+    assert "sm120" in variant(selector)
+    assert "gpu=" in selector.current_url
+
+
+def test_every_product_is_offered(selector: Any) -> None:
+    offered = {
+        name
+        for name, _ in ask(selector, "return JSON.parse(document.getElementById('data').textContent).form.products")
+    }
+    wanted = {name for gpu in machines.catalog().gpus.values() if gpu.offered for name in gpu.all_products}
+    assert wanted <= offered
+    assert len(offered) > 600
+
+
+def test_paste_of_nvidia_smi_fills_the_form(selector: Any) -> None:
+    said = paste(selector, SMI)
+    assert "2x NVIDIA H100 80GB HBM3" in said and "550.54.15" in said
+    assert ask(selector, "return document.getElementById('gpu-0').value") == "NVIDIA H100 80GB HBM3"
+    assert variant(selector).startswith("pytorch214-python313-cuda12_6-sm90")
+    assert "580.65.06" in text_of(selector, "#upgrades")
+    driver = selector.find_element("id", "driver")  # and can be corrected
+    driver.clear()
+    driver.send_keys("595.71.05")
+    settle(selector)
+    assert variant(selector).startswith("pytorch215-")
+
+
+def test_paste_of_a_description_is_that_machine(selector: Any) -> None:
+    import msgspec
+
+    said = paste(selector, msgspec.json.encode(machines.host("h100-gtx-1080-ti")).decode())
+    assert "GTX 1080 Ti" in said
+    assert "No single variant runs on all GPUs" in text_of(selector, ".notes")
+    again = selector.current_url
+    selector.get("about:blank")
+    selector.get(again)  # the link carries all of it
+    settle(selector)
+    assert "No single variant runs on all GPUs" in text_of(selector, ".notes")
+
+
+def test_paste_of_a_traceback_names_the_gpu(selector: Any) -> None:
+    text = (
+        "/usr/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning:\n"
+        "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    )
+    said = paste(selector, text)
+    assert "RTX 5090" in said and "3.12" in said
+    assert "python312-cuda13_2-sm120" in variant(selector)
+
+
+def test_what_is_not_nvidia_gets_the_true_sentence(selector: Any) -> None:
+    field = selector.find_element("id", "gpu-0")
+    field.clear()
+    field.send_keys("Radeon RX 7900 XTX")
+    settle(selector)
+    assert "ROCm" in text_of(selector, "#result")
+    ask(selector, "location.hash = 'gpu=RTX+4090&system=macos'")
+    settle(selector)
+    assert "MPS" in text_of(selector, "#alternatives")
+
+
+def test_the_link_carries_the_whole_state(browser: Any, site: Path) -> None:
+    words = (
+        "gpu=2x+H100&gpu=RTX+4090&driver=580.65.06&cpu=Graviton4&python=3.12&manager=uv&workload=general&system=linux"
+    )
+    open_page(browser, site / "index.html", words)
+    before = ask(browser, "return document.getElementById('result').innerText")
+    assert ask(browser, "return document.querySelector('[role=tab][aria-selected=true]').dataset.key") == "uv"
+    browser.find_element("id", "link").click()
+    settle(browser)
+    address = browser.current_url
+    browser.get("about:blank")
+    browser.get(address)
+    settle(browser)
+    settle(browser)
+    assert ask(browser, "return document.getElementById('result').innerText") == before
+    assert ask(browser, "return [...document.querySelectorAll('.gpu-row input[type=number]')].map(i => i.value)") == [
+        "2",
+        "1",
+    ]
+
+
+def test_commands_are_copied(browser: Any, site: Path) -> None:
+    open_page(browser, site / "index.html", "gpu=RTX+4090&cpu=zen4&driver=570.26")
+    ask(browser, "navigator.clipboard.writeText = t => { window.copied = t; return Promise.resolve(); }")
+    tabs = ask(browser, "return [...document.querySelectorAll('[role=tab]')].map(t => t.dataset.key)")
+    assert tabs == ["torchtailor", "pip", "uv", "pyproject", "docker", "source", "nix", "flox"]
+    copied = {}
+    for key in tabs:
+        browser.find_element("id", f"tab-{key}").click()
+        browser.find_element("css selector", f"#panel-{key} .copy").click()
+        copied[key] = ask(browser, "return window.copied")
+        assert copied[key] == text_of(browser, f"#panel-{key} pre")
+    assert copied["torchtailor"] == "torchtailor install pytorch214-python313-cuda12_6-sm89-avx512"
+    assert copied["pip"].startswith("python -m pip install torch==2.14.1+cu126 --extra-index-url https://")
+    assert '[[tool.uv.index]]\nname = "pytorch-cu126"' in copied["pyproject"]
+    assert "tailor --env /usr/local --gpu 8.9" in copied["docker"]
+
+
+def test_tabs_follow_the_arrow_keys(selector: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    first = selector.find_element("css selector", "[role=tab]")
+    first.send_keys(Keys.ARROW_RIGHT)
+    now = ask(
+        selector, "return [document.activeElement.dataset.key, document.activeElement.getAttribute('aria-selected')]"
+    )
+    assert now == ["pip", "true"]
+
+
+@pytest.mark.parametrize("width", [320, 400, 768, 1400, 3840])
+@pytest.mark.parametrize("name", ["index.html", "matrix.html", "gpus.html", "cpus.html"])
+def test_no_screen_scrolls_sideways(browser: Any, site: Path, name: str, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        open_page(browser, site / name, "gpu=H100&gpu=GTX+1080&driver=550.54.15" if name == "index.html" else "")
+        assert ask(browser, "return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_layout_does_not_shift(browser: Any, site: Path) -> None:
+    """Neither while the page loads nor when the first answer arrives."""
+    browser.get("about:blank")
+    browser.get((site / "index.html").as_uri())
+    script = """const done = arguments[0]; let total = 0;
+      const add = list => { for (const one of list.getEntries()) if (!one.hadRecentInput) total += one.value; };
+      new PerformanceObserver(add).observe({ type: 'layout-shift', buffered: true });
+      setTimeout(() => done(total), 2500);"""
+    assert browser.execute_async_script(script) < 0.02
+
+
+def test_hostile_text_stays_text(browser: Any, site: Path) -> None:
+    evil = "<img src=x onerror=window.evil=1>"
+    open_page(browser, site / "index.html", f"gpu={evil}&driver={evil}&cpu={evil}&system={evil}&host=%00&flags=e30")
+    settle(browser)
+    said = paste(browser, f"GPU 0: {evil} (UUID: GPU-1)\n{evil}")
+    assert ask(browser, "return [document.images.length, window.evil ?? 0]") == [0, 0]
+    assert evil in text_of(browser, "#result") + said
+
+
+def test_colours_can_be_chosen(selector: Any) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    before = ask(selector, paper)
+    selector.find_element("id", "theme").click()
+    assert ask(selector, paper) != before
+    selector.find_element("id", "theme").click()
+    assert ask(selector, paper) == before
