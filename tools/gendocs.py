@@ -14,6 +14,7 @@ from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.tables import user_file_schema
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._documents import DOCUMENTS, json_schema
+from torchtailor.cli.run import load_command
 from torchtailor.errors import EXIT_MEANINGS
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation import recommend
@@ -249,6 +250,23 @@ def commands(catalog: Catalog) -> str:
     return table(["command", "what it does"], [[f"`torchtailor {name}`", c.summary] for name, c in COMMANDS.items()])
 
 
+def command_reference(catalog: Catalog) -> str:
+    """What `--help` prints, of every command and every command in a group."""
+    text = ""
+    for name in COMMANDS:
+        command = load_command(name)
+        inner = getattr(command, "commands", {})
+        text += f"## {name}\n\n{_help(command, f'torchtailor {name}')}\n"
+        for one, inside in inner.items():
+            text += f"### {name} {one}\n\n{_help(inside, f'torchtailor {name} {one}')}\n"
+    return text
+
+
+def _help(command: Any, path: str) -> str:
+    context = command.make_context(path, [], resilient_parsing=True, terminal_width=100, max_content_width=100)
+    return f"```text\n{command.get_help(context).rstrip()}\n```\n"
+
+
 def json_documents(catalog: Catalog) -> str:
     """Every document that `--json` prints: the command, and a row for each field."""
     text = ""
@@ -319,6 +337,7 @@ BLOCKS: dict[str, Callable[[Catalog], str]] = {
     "commands": commands,
     "sources": sources,
     "json-documents": json_documents,
+    "command-reference": command_reference,
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/report.png: the top of the report of the verification on an H200, as a browser shows it."""
+"""Writes the pictures of the documents, as a browser shows them: the report of an H200, and the selector."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torchtailor.catalog import load_catalog
 from torchtailor.report import write_report
+from torchtailor.site.pages import render_site, write_site
 from torchtailor.verification.output import from_json
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "results" / "h200" / "verify-tailored.json"
-PICTURE = ROOT / "docs" / "report.png"
-SIZE = "1000,760"
+PICTURES = ROOT / "docs"
+REPORT_SIZE = (1000, 760)
+SELECTOR_SIZES = {"selector.png": (1400, 1060), "selector-narrow.png": (500, 1100)}  # no window is narrower than 500
+STATE = "gpu=RTX%204090&driver=570.26&cpu=Ryzen%209%207950X"
 
 
 def main() -> int:
@@ -25,11 +29,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
         write_report(from_json(MEASURED.read_bytes()), page)
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={SIZE}")
-        line = [browser, *flags, f"--user-data-dir={folder}/profile", f"--screenshot={PICTURE}", page.as_uri()]
-        subprocess.run(line, check=True, capture_output=True, timeout=60)
-    print(f"wrote {PICTURE.relative_to(ROOT)}, {PICTURE.stat().st_size} bytes")
+        take(browser, folder, page.as_uri(), "report.png", REPORT_SIZE)
+        write_site(Path(folder, "site"), render_site(load_catalog(ROOT / "src")))
+        selector = f"{Path(folder, 'site', 'index.html').as_uri()}#{STATE}"
+        for name, size in SELECTOR_SIZES.items():
+            take(browser, folder, selector, name, size)
     return 0
+
+
+def take(browser: str, folder: str, address: str, name: str, size: tuple[int, int]) -> None:
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000")
+    picture = PICTURES / name
+    place = [f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder}/profile", f"--screenshot={picture}"]
+    subprocess.run([browser, *flags, *place, address], check=True, capture_output=True, timeout=120)
+    print(f"wrote {picture.relative_to(ROOT)}, {picture.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

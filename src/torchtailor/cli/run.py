@@ -37,7 +37,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 def _run(name: str, arguments: Sequence[str]) -> int:
     _said.clear()
     try:
-        command = _load(name)
+        command = load_command(name)
         _listen()
         result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()
@@ -75,7 +75,7 @@ def run_root(arguments: Sequence[str]) -> int:
     from torchtailor.cli._root import PROGRAM, root
 
     try:
-        root(_load).main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
+        root(load_command).main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.OK
     except TorchtailorError as error:
@@ -83,7 +83,7 @@ def run_root(arguments: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-def _load(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The typer command of this name; its module is imported now, and no other."""
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)

@@ -127,7 +127,7 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
     wheel = best.method == Method.WHEEL.value
     yield ShownCommand(
         "torchtailor",
-        "torchtailor install" if wheel else "torchtailor build",
+        "torchtailor",
         found.command or "",
         "Takes the official wheel, cuts it to this hardware, verifies and installs it." if wheel else "Takes hours.",
     )
@@ -139,7 +139,7 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
     if source := _first(others, Method.SOURCE, gpu=best.gpu is not None):
         yield ShownCommand(
             "source",
-            "From source",
+            "Source",
             f"torchtailor build {source.variant} --via source",
             f"Compiles PyTorch {source.pytorch} for {source.short_name} alone; takes hours.",
         )
@@ -193,7 +193,7 @@ def _stock(catalog: Catalog, best: Pick, stock: str, arch: str) -> Iterator[Show
             f'\n[tool.uv.sources]\ntorch = {{ index = "{name}" }}\n\n'
             f'[[tool.uv.index]]\nname = "{name}"\nurl = "{index}"\nexplicit = true\n'
         )
-    yield ShownCommand("pyproject", "uv, pyproject.toml", project.rstrip("\n"), f"{uncut} Then `uv sync`.")
+    yield ShownCommand("pyproject", "pyproject.toml", project.rstrip("\n"), f"{uncut} Then `uv sync`.")
 
 
 def _docker(catalog: Catalog, best: Pick, arch: str) -> ShownCommand:

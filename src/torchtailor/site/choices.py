@@ -19,7 +19,7 @@ _MANAGERS = {
     "torchtailor": "torchtailor",
     "pip": "pip",
     "uv": "uv",
-    "pyproject": "uv, pyproject.toml",
+    "pyproject": "uv (pyproject.toml)",
     "docker": "Docker",
     "source": "source",
     "nix": "Nix flake",
