@@ -75,7 +75,8 @@ def run_root(arguments: Sequence[str]) -> int:
     from torchtailor.cli._root import PROGRAM, root
 
     try:
-        root(load_command).main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
+        commands = root(load_command)
+        commands.main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, standalone_mode=True)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.OK
     except TorchtailorError as error:

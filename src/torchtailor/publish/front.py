@@ -71,13 +71,26 @@ def _verified(wheelhouse: Path) -> str:
 
 def write_front(store: Store, added: Iterable[AboutVariant] = ()) -> None:
     """Write `about.json` with what was added, and the page."""
+    _add(store, added)
+    targets = read_targets(store.read(TARGETS) or b"[]", TARGETS)
+    shown = [row for row in _shown(store, _read(store)) if row.target in targets]
+    store.put_bytes(front_page(shown, sorted(targets)), HTML_NAME, HTML_TYPE)
+
+
+def copy_about(staging: Store, store: Store) -> None:
+    """Add what another index knows of its folders, with its reports."""
+    rows = _read(staging)
+    for row in rows:
+        if row.report and (page := staging.read(row.report)):
+            store.put_bytes(page, row.report, HTML_TYPE)
+    _add(store, rows)
+
+
+def _add(store: Store, added: Iterable[AboutVariant]) -> None:
     known = {(one.target, one.variant): one for one in _read(store)}
     known |= {(one.target, one.variant): one for one in added}
-    targets = read_targets(store.read(TARGETS) or b"[]", TARGETS)
     rows = [known[key] for key in sorted(known)]
     store.put_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n", ABOUT, "application/json")
-    shown = [row for row in _shown(store, rows) if row.target in targets]
-    store.put_bytes(front_page(shown, sorted(targets)), HTML_NAME, HTML_TYPE)
 
 
 def _read(store: Store) -> list[AboutVariant]:

@@ -41,7 +41,7 @@ from torchtailor.index.pages import (
     read_targets,
     root_pages,
 )
-from torchtailor.publish.front import write_front
+from torchtailor.publish.front import copy_about, write_front
 from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.trust import Label, decode_json
@@ -198,6 +198,7 @@ def promote(staging: Store, store: Store, *, nvidia_too: bool = False, say: Say 
             }
             for target in {*now, *pages}
         }
+        copy_about(staging, store)
         return replace(_change(store, joined, "promote"), copied_bytes=copied)
 
 

@@ -88,8 +88,10 @@ def selector_page(matrix: Matrix) -> str:
         releases=len(matrix.catalog.releases),
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
-        data=f'{{"engine":{program.data},"form":{form}}}',
-        script=_script(program.code, "common.js", "selector.js"),
+        form=form,
+        script=_script("common.js", "selector.js"),
+        data=program.data,
+        engine=_inside(program.code),
     )
 
 
@@ -113,8 +115,9 @@ def matrix_page(matrix: Matrix) -> str:
         rows="\n".join(map(_matrix_row, entries)),
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
-        data=f'{{"engine":{program.data}}}',
-        script=_script(program.code, "common.js", "tables.js", "matrix.js"),
+        script=_script("common.js", "tables.js", "matrix.js"),
+        data=program.data,
+        engine=_inside(program.code),
     )
 
 
@@ -127,7 +130,7 @@ def guide_page(name: str, title: str, lead: str, tables: Sequence[tuple[str, Sit
         lead=escape(lead),
         tables=shown,
         version=escape(__version__),
-        script=_script("", "common.js", "tables.js"),
+        script=_script("common.js", "tables.js"),
     )
 
 
@@ -139,9 +142,13 @@ def header(current: str) -> str:
     return Template(_asset("header.html")).substitute(home=SELECTOR, links=links)
 
 
-def _script(program: str, *names: str) -> str:
-    """Scripts in one element, which none of them can end."""
-    return "\n".join([program, *map(_asset, names)]).replace("</", "<\\/")
+def _script(*names: str) -> str:
+    return _inside("\n".join(map(_asset, names)))
+
+
+def _inside(code: str) -> str:
+    """Code that cannot end the script element it is in."""
+    return code.replace("</", "<\\/")
 
 
 def _asset(name: str) -> str:

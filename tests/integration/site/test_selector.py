@@ -98,7 +98,7 @@ def test_type_ahead_by_keyboard_alone(selector: Any) -> None:
 def test_every_product_is_offered(selector: Any) -> None:
     offered = {
         name
-        for name, _ in ask(selector, "return JSON.parse(document.getElementById('data').textContent).form.products")
+        for name, _ in ask(selector, "return JSON.parse(document.getElementById('form-data').textContent).products")
     }
     wanted = {name for gpu in machines.catalog().gpus.values() if gpu.offered for name in gpu.all_products}
     assert wanted <= offered

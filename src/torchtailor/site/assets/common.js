@@ -45,3 +45,16 @@ const copyButton = (text, what) => el("button", {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   },
 }, "Copy");
+
+// The compiled functions: read and run when the first question is asked, so that the page is drawn before.
+const startEngine = (() => {
+  let engine = null;
+  return () => {
+    if (engine === null) {
+      document.head.append(el("script", { textContent: byId("engine-code").textContent }));
+      const program = $start(JSON.parse(byId("engine-data").textContent));
+      engine = { ...program, matrix: program.Matrix(program.values.catalog) };
+    }
+    return engine;
+  };
+})();

@@ -23,9 +23,8 @@
   show();
 
   // Why a name is offered, possible or not: the very function of `torchtailor matrix --why`.
-  let engine = null;
   const why = (name) => {
-    if (engine === null) { const program = $start(JSON.parse(byId("data").textContent).engine); engine = { ...program, matrix: program.Matrix(program.values.catalog) }; }
+    const engine = startEngine();
     try { return engine.explain(engine.matrix, name).text; } catch (error) { if (!error.message) throw error; return `${error.message} ${error.hint ?? ""}`.trim(); }
   };
   window.torchtailor = { why };

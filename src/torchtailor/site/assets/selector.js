@@ -1,18 +1,10 @@
 (() => {
   "use strict";
-  const loaded = JSON.parse(byId("data").textContent);
-  const { form } = loaded;
+  const form = JSON.parse(byId("form-data").textContent);
   const PER_LIST = 40;  // rows of a list of suggestions
 
   // The compiled engine starts with the first question, after the page has been drawn.
-  let engine = null;
-  const start = () => {
-    if (engine === null) {
-      const program = $start(loaded.engine);
-      engine = { ...program, matrix: program.Matrix(program.values.catalog) };
-    }
-    return engine;
-  };
+  const start = startEngine;
   const answer = (query) => { const e = start(); return e.to_json(e.page_answer(e.matrix, e.from_json(query))); };
   const understand = (text) => { const e = start(); return e.to_json(e.understand(e.values.catalog, text)); };
   window.torchtailor = { answer, understand, start };
@@ -235,6 +227,7 @@
     else line.textContent = found.cpu;
   };
   const show = () => {
+    if (document.readyState === "loading") return;  // the compiled functions are at the end of the page
     const embedded = state.gpus.some(({ name }) => /jetson|orin|xavier|thor|tegra|tx[12]|drive|agx/i.test(name));
     byId("jetpack-field").hidden = !embedded;
     if (!embedded) state.jetpack = "";
@@ -278,5 +271,5 @@
 
   state = location.hash.length > 1 ? fromHash(location.hash.slice(1)) : { ...blank(), gpus: [{ name: form.example, count: 1 }] };
   draw();
-  requestAnimationFrame(() => setTimeout(() => { show(); hint(); }));
+  addEventListener("DOMContentLoaded", () => requestAnimationFrame(() => setTimeout(() => { show(); hint(); })));
 })();

@@ -355,10 +355,10 @@ class Translator:
                 return self._array(generators, scope, lambda inner: self._item(element, inner))
             case ast.SetComp(elt=element, generators=generators):
                 return f"$b.set({self._array(generators, scope, lambda inner: self.expression(element, inner))})"
-            case ast.DictComp(key=key, value=value, generators=generators):
+            case ast.DictComp(generators=generators):
 
-                def pair(inner: Scope) -> str:
-                    return f"[{self.expression(key, inner)}, {self.expression(value, inner)}]"
+                def pair(inner: Scope, row: ast.DictComp = node) -> str:
+                    return f"[{self.expression(row.key, inner)}, {self.expression(row.value, inner)}]"
 
                 return f"$b.dict({self._array(generators, scope, pair)})"
             case ast.GeneratorExp(elt=element, generators=generators):
