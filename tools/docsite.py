@@ -76,7 +76,7 @@ def main() -> int:
         print("\n".join(broken), file=sys.stderr)
         return 1
     selector = [sys.executable, "-m", "torchtailor", "site", str(PAGES / "selector"), "--quiet"]
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--clean", "--site-dir", str(out)]
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(out)]
     for line in (selector, mkdocs):
         environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         if code := subprocess.run(line, cwd=ROOT, check=False, env=environment).returncode:

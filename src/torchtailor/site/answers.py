@@ -20,7 +20,7 @@ from torchtailor.catalog.releases import Method
 from torchtailor.errors import TorchtailorError
 from torchtailor.recommendation.engine import recommend_for
 from torchtailor.recommendation.result import Pick, Recommendation
-from torchtailor.site.hosts import USUAL_CPU, Query, query_host, read_query
+from torchtailor.site.hosts import USUAL_CPU, Query, has_own_cpu, query_host, read_query
 from torchtailor.variants import Matrix
 
 
@@ -85,7 +85,7 @@ def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
     line = "torchtailor recommend"
     try:
         query = read_query(document)
-        line = command_line(query)
+        line = command_line(matrix.catalog, query)
         host = query_host(matrix.catalog, query)
         found = recommend_for(matrix, host, query.request)
     except TorchtailorError as error:
@@ -96,7 +96,7 @@ def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
     return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line, cpu)
 
 
-def command_line(query: Query) -> str:
+def command_line(catalog: Catalog, query: Query) -> str:
     """`torchtailor recommend ...` for the same question."""
     if query.host is not None:
         return _line(["torchtailor", "recommend", "--from", "machine.json", *_choices(query)])
@@ -104,7 +104,7 @@ def command_line(query: Query) -> str:
     words = ["torchtailor", "recommend", *(["--from", "machine.json"] if described else [])]
     for name in query.gpus or ("none",):
         words += ["--gpu", name]
-    cpu = query.cpu or ("" if described or query.gpus else USUAL_CPU)
+    cpu = query.cpu or ("" if described or has_own_cpu(catalog, query.gpus) else USUAL_CPU)
     words += ["--cpu", cpu] if cpu else []
     words += ["--driver", query.driver] if query.driver else []
     words += ["--jetpack", query.jetpack] if query.jetpack else []
@@ -147,7 +147,7 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
         yield ShownCommand(
             "nix",
             "Nix flake",
-            _flake(recipe, f"{arch}-linux"),
+            _flake(catalog, recipe, f"{arch}-linux"),
             f"A recipe for PyTorch {recipe.pytorch}, reproducible; takes hours to compile.",
         )
         yield ShownCommand(
@@ -158,11 +158,13 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
         )
 
 
-def _flake(recipe: Pick, system: str) -> str:
+def _flake(catalog: Catalog, recipe: Pick, system: str) -> str:
+    revision = catalog.release(recipe.release).nixpkgs
     return (
-        f"# torchtailor recipes write . --release {recipe.release}\n# this is flake.nix; then: nix build --impure\n"
-        f"{{\n  outputs = {{ nixpkgs, ... }}: {{\n    packages.{system}.default =\n"
-        f"      import ./.flox/pkgs/{recipe.name}.nix {{ pkgs = nixpkgs.legacyPackages.{system}; }};\n  }};\n}}"
+        f"# torchtailor recipes write . --release {recipe.release}\n# git add .flox; this is flake.nix; then: nix build\n"
+        f'{{\n  inputs.nixpkgs = {{ url = "github:NixOS/nixpkgs/{revision}"; flake = false; }};\n'
+        f"  outputs = {{ nixpkgs, ... }}: {{\n    packages.{system}.default =\n"
+        f'      (import ./.flox {{ system = "{system}"; nixpkgsSource = nixpkgs; }}).{recipe.name};\n  }};\n}}'
     )
 
 

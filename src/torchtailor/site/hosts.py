@@ -91,7 +91,7 @@ def query_host(catalog: Catalog, query: Query) -> Host:
     choice = next((one for one in SYSTEMS if one.key == query.system), None)
     if choice is None:
         raise UsageError(f"{query.system!r} is not a system of the form.", "Choose one of the list.")
-    cpu = query.cpu or (None if query.pasted_cpu or _has_own_cpu(catalog, query.gpus) else USUAL_CPU)
+    cpu = query.cpu or (None if query.pasted_cpu or has_own_cpu(catalog, query.gpus) else USUAL_CPU)
     gpus = query.gpus or ("none",)
     tegra = choice.system is None and query.jetpack is not None
     base = _base(catalog, query, choice.system)
@@ -105,7 +105,8 @@ def query_host(catalog: Catalog, query: Query) -> Host:
     return host
 
 
-def _has_own_cpu(catalog: Catalog, gpus: tuple[str, ...]) -> bool:
+def has_own_cpu(catalog: Catalog, gpus: tuple[str, ...]) -> bool:
+    """Whether a GPU is part of a system whose CPU is known, as a Jetson or a GH200."""
     return any(catalog.cpu_with(name, catalog.find_gpu(name).gpu) is not None for name in gpus)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import machines
+from tests.catalogs import pin
 from torchtailor.cli import main
 from torchtailor.errors import TorchtailorError
 from torchtailor.site.answers import page_answer
@@ -62,22 +65,48 @@ def test_commands_of_a_wheel_of_the_default_index_and_of_another() -> None:
     commands = {one.key: one.text for one in older.commands}
     assert commands["uv"].startswith("uv pip install torch==2.14.1+cu126 --extra-index-url https://")
     assert "explicit = true" in commands["pyproject"]
-    assert "import ./.flox/pkgs/pytorch-python313-cuda12_9-sm90-avx512.nix" in commands["nix"]
+    assert "nixpkgsSource = nixpkgs; }).pytorch-python313-cuda12_9-sm90-avx512;" in commands["nix"]
 
 
-def test_the_line_for_a_terminal_gives_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(shutil.which("nix-instantiate") is None, reason="nix-instantiate is not installed")
+def test_the_flake_is_nix(tmp_path: Path) -> None:
+    found = page_answer(machines.matrix(), {"gpus": ["H100"], "cpu": "zen4"})
+    (flake,) = [one.text for one in found.commands if one.key == "nix"]
+    (tmp_path / "flake.nix").write_text(flake)
+    subprocess.run(["nix-instantiate", "--parse", str(tmp_path / "flake.nix")], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        (
+            {"gpus": ["RTX 4090", "L40S"], "cpu": "Ryzen 9 7950X", "driver": "570.26", "python": "3.12"},
+            "torchtailor recommend --gpu 'RTX 4090' --gpu L40S --cpu 'Ryzen 9 7950X' --driver 570.26 --python 3.12",
+        ),
+        ({"gpus": ["RTX 5090"]}, "torchtailor recommend --gpu 'RTX 5090' --cpu x86_64_v3"),
+        ({}, "torchtailor recommend --gpu none --cpu x86_64_v3"),
+        ({"gpus": ["GH200"]}, "torchtailor recommend --gpu GH200"),
+        (
+            {"gpus": ["Jetson AGX Orin"], "jetpack": "6.2"},
+            "torchtailor recommend --gpu 'Jetson AGX Orin' --jetpack 6.2",
+        ),
+    ],
+)
+def test_the_line_for_a_terminal_gives_the_same_answer(
+    query: dict[str, object], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shlex
+    from dataclasses import asdict
 
-    query = {"gpus": ["RTX 4090", "RTX 4090"], "cpu": "Ryzen 9 7950X", "driver": "570.26", "python": "3.12"}
+    pin(monkeypatch)
     found = page_answer(machines.matrix(), query)
-    assert found.line == (
-        "torchtailor recommend --gpu 'RTX 4090' --gpu 'RTX 4090' --cpu 'Ryzen 9 7950X' --driver 570.26 --python 3.12"
-    )
-    assert main([*shlex.split(found.line)[1:], "--json"]) == 0
-    assert found.recommendation is not None
-    assert found.recommendation.best is not None
+    assert found.line == line
+    main([*shlex.split(line)[1:], "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["best"]["reasons"] == list(found.recommendation.best.reasons)
+    assert found.recommendation is not None
+    assert {key: value for key, value in printed.items() if key != "schema"} == json.loads(
+        json.dumps(asdict(found.recommendation))
+    )
 
 
 def test_a_wrong_question_is_answered_with_the_commands_words() -> None:

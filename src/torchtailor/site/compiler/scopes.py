@@ -10,18 +10,18 @@ from torchtailor.site.compiler.classes import ClassInfo
 
 
 @dataclass
-class Scope:
+class FunctionScope:
     """The names of one function, inside of another or of a module."""
 
     module: str
     names: set[str] = field(default_factory=set)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    parent: Scope | None = None
+    parent: FunctionScope | None = None
     owner: ClassInfo | None = None
 
-    def inner(self, names: Iterable[str]) -> Scope:
-        return Scope(self.module, set(names), parent=self, owner=self.owner)
+    def inner(self, names: Iterable[str]) -> FunctionScope:
+        return FunctionScope(self.module, set(names), parent=self, owner=self.owner)
 
     def has(self, name: str) -> bool:
         return name in self.names or (self.parent is not None and self.parent.has(name))

@@ -23,7 +23,7 @@ from torchtailor.site.compiler.names import (
     RESERVED,
 )
 from torchtailor.site.compiler.program import Definition, External, NotCompilable, Sources, imported
-from torchtailor.site.compiler.scopes import Scope, is_generator, own_nodes, parameter_names
+from torchtailor.site.compiler.scopes import FunctionScope, is_generator, own_nodes, parameter_names
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "$add", ast.Sub: "$sub", ast.Mult: "$mul", ast.FloorDiv: "$floordiv", ast.Mod: "$mod",
@@ -62,7 +62,7 @@ class Translator:
         """A function or value at the top of a module, as one statement; classes are `class_code`."""
         node = self.sources.node(item)
         self._place = f"{item.module}.{item.name}"
-        scope = Scope(item.module)
+        scope = FunctionScope(item.module)
         name = self.identifier(item)
         if isinstance(node, ast.FunctionDef):
             code = self.function(node, scope, name)
@@ -90,7 +90,7 @@ class Translator:
         """A class with the members that the program names."""
         item = info.definition
         base = self.need(info.base) if isinstance(info.base, Definition) else info.base or "null"
-        scope = Scope(item.module, owner=info)
+        scope = FunctionScope(item.module, owner=info)
         parts = []
         if info.enum:
             rows = [f"[{json.dumps(name)}, {self.expression(value, scope)}]" for name, value in info.attributes.items()]
@@ -118,7 +118,7 @@ class Translator:
         parts += [f"{kind}: {{{', '.join(codes)}}}" for kind, codes in kinds.items() if codes]
         return f"const {self.identifier(item)} = $class({json.dumps(item.name)}, {base}, {{{', '.join(parts)}}});"
 
-    def _method_code(self, method: ast.FunctionDef, scope: Scope, kind: str) -> str:
+    def _method_code(self, method: ast.FunctionDef, scope: FunctionScope, kind: str) -> str:
         """A method; one that has no translation raises when it is called: it may only share the name of another."""
         place = self._place
         try:
@@ -155,11 +155,11 @@ class Translator:
         if isinstance(default, ast.Call) and ast.unparse(default.func).rpartition(".")[2] == "field":
             given = {word.arg: word.value for word in default.keywords}
             if "default_factory" in given:
-                return f"{self.expression(given['default_factory'], Scope(module))}()"
+                return f"{self.expression(given['default_factory'], FunctionScope(module))}()"
             default = given.get("default")
-        return f"$missing({json.dumps(name)})" if default is None else self.expression(default, Scope(module))
+        return f"$missing({json.dumps(name)})" if default is None else self.expression(default, FunctionScope(module))
 
-    def function(self, node: ast.FunctionDef, outer: Scope, name: str, method: str = "") -> str:
+    def function(self, node: ast.FunctionDef, outer: FunctionScope, name: str, method: str = "") -> str:
         """A function, or a method (`methods`, `getters`, `kept`, `statics`) whose first argument is `this`."""
         arguments = node.args
         if arguments.kwarg or (arguments.vararg and arguments.kwonlyargs):
@@ -185,8 +185,8 @@ class Translator:
         star = "*" if is_generator(node) else ""
         return f"function{star} {name}({', '.join(shown)}) {{ {head}{self.block(node.body, scope)} }}"
 
-    def _function_scope(self, node: ast.FunctionDef, outer: Scope) -> Scope:
-        scope = Scope(outer.module, parent=outer, owner=outer.owner)
+    def _function_scope(self, node: ast.FunctionDef, outer: FunctionScope) -> FunctionScope:
+        scope = FunctionScope(outer.module, parent=outer, owner=outer.owner)
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg]
         scope.names |= {one.arg for one in every if one is not None}
@@ -204,10 +204,10 @@ class Translator:
 
     # statements
 
-    def block(self, body: Sequence[ast.stmt], scope: Scope) -> str:
+    def block(self, body: Sequence[ast.stmt], scope: FunctionScope) -> str:
         return " ".join(code for line in body if (code := self.statement(line, scope)))
 
-    def statement(self, node: ast.stmt, scope: Scope) -> str:  # noqa: PLR0912  (a case for each kind)
+    def statement(self, node: ast.stmt, scope: FunctionScope) -> str:  # noqa: PLR0912  (a case for each kind)
         match node:
             case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Assert() | ast.Import() | ast.ImportFrom():
                 return ""
@@ -248,7 +248,7 @@ class Translator:
                     return f"try {{ {self.block(body, scope)} }} catch ($e) {{ if (!$is($e, [{caught}])) throw $e; }}"
         raise self._cannot(node, type(node).__name__)
 
-    def _assign(self, targets: Sequence[ast.expr], value: str, scope: Scope) -> str:
+    def _assign(self, targets: Sequence[ast.expr], value: str, scope: FunctionScope) -> str:
         if len(targets) > 1:
             raise self._cannot(targets[0], "assignment to several targets")
         target = targets[0]
@@ -257,10 +257,10 @@ class Translator:
         shown = self._target(target, scope)
         return f"{shown} = [...{value}];" if isinstance(target, ast.Tuple | ast.List) else f"{shown} = {value};"
 
-    def _loaded(self, target: ast.expr, scope: Scope) -> str:
+    def _loaded(self, target: ast.expr, scope: FunctionScope) -> str:
         return self.expression(target, scope)
 
-    def _target(self, target: ast.expr, scope: Scope) -> str:
+    def _target(self, target: ast.expr, scope: FunctionScope) -> str:
         match target:
             case ast.Name(id=name):
                 return _safe(name)
@@ -275,7 +275,7 @@ class Translator:
                 return f"...{self._target(value, scope)}"
         raise self._cannot(target, "this target")
 
-    def _try(self, node: ast.Try, scope: Scope) -> str:
+    def _try(self, node: ast.Try, scope: FunctionScope) -> str:
         if node.orelse or node.finalbody:
             raise self._cannot(node, "try with else or finally")
         chain = ""
@@ -287,7 +287,7 @@ class Translator:
 
     # expressions
 
-    def condition(self, node: ast.expr, scope: Scope) -> str:
+    def condition(self, node: ast.expr, scope: FunctionScope) -> str:
         """An expression of which only its truth counts, as a JavaScript boolean."""
         match node:
             case ast.BoolOp(op=op, values=values):
@@ -299,14 +299,14 @@ class Translator:
                 return self.expression(node, scope)
         return f"$t({self.operand(node, scope)})"
 
-    def operand(self, node: ast.expr, scope: Scope) -> str:
+    def operand(self, node: ast.expr, scope: FunctionScope) -> str:
         """An expression that is used where it stands, so that a method in it need not be bound to its object."""
         if isinstance(node, ast.Attribute) and self._module_member(node, scope) is None:
             self.attributes.add(node.attr)
             return f"{self.operand(node.value, scope)}.{RENAMED.get(node.attr, node.attr)}"
         return self.expression(node, scope)
 
-    def expression(self, node: ast.expr, scope: Scope) -> str:  # noqa: PLR0912  (a case for each kind)
+    def expression(self, node: ast.expr, scope: FunctionScope) -> str:  # noqa: PLR0912  (a case for each kind)
         match node:
             case ast.Constant(value=constant):
                 return self._constant(node, constant)
@@ -357,7 +357,7 @@ class Translator:
                 return f"$b.set({self._array(generators, scope, lambda inner: self.expression(element, inner))})"
             case ast.DictComp(generators=generators):
 
-                def pair(inner: Scope, row: ast.DictComp = node) -> str:
+                def pair(inner: FunctionScope, row: ast.DictComp = node) -> str:
                     return f"[{self.expression(row.key, inner)}, {self.expression(row.value, inner)}]"
 
                 return f"$b.dict({self._array(generators, scope, pair)})"
@@ -377,7 +377,7 @@ class Translator:
             return json.dumps(value).replace("<", "\\u003c")
         raise self._cannot(node, f"the constant {value!r}")
 
-    def _piece(self, node: ast.expr, scope: Scope) -> str:
+    def _piece(self, node: ast.expr, scope: FunctionScope) -> str:
         """A part of an f-string."""
         if isinstance(node, ast.FormattedValue):
             if node.format_spec is not None or node.conversion not in (-1, ord("r")):
@@ -386,12 +386,12 @@ class Translator:
             return f"{helper}({self.operand(node.value, scope)})"
         return self.expression(node, scope)
 
-    def _item(self, node: ast.expr, scope: Scope) -> str:
+    def _item(self, node: ast.expr, scope: FunctionScope) -> str:
         if isinstance(node, ast.Starred):
             return f"...{self.expression(node.value, scope)}"
         return self.expression(node, scope)
 
-    def _name(self, node: ast.expr, name: str, scope: Scope) -> str:
+    def _name(self, node: ast.expr, name: str, scope: FunctionScope) -> str:
         if scope.has(name):
             return _safe(name)
         if found := scope.imported(name):
@@ -413,7 +413,7 @@ class Translator:
             return EXTERNALS[item.module, item.name or ""]
         raise self._cannot(node, f"{item.module}.{item.name}")
 
-    def _attribute(self, node: ast.Attribute, scope: Scope) -> str:
+    def _attribute(self, node: ast.Attribute, scope: FunctionScope) -> str:
         if meaning := self._module_member(node, scope):
             return self._external(node, meaning) if isinstance(meaning, External) else self.need(meaning)
         self.attributes.add(node.attr)
@@ -428,7 +428,7 @@ class Translator:
             for info in self.classes.known
         )
 
-    def _module_member(self, node: ast.Attribute, scope: Scope) -> Definition | External | None:
+    def _module_member(self, node: ast.Attribute, scope: FunctionScope) -> Definition | External | None:
         """What `module.name` means, where the left side is a module."""
         path = ast.unparse(node.value)
         head, *inner = path.split(".") if all(part.isidentifier() for part in path.split(".")) else ("",)
@@ -443,7 +443,7 @@ class Translator:
             return member if isinstance(member, Definition | External) else None
         return None
 
-    def _dict(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], scope: Scope) -> str:
+    def _dict(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], scope: FunctionScope) -> str:
         rows = []
         for key, value in zip(keys, values, strict=True):
             shown = self.expression(value, scope)
@@ -459,7 +459,9 @@ class Translator:
             return f"({left} {_PLAIN[type(op)]} {right})"
         raise self._cannot(node, type(op).__name__)
 
-    def _compare(self, left: ast.expr, ops: Sequence[ast.cmpop], others: Sequence[ast.expr], scope: Scope) -> str:
+    def _compare(
+        self, left: ast.expr, ops: Sequence[ast.cmpop], others: Sequence[ast.expr], scope: FunctionScope
+    ) -> str:
         terms = [left, *others]
         if any(not isinstance(one, ast.Name | ast.Constant | ast.Attribute) for one in others[:-1]):
             raise self._cannot(left, "a chain of comparisons whose middle is computed")
@@ -478,11 +480,15 @@ class Translator:
                 parts.append(f"{_ORDER[type(op)]}({a}, {b})")
         return parts[0] if len(parts) == 1 else f"({' && '.join(parts)})"
 
-    def _array(self, generators: Sequence[ast.comprehension], scope: Scope, item: Callable[[Scope], str]) -> str:
+    def _array(
+        self, generators: Sequence[ast.comprehension], scope: FunctionScope, item: Callable[[FunctionScope], str]
+    ) -> str:
         loop = self._loop(generators, scope, lambda inner: f"$r.push({item(inner)});")
         return f"(() => {{ const $r = []; {loop} return $r; }})()"
 
-    def _loop(self, generators: Sequence[ast.comprehension], scope: Scope, body: Callable[[Scope], str]) -> str:
+    def _loop(
+        self, generators: Sequence[ast.comprehension], scope: FunctionScope, body: Callable[[FunctionScope], str]
+    ) -> str:
         first, *rest = generators
         source = self.operand(first.iter, scope)
         inner = scope.inner(one.id for one in ast.walk(first.target) if isinstance(one, ast.Name))
@@ -493,7 +499,7 @@ class Translator:
 
     # calls
 
-    def _call(self, node: ast.Call, scope: Scope) -> str:
+    def _call(self, node: ast.Call, scope: FunctionScope) -> str:
         function = node.func
         if (
             isinstance(function, ast.Subscript)
@@ -516,7 +522,9 @@ class Translator:
             return self._runtime_call(called, positional, names, scope)
         return f"{called}({self._arguments(node, positional, names, self._parameters(node, function, scope), scope)})"
 
-    def _runtime_call(self, called: str, given: list[ast.expr], names: dict[str | None, ast.expr], scope: Scope) -> str:
+    def _runtime_call(
+        self, called: str, given: list[ast.expr], names: dict[str | None, ast.expr], scope: FunctionScope
+    ) -> str:
         if called == "$replace":
             self.attributes |= {name or "" for name in names}
         consumes = called.removeprefix("$b.") in CONSUMERS
@@ -526,13 +534,13 @@ class Translator:
             shown.append(f"$kw({{{rows}}})")
         return f"{called}({', '.join(shown)})"
 
-    def _argument(self, node: ast.expr, scope: Scope, *, consumes: bool) -> str:
+    def _argument(self, node: ast.expr, scope: FunctionScope, *, consumes: bool) -> str:
         if consumes and isinstance(node, ast.GeneratorExp):
             return self._array(node.generators, scope, lambda inner: self.expression(node.elt, inner))
         return self._item(node, scope)
 
     def _method_call(
-        self, node: ast.Call, function: ast.Attribute, names: dict[str | None, ast.expr], scope: Scope
+        self, node: ast.Call, function: ast.Attribute, names: dict[str | None, ast.expr], scope: FunctionScope
     ) -> str:
         self.attributes.add(function.attr)
         value = self.operand(function.value, scope)
@@ -552,7 +560,7 @@ class Translator:
         given: Sequence[ast.expr],
         names: dict[str | None, ast.expr],
         parameters: Sequence[str],
-        scope: Scope,
+        scope: FunctionScope,
     ) -> str:
         """The arguments in their places; `undefined` stands for a default."""
         shown = [self._item(one, scope) for one in given]
@@ -567,7 +575,7 @@ class Translator:
                 return ", ".join(shown)
         raise self._cannot(node, f"the argument {next(iter(rest))}")
 
-    def _parameters(self, node: ast.Call, function: ast.expr, scope: Scope) -> Sequence[str]:
+    def _parameters(self, node: ast.Call, function: ast.expr, scope: FunctionScope) -> Sequence[str]:
         """The names of a function's or constructor's parameters in order."""
         if isinstance(function, ast.Name) and (local := scope.function(function.id)):
             return parameter_names(local)
@@ -605,7 +613,7 @@ class Translator:
             raise self._cannot(node, f"arguments by name of the method {name}, of which {len(known)} are known")
         return next(iter(known))
 
-    def _super(self, node: ast.Call, function: ast.Attribute, scope: Scope) -> str:
+    def _super(self, node: ast.Call, function: ast.Attribute, scope: FunctionScope) -> str:
         owner = scope.owner
         if owner is None or node.keywords:
             raise self._cannot(node, "this use of super()")
