@@ -15,13 +15,12 @@ from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile
 from torchtailor.publish.store import TARGETS, Store
 from torchtailor.site.published import PublishedVariant, front_page
 from torchtailor.trust import Label, Limit, Size, decode_json, read_limited
-from torchtailor.verification.output import from_json
-from torchtailor.verification.result import CheckOutcome
 from torchtailor.wheelhouse.wheelhouse import Manifest
 
 ABOUT = "about.json"
 VERIFICATION, REPORT = "verify.json", "report.html"
 REPORTS = "reports"
+LEVELS = ("static", "import", "gpu")  # of a verification, from the lowest
 _HINT = "Move it away, and publish again."
 
 
@@ -59,14 +58,29 @@ def describe(wheelhouse: Path, manifest: Manifest, store: Store) -> AboutVariant
     )
 
 
+class _ReportedCheck(msgspec.Struct):
+    level: Label
+    outcome: Label
+
+
+class _Reported(msgspec.Struct):
+    """What is read of `torchtailor verify --json`; the rest needs the extra `verify`, and publishing does not."""
+
+    passed: bool
+    checks: list[_ReportedCheck]
+
+
 def _verified(wheelhouse: Path) -> str:
     """The highest level that a verification of it passed; empty without one, or where it failed."""
     try:
-        found = from_json(read_limited(wheelhouse / VERIFICATION, Limit.MANIFEST))
+        content = read_limited(wheelhouse / VERIFICATION, Limit.MANIFEST)
     except FileNotFoundError:
         return ""
-    reached = [level for level in found.levels if any(one.outcome is CheckOutcome.PASS for one in found.at(level))]
-    return reached[-1].value if found.passed and reached else ""
+    hint = "Write it with `torchtailor verify --json`, or remove it."
+    found = decode_json(content, _Reported, f"{wheelhouse / VERIFICATION} is not a verification report: it", hint)
+    passed = {check.level for check in found.checks if check.outcome == "pass"}
+    reached = [level for level in LEVELS if level in passed]
+    return reached[-1] if found.passed and reached else ""
 
 
 def write_front(store: Store, added: Iterable[AboutVariant] = ()) -> None:
