@@ -78,3 +78,15 @@ def test_yanked_promoted_and_rolled_back(workshop: Workshop, tmp_path: Path) -> 
 
 def test_the_levels_are_those_of_verification() -> None:
     assert tuple(level.value for level in Level) == LEVELS
+
+
+def test_a_staging_index_cannot_name_paths(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+    staging = tmp_path / "staging"
+    publish(workshop.out, open_store(str(staging)))
+    rows = json.loads((staging / "about.json").read_text())
+    for change in ({"variant": "../../x", "reported": True}, {"requirements": []}, {"target": "a/b"}):
+        (staging / "about.json").write_text(json.dumps([rows[0] | change]))
+        with pytest.raises(BadInputError, match=r"about\.json"):
+            lifecycle.promote(open_store(str(staging)), open_store(str(tmp_path / "public")))
+    assert not list(tmp_path.glob("x*"))
