@@ -487,12 +487,12 @@ class Configuration(Torture):
             path.unlink()
 
     def _machine(self, dice: random.Random, folder: Path) -> None:
-        from torchtailor.host.probe import RecordedRun
+        from torchtailor.host.probe import Recording
         from torchtailor.host.store import dumps, loads
 
         data = damage_json(dice.choice(self.machines), dice)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            msgspec.json.decode(data, type=RecordedRun)
+            msgspec.json.decode(data, type=Recording)
         dumps(loads(data, "machine.json"))
 
     def _log(self, dice: random.Random, folder: Path) -> None:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
 from torchtailor.publish.store import TARGETS, Store
 from torchtailor.site.published import PublishedVariant, front_page
-from torchtailor.trust import Label, Limit, Size, decode_json, read_limited
-from torchtailor.verification.output import from_json
-from torchtailor.verification.result import CheckOutcome
+from torchtailor.trust import Label, Limit, PinnedRequirement, Size, decode_json, read_limited
 from torchtailor.wheelhouse.wheelhouse import Manifest
 
 ABOUT = "about.json"
-
 VERIFICATION, REPORT = "verify.json", "report.html"
 REPORTS = "reports"
+Verified = Literal["", "static", "import", "gpu"]
+LEVELS: tuple[Verified, ...] = ("static", "import", "gpu")  # of a verification, from the lowest
 _HINT = "Move it away, and publish again."
 
 
@@ -31,23 +31,24 @@ class AboutVariant(msgspec.Struct, frozen=True):
 
     target: Label
     variant: Label
-    requirements: tuple[str, ...]
+    requirements: Annotated[tuple[PinnedRequirement, ...], msgspec.Meta(min_length=1)]
     python: Label
     arch: Label
     size: Size
     stock_size: Size
-    verified: str = ""
-    report: str = ""
+    verified: Verified = ""
+    reported: bool = False
+
+    @property
+    def report(self) -> str:
+        """Where its report is in the index: made of its name, since what an index says of itself may be anyone's."""
+        return f"{REPORTS}/{self.variant}.html" if self.reported else ""
 
 
 def describe(wheelhouse: Path, manifest: Manifest, store: Store) -> AboutVariant:
     """What a wheelhouse says of itself; its report is stored, if it has one."""
-    verified, report = _verified(wheelhouse), ""
-    page = wheelhouse / REPORT
-    if verified and page.is_file():
-        report = f"{REPORTS}/{manifest.variant}.html"
-        store.put_bytes(read_limited(page, Limit.MANIFEST), report, HTML_TYPE)
-    return AboutVariant(
+    verified, page = _verified(wheelhouse), wheelhouse / REPORT
+    about = AboutVariant(
         manifest.index_name,
         manifest.variant,
         tuple(manifest.requirements),
@@ -56,18 +57,36 @@ def describe(wheelhouse: Path, manifest: Manifest, store: Store) -> AboutVariant
         manifest.totals.output_bytes,
         manifest.totals.input_bytes,
         verified,
-        report,
+        reported=bool(verified) and page.is_file(),
     )
+    if about.reported:
+        store.put_bytes(read_limited(page, Limit.MANIFEST), about.report, HTML_TYPE)
+    return about
 
 
-def _verified(wheelhouse: Path) -> str:
+class _ReportedCheck(msgspec.Struct):
+    level: Label
+    outcome: Label
+
+
+class _Reported(msgspec.Struct):
+    """What is read of `torchtailor verify --json`; the rest needs the extra `verify`, and publishing does not."""
+
+    passed: bool
+    checks: list[_ReportedCheck]
+
+
+def _verified(wheelhouse: Path) -> Verified:
     """The highest level that a verification of it passed; empty without one, or where it failed."""
     try:
-        found = from_json(read_limited(wheelhouse / VERIFICATION, Limit.MANIFEST))
+        content = read_limited(wheelhouse / VERIFICATION, Limit.MANIFEST)
     except FileNotFoundError:
         return ""
-    reached = [level for level in found.levels if any(one.outcome is CheckOutcome.PASS for one in found.at(level))]
-    return reached[-1].value if found.passed and reached else ""
+    hint = "Write it with `torchtailor verify --json`, or remove it."
+    found = decode_json(content, _Reported, f"{wheelhouse / VERIFICATION} is not a verification report: it", hint)
+    passed = {check.level for check in found.checks if check.outcome == "pass"}
+    reached = [level for level in LEVELS if level in passed]
+    return reached[-1] if found.passed and reached else ""
 
 
 def write_front(store: Store, added: Iterable[AboutVariant] = ()) -> None:

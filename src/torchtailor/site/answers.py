@@ -161,8 +161,8 @@ def _commands(catalog: Catalog, found: Recommendation, best: Pick, arch: str) ->
 def _flake(catalog: Catalog, recipe: Pick, system: str) -> str:
     revision = catalog.release(recipe.release).nixpkgs
     return (
-        f"# torchtailor recipes write . --release {recipe.release}\n"
-        "# git add .flox; this is flake.nix; then: nix build\n"
+        f"# torchtailor recipes write . --release {recipe.release} && git add .flox\n"
+        "# this is flake.nix; then: nix build\n"
         f'{{\n  inputs.nixpkgs = {{ url = "github:NixOS/nixpkgs/{revision}"; flake = false; }};\n'
         f"  outputs = {{ nixpkgs, ... }}: {{\n    packages.{system}.default =\n"
         f'      (import ./.flox {{ system = "{system}"; nixpkgsSource = nixpkgs; }}).{recipe.name};\n  }};\n}}'

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.errors import BadInputError
 from torchtailor.publish import lifecycle
+from torchtailor.publish.front import LEVELS
 from torchtailor.publish.publish import publish
 from torchtailor.publish.store import open_store
 from torchtailor.verification.output import write_json
@@ -73,3 +74,19 @@ def test_yanked_promoted_and_rolled_back(workshop: Workshop, tmp_path: Path) -> 
     assert "Do not install it any more: &lt;b&gt;&quot;wrong&quot;&lt;/b&gt;" in page.read_text()
     lifecycle.rollback(public, "previous")
     assert "Do not install it" not in page.read_text()
+
+
+def test_the_levels_are_those_of_verification() -> None:
+    assert tuple(level.value for level in Level) == LEVELS
+
+
+def test_a_staging_index_cannot_name_paths(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+    staging = tmp_path / "staging"
+    publish(workshop.out, open_store(str(staging)))
+    rows = json.loads((staging / "about.json").read_text())
+    for change in ({"variant": "../../x", "reported": True}, {"requirements": []}, {"target": "a/b"}):
+        (staging / "about.json").write_text(json.dumps([rows[0] | change]))
+        with pytest.raises(BadInputError, match=r"about\.json"):
+            lifecycle.promote(open_store(str(staging)), open_store(str(tmp_path / "public")))
+    assert not list(tmp_path.glob("x*"))

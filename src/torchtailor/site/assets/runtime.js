@@ -24,7 +24,8 @@ const $key = (x) => {
   if (x instanceof $Set) return "{" + [...x].map($key).sort().join("\0") + "}";
   if (x.__hash__) key = "h" + x.constructor.$name + $key(x.__hash__());
   else if (x.constructor.$fields) key = x.constructor.$name + $key(x.constructor.$fields.map((f) => x[f]));
-  else throw $b.TypeError("unhashable");
+  else if (x instanceof $Dict) throw $b.TypeError("unhashable");
+  else key = "i" + $b.id(x);
   x.$k = key;  // such objects do not change
   return key;
 };
@@ -244,6 +245,8 @@ const $choose = (better) => (...args) => {
   if (!found && otherwise === undefined) throw $b.ValueError("nothing to choose from");
   return found ? best : otherwise;
 };
+const $ids = new WeakMap();
+let $last_id = 0;
 const $sets = new WeakMap();  // of tuples, which do not change: a CPU's flags are asked for thousands of times
 const $b = {
   tuple: (x = []) => (Array.isArray(x) && Object.isFrozen(x) ? x : Object.freeze([...x])),
@@ -298,6 +301,7 @@ const $b = {
   type: (x) => x.constructor,
   getattr: (x, name, otherwise) => x[name] ?? otherwise,
   hash: (x) => $key(x),
+  id: (x) => { if (!$ids.has(x)) $ids.set(x, ++$last_id); return $ids.get(x); },
   abs: Math.abs,
   round: Math.round,
 };
@@ -470,6 +474,12 @@ const $load_archspec = (rows) => {
 // Values in and out.
 const $decode_all = ({ $archspec: targets, ...encoded }, classes) => {
   if (targets) $load_archspec(targets);
+  const words = new Map();
+  const word = (cls, text) => {
+    const key = cls.$name + text;
+    if (!words.has(key)) words.set(key, cls.parse(text));
+    return words.get(key);
+  };
   const decode = (x) => {
     if (!Array.isArray(x)) return x;
     const [kind] = x;
@@ -478,7 +488,9 @@ const $decode_all = ({ $archspec: targets, ...encoded }, classes) => {
     if (kind === 2) return new $Set(x.slice(1).map(decode));
     if (kind === 3) return classes[x[1] - 5][0][x[2]];
     if (kind === 4) return $re.compile(x[1], x[2]);
-    const [cls, fields] = classes[kind - 5], one = Object.create(cls.prototype);
+    const [cls, fields] = classes[kind - 5];
+    if (fields.length === 0 && x.length > 1) return word(cls, x[1]);
+    const one = Object.create(cls.prototype);
     fields.forEach((field, i) => { one[field] = decode(x[i + 1]); });
     return one;
   };

@@ -33,6 +33,7 @@ BUILTINS = frozenset(
         "type",
         "getattr",
         "hash",
+        "id",
         "abs",
         "round",
         "object",

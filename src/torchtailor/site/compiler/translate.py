@@ -74,17 +74,10 @@ class Translator:
         raise self._cannot(node, "this definition")
 
     def _is_cached(self, node: ast.FunctionDef) -> bool:
-        known = {ast.unparse(one) for one in node.decorator_list}
-        if unknown := known - {
-            "cache",
-            "functools.cache",
-            "property",
-            "classmethod",
-            "staticmethod",
-            "cached_property",
-        }:
+        known = {ast.unparse(one).partition("(")[0].removeprefix("functools.") for one in node.decorator_list}
+        if unknown := known - {"cache", "lru_cache", "property", "classmethod", "staticmethod", "cached_property"}:
             raise self._cannot(node, f"the decorator {unknown.pop()}")
-        return bool(known & {"cache", "functools.cache"})
+        return bool(known & {"cache", "lru_cache"})
 
     def class_code(self, info: ClassInfo) -> str:
         """A class with the members that the program names."""
@@ -250,7 +243,8 @@ class Translator:
 
     def _assign(self, targets: Sequence[ast.expr], value: str, scope: FunctionScope) -> str:
         if len(targets) > 1:
-            raise self._cannot(targets[0], "assignment to several targets")
+            each = " ".join(self._assign([target], "$v", scope) for target in targets)
+            return f"{{ const $v = {value}; {each} }}"
         target = targets[0]
         if isinstance(target, ast.Subscript):
             return f"$set({self.expression(target.value, scope)}, {self.expression(target.slice, scope)}, {value});"
@@ -462,23 +456,21 @@ class Translator:
     def _compare(
         self, left: ast.expr, ops: Sequence[ast.cmpop], others: Sequence[ast.expr], scope: FunctionScope
     ) -> str:
-        terms = [left, *others]
-        if any(not isinstance(one, ast.Name | ast.Constant | ast.Attribute) for one in others[:-1]):
-            raise self._cannot(left, "a chain of comparisons whose middle is computed")
-        parts = []
-        for op, one, other in zip(ops, terms, others, strict=False):
-            a, b = self.operand(one, scope), self.operand(other, scope)
-            if isinstance(op, ast.Is | ast.IsNot):
-                parts.append(f"({a} {'===' if isinstance(op, ast.Is) else '!=='} {b})")
-            elif isinstance(op, ast.In | ast.NotIn):
-                parts.append(f"{'!' if isinstance(op, ast.NotIn) else ''}$in({a}, {b})")
-            elif isinstance(op, ast.Eq | ast.NotEq) and (_is_text(one) or _is_text(other)):
-                parts.append(f"({a} {'===' if isinstance(op, ast.Eq) else '!=='} {b})")
-            elif isinstance(op, ast.Eq | ast.NotEq):
-                parts.append(f"{'!' if isinstance(op, ast.NotEq) else ''}$eq({a}, {b})")
-            else:
-                parts.append(f"{_ORDER[type(op)]}({a}, {b})")
-        return parts[0] if len(parts) == 1 else f"({' && '.join(parts)})"
+        terms = [self.operand(one, scope) for one in (left, *others)]
+        texts = [_is_text(one) for one in (left, *others)]
+        if len(ops) == 1:
+            return self._comparison(ops[0], terms[0], terms[1], text=any(texts))
+        names = [f"$c{number}" for number in range(len(terms))]  # each is computed once
+        parts = [self._comparison(op, names[at], names[at + 1], text=False) for at, op in enumerate(ops)]
+        return f"(({', '.join(names)}) => {' && '.join(parts)})({', '.join(terms)})"
+
+    def _comparison(self, op: ast.cmpop, a: str, b: str, *, text: bool) -> str:
+        no = "!" if isinstance(op, ast.IsNot | ast.NotIn | ast.NotEq) else ""
+        if isinstance(op, ast.Is | ast.IsNot) or (text and isinstance(op, ast.Eq | ast.NotEq)):
+            return f"({a} {no or '='}== {b})"
+        if isinstance(op, ast.In | ast.NotIn):
+            return f"{no}$in({a}, {b})"
+        return f"{no}$eq({a}, {b})" if type(op) not in _ORDER else f"{_ORDER[type(op)]}({a}, {b})"
 
     def _array(
         self, generators: Sequence[ast.comprehension], scope: FunctionScope, item: Callable[[FunctionScope], str]

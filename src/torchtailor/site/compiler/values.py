@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.catalog.schema import Word
 from torchtailor.site.compiler.program import Definition, NotCompilable
 from torchtailor.site.compiler.translate import Translator
 
@@ -39,19 +40,21 @@ class Encoder:
         if isinstance(value, list | tuple):
             return [_LIST, *map(self.encode, value)]
         number = self._class(type(value))
+        if isinstance(value, Word):
+            self._translator.attributes.add("parse")
+            return [number, str(value)]
         return [number, *(self.encode(getattr(value, name)) for name in self.fields(type(value)))]
 
     def fields(self, kind: type) -> tuple[str, ...]:
-        """The fields of a class that the program reads, in the class's order."""
+        """The fields of a class that the program reads, in the class's order; none of words, which are parsed."""
         used = self._translator.attributes
+        if issubclass(kind, Word):
+            return ()
         if issubclass(kind, msgspec.Struct):
             names: tuple[str, ...] = kind.__struct_fields__
         elif dataclasses.is_dataclass(kind):
             names = tuple(one.name for one in dataclasses.fields(kind))
         else:
-            slots = [getattr(one, "__slots__", ()) for one in reversed(kind.__mro__)]
-            names = tuple(name for group in slots for name in group)
-        if not names:
             raise NotCompilable(f"values of {kind.__name__} cannot be written")
         return tuple(name for name in names if name in used)
 
