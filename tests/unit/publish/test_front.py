@@ -85,7 +85,12 @@ def test_a_staging_index_cannot_name_paths(workshop: Workshop, tmp_path: Path) -
     staging = tmp_path / "staging"
     publish(workshop.out, open_store(str(staging)))
     rows = json.loads((staging / "about.json").read_text())
-    for change in ({"variant": "../../x", "reported": True}, {"requirements": []}, {"target": "a/b"}):
+    changes: list[dict[str, object]] = [
+        {"variant": "../../x", "reported": True},
+        {"requirements": []},
+        {"target": "a/b"},
+    ]
+    for change in changes:
         (staging / "about.json").write_text(json.dumps([rows[0] | change]))
         with pytest.raises(BadInputError, match=r"about\.json"):
             lifecycle.promote(open_store(str(staging)), open_store(str(tmp_path / "public")))
