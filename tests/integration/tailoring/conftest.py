@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ class Venv:
         self.installer = installer
         self._cache = folder.parent / "uv-cache"
         run(sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), folder)
+
+    @classmethod
+    def uv(cls, other: Venv) -> Venv:
+        """The same environment, with uv acting on it."""
+        venv = copy(other)
+        venv.installer = "uv"
+        return venv
 
     @property
     def python(self) -> Path:

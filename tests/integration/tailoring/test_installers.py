@@ -63,8 +63,8 @@ def test_the_reinstall_command_works(nvjpeg: Path, venv: Venv) -> None:
     assert done.returncode == 7
     command = done.stdout.strip().splitlines()[-1].strip()
     words = command.split()
-    if words[0] == "uv":
-        venv.pip(*(word for word in words[2:] if word not in ("--python", str(venv.python))), "--no-index")
+    if words[0] == "uv":  # also where pip installed it and the environment has none of its own
+        Venv.uv(venv).pip(*(word for word in words[2:] if word not in ("--python", str(venv.python))), "--no-index")
     else:
         assert words[:3] == [str(venv.python), "-m", "pip"]
         venv.pip(*words[3:], "--no-index")
