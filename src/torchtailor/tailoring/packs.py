@@ -7,7 +7,6 @@ nothing from another. Each has its copy of the hook; the first that is loaded se
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
@@ -16,7 +15,6 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.surgery.result import LibraryResult
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
@@ -53,8 +51,3 @@ def hook_for(library: Path) -> Path:
     """The hook that runs beside a library."""
     with open_source(library) as source:
         return hook_library(ElfFile(source).machine, HookKind.NEEDED)
-
-
-def packed(results: Iterable[LibraryResult]) -> list[LibraryResult]:
-    """The libraries whose code was moved, and that bring the hook."""
-    return [result for result in results if result.pack and result.status.changed]

@@ -46,7 +46,6 @@ _TABLES = frozenset(
 )
 _MOVED_TAGS = frozenset({4, 5, 6, 10, _GNU_HASH, _VERSYM, _VERNEED, _VERNEEDNUM, _VERDEF})
 _NAMING_TAGS = frozenset({DynamicTag.NEEDED, DynamicTag.SONAME, DynamicTag.RPATH, DynamicTag.RUNPATH})
-_DEBUG = 21
 _PREFIX = "torchtailor_"
 _HIDDEN = 0x7FFF
 
