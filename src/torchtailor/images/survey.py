@@ -1,0 +1,273 @@
+"""The first reading of an image: all layers once, and of their files only what decides about a cut.
+
+Libraries with GPU code are kept as files as long as there is room, so that most layers are read only once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from torchtailor.artifact.libraries import is_shared_name, may_be_elf
+from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.binary.elf_headers import MAGIC
+from torchtailor.binary.source import BufferSource, ByteSource, open_source
+from torchtailor.errors import BadInputError, EnvironmentProblem
+from torchtailor.format import human_bytes, printable
+from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, known_by_head, read_code_file
+from torchtailor.gpucode.scan import scan_elf
+from torchtailor.images.compression import LayerCompression, UnpackedLayer
+from torchtailor.images.filesystem import (
+    Content,
+    FileKind,
+    LayerFile,
+    MergedView,
+    Whiteouts,
+    clean_path,
+    is_marker,
+    whiteout_of,
+)
+from torchtailor.images.tarstream import GLOBAL, HARD_LINK, SYMLINK, TarMember, TarReader
+from torchtailor.tailoring.libraries import is_program_with_code
+from torchtailor.trust import Limit
+from torchtailor.wheels.metadata import Metadata
+
+_IN_MEMORY = 4 << 20  # bytes: a library up to this size is scanned without a file
+_MOST_TEXT = 512 << 20  # bytes of all RECORDs and METADATAs
+_WORTH_NAMING = 4096  # bytes of a file that is doubled
+_SPARE = 1 << 30  # of the disk, which an unpacked library leaves free
+_PLAIN_NAME = re.compile(r"[\w.+-]{1,120}", re.ASCII)
+_AGAIN = "Fetch or build the image again."
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A library that may be cut; `kept` is where its bytes lie, if they were kept."""
+
+    file: LayerFile
+    kept: Path | None
+
+    @property
+    def content(self) -> Content:
+        return self.file.content
+
+
+@dataclass(frozen=True, slots=True)
+class PackageText:
+    """A RECORD or METADATA of a layer, stored as a file of its own."""
+
+    file: LayerFile
+    stored: Path
+
+    @property
+    def dist_info(self) -> str:
+        return self.file.path.rpartition("/")[0]
+
+    @property
+    def site(self) -> str:
+        return self.dist_info.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """One layer as it is: how it is packed, what it unpacks to, how many files it has."""
+
+    diff_id: str
+    unpacked_size: int
+    compression: LayerCompression
+    files: int
+
+
+@dataclass
+class Survey:
+    """What all layers of one image hold."""
+
+    folder: Path  # for what is kept
+    room: int  # bytes of libraries that may be kept
+    every_library: bool = False  # also those without GPU code: their symbol tables go
+    view: MergedView = field(default_factory=MergedView)
+    layers: list[LayerFacts] = field(default_factory=list)
+    candidates: dict[Content, Candidate] = field(default_factory=dict)
+    records: list[PackageText] = field(default_factory=list)
+    metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
+    code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
+    unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
+    _text: int = 0
+
+    def add_layer(self, pieces: Iterator[bytes], size: int, where: str) -> LayerFacts:
+        """Read the next layer."""
+        number = len(self.layers)
+        layer = UnpackedLayer(pieces, size, where)
+        hasher = hashlib.sha256()
+        total = 0
+
+        def hashed() -> Iterator[bytes]:
+            nonlocal total
+            for piece in layer:
+                hasher.update(piece)
+                total += len(piece)
+                yield piece
+
+        reader = TarReader(hashed(), where)
+        files: list[LayerFile] = []
+        folders: list[str] = []
+        deleted: list[str] = []
+        opaque: list[str] = []
+        for member in reader:
+            if member.kind == GLOBAL:
+                continue
+            path = clean_path(os.fsdecode(member.name), where)
+            if member.is_folder:
+                folders.append(path)
+            elif is_marker(path):
+                continue
+            elif hides := whiteout_of(path):
+                (opaque if hides[1] else deleted).append(hides[0])
+            elif path:
+                files.append(self._read(reader, member, path, number, where))
+        for _ in reader.trailer():
+            pass
+        self.view.add_layer(number, files, Whiteouts(tuple(deleted), tuple(opaque)), folders)
+        facts = LayerFacts(f"sha256:{hasher.hexdigest()}", total, layer.compression, len(files))
+        self.layers.append(facts)
+        return facts
+
+    def of_layer(self, number: int) -> list[Candidate]:
+        return [one for one in self.candidates.values() if one.file.layer == number]
+
+    def names(self) -> dict[Content, list[LayerFile]]:
+        """All names of the bytes of candidates."""
+        found: dict[Content, list[LayerFile]] = {}
+        for file in self.view.files:
+            if file.content in self.candidates:
+                found.setdefault(file.content, []).append(file)
+        return found
+
+    def _read(self, reader: TarReader, member: TarMember, path: str, layer: int, where: str) -> LayerFile:
+        link = ""
+        kind = FileKind.OTHER
+        if member.kind == HARD_LINK:
+            kind, link = FileKind.HARD_LINK, clean_path(os.fsdecode(member.link), where)
+        elif member.kind == SYMLINK:
+            kind, link = FileKind.SYMLINK, os.fsdecode(member.link)
+        elif member.is_file or member.sparse:
+            kind = FileKind.FILE
+        file = LayerFile(layer, member.number, path, kind, member.size, 0, link, (layer, member.number))
+        if member.sparse:
+            self._note_sparse(reader, file)
+        elif member.is_file and member.size:
+            self._read_file(reader, file)
+        return file
+
+    def _note_sparse(self, reader: TarReader, file: LayerFile) -> None:
+        if is_shared_name(file.path) and reader.head(len(MAGIC)) == MAGIC:
+            self.unread.append((file, "it is stored as a sparse file"))
+
+    def _read_file(self, reader: TarReader, file: LayerFile) -> None:
+        from isal import isal_zlib
+
+        name = file.path.rpartition("/")[2]
+        head = reader.head(HEAD_SIZE)
+        crc = isal_zlib.crc32(head)
+
+        def rest() -> Iterator[bytes]:
+            nonlocal crc
+            for piece in reader.data():
+                crc = isal_zlib.crc32(piece, crc)
+                yield piece
+
+        if head.startswith(MAGIC) and may_be_elf(name):
+            self._scan(file, head, rest())
+        elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
+            self._package_text(file, name, head, rest())
+        elif known_by_head(name):
+            if code := read_code_file(file.path, BufferSource(head), file.size):
+                self.code[file.path] = code
+        for _ in rest():
+            pass
+        file.crc = crc
+
+    def _package_text(self, file: LayerFile, name: str, head: bytes, rest: Iterable[bytes]) -> None:
+        limit = Limit.RECORD if name == "RECORD" else Limit.METADATA
+        self._text += file.size
+        if file.size > limit or self._text > _MOST_TEXT:
+            raise BadInputError(
+                f"{printable(file.path)[:200]} has {human_bytes(file.size)}, which no real one has.", _AGAIN
+            )
+        data = b"".join((head, *rest))
+        if name == "RECORD":
+            stored = self.folder / f"record-{file.layer}-{file.number}"
+            stored.write_bytes(data)
+            self.records.append(PackageText(file, stored))
+            return
+        with suppress(BadInputError):  # then the names of its libraries decide
+            self.metadata[file.path.rpartition("/")[0]] = Metadata.parse(data, file.path)
+
+    def _scan(self, file: LayerFile, head: bytes, rest: Iterable[bytes]) -> None:
+        place: Path | None = None
+        with ExitStack() as stack:
+            try:
+                if file.size <= _IN_MEMORY:
+                    data = b"".join((head, *rest))
+                    wanted = self._wanted(file, BufferSource(data))
+                    if wanted and len(data) <= self.room:
+                        place = self.place(file)
+                        place.write_bytes(data)
+                else:
+                    place = self.place(file)
+                    store(place, chain((head,), rest), file)
+                    wanted = self._wanted(file, stack.enter_context(open_source(place)))
+            except (NotElfError, UnsupportedElfError):  # for another processor, or 32-bit
+                wanted = False
+            except BadInputError as error:
+                wanted = False
+                if is_shared_name(file.path):
+                    self.unread.append((file, error.message.rstrip(".")))
+        if wanted and place and file.size <= self.room:
+            self.room -= file.size
+        elif place:
+            shutil.rmtree(place.parent)
+            place = None
+        if wanted:
+            self.candidates[file.content] = Candidate(file, place)
+
+    def _wanted(self, file: LayerFile, source: ByteSource) -> bool:
+        if not is_shared_name(file.path):
+            return is_program_with_code(source)
+        return self.every_library or bool(scan_elf(ElfFile(source)).containers)
+
+    def place(self, file: LayerFile) -> Path:
+        """A place for the bytes of a library, under its own name: that tells who made it."""
+        name = file.path.rpartition("/")[2]
+        folder = self.folder / f"{file.layer}-{file.number}"
+        folder.mkdir(exist_ok=True)
+        return folder / (name if _PLAIN_NAME.fullmatch(name) else "library.so" if is_shared_name(name) else "program")
+
+
+def store(place: Path, pieces: Iterable[bytes], file: LayerFile) -> None:
+    """Write a library to a file, if the disk has room for it."""
+    if shutil.disk_usage(place.parent).free < file.size + _SPARE:
+        raise EnvironmentProblem(
+            f"{printable(file.path)[:200]} ({human_bytes(file.size)}) does not fit on the disk of {place.parents[1]}.",
+            "Set TMPDIR to a folder on a disk with more room.",
+        )
+    with place.open("wb") as out:
+        for piece in pieces:
+            out.write(piece)
+
+
+def doubled(files: Iterable[LayerFile]) -> list[list[LayerFile]]:
+    """Files with the same bytes in several layers, by size and checksum; the largest first."""
+    groups: dict[tuple[int, int], list[LayerFile]] = {}
+    for file in files:
+        if file.kind is FileKind.FILE and file.size >= _WORTH_NAMING:
+            groups.setdefault((file.size, file.crc), []).append(file)
+    found = [group for group in groups.values() if len({file.layer for file in group}) > 1]
+    return sorted(found, key=lambda group: -group[0].size)
