@@ -49,7 +49,16 @@ class ImageDestination(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it stays on this machine: NVIDIA's cut libraries go elsewhere only when asked for."""
+        """If it stays on this machine or in its network; NVIDIA's cut libraries go elsewhere only when asked for."""
+
+    @property
+    def takes_index(self) -> bool:
+        """Whether it can hold several platforms under one name; a docker archive cannot."""
+
+    @property
+    def staging(self) -> Path | None:
+        """A folder on its disk for files that `put_file` will be given, gone after the block; None where there is no
+        such disk."""
 
     def has(self, descriptor: Descriptor) -> bool:
         """Whether the blob is there already (for a registry also: it could be mounted from another repository)."""
