@@ -63,6 +63,7 @@ class MergedView:
     """The tree of an image, layer on layer."""
 
     files: list[LayerFile] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)  # where the files of each layer begin
     _tree: dict[str, object] = field(default_factory=dict)  # names to LayerFile, or to such a dict for a folder
 
     def add_layer(
@@ -87,6 +88,7 @@ class MergedView:
                     file.content = target.content
             self._put(file)
             own[file.path] = file
+        self._starts.append(len(self.files))
         self.files += members
         if len(self.files) > _MOST_FILES:
             raise BadInputError(
@@ -124,6 +126,9 @@ class MergedView:
         """The version of a path that is seen in the end."""
         found = self._find(path)
         return found if isinstance(found, LayerFile) else None
+
+    def of_layer(self, layer: int) -> list[LayerFile]:
+        return self.files[self._starts[layer] : self._starts[layer + 1] if layer + 1 < len(self._starts) else None]
 
     def visible(self) -> Iterator[LayerFile]:
         return (file for file in self.files if file.hidden_by is None)

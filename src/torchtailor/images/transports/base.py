@@ -26,6 +26,10 @@ class ImageSource(Protocol):
     def name(self) -> str:
         """As the user wrote it, without credentials."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a blob that is read twice is fetched twice."""
+
     def root(self) -> Document:
         """What the name points to: a manifest, or an index of several platforms."""
 

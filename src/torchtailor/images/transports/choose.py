@@ -7,7 +7,7 @@ from torchtailor.images.reference import ImageReference, Transport, parse_refere
 from torchtailor.images.transports.base import ImageDestination, ImageSource
 
 
-def open_source(name: str | ImageReference) -> ImageSource:
+def open_source(name: str | ImageReference, *, insecure: bool = False) -> ImageSource:
     """The image that a name means, to be used in a `with` block."""
     reference = parse_reference(name) if isinstance(name, str) else name
     if reference.transport is Transport.OCI_FOLDER:
@@ -17,7 +17,7 @@ def open_source(name: str | ImageReference) -> ImageSource:
     raise UsageError(f"{reference} cannot be read.")
 
 
-def open_destination(name: str | ImageReference) -> ImageDestination:
+def open_destination(name: str | ImageReference, *, insecure: bool = False) -> ImageDestination:
     """The place that a name means, to be used in a `with` block."""
     reference = parse_reference(name) if isinstance(name, str) else name
     if reference.transport is Transport.OCI_FOLDER:

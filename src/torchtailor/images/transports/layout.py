@@ -78,6 +78,8 @@ class FolderFiles:
 class OciSource:
     """An image of an OCI layout, in a folder or an archive."""
 
+    is_remote = False
+
     def __init__(self, reference: ImageReference, files: LayoutFiles) -> None:
         self._reference, self._files = reference, files
         self._whole: set[str] = set()  # digests of blobs that were read and found right
