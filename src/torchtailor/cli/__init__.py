@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
     "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
+    "image": Command("image", "Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."),
     "record": Command("record", "Run a program and note which GPU code it loads, and which files it opens."),
     "trace": Command("trace", "Show and merge what programs were recorded to use."),
     "run": Command("launch", "Start a program that gets the code it misses from packs."),
