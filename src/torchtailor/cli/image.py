@@ -94,7 +94,9 @@ def command(
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option(metavar="OS/ARCH", help="Only this image of an index, such as linux/arm64.", rich_help_panel=_PLACES),
+        typer.Option(
+            metavar="OS/ARCH", help="Only this image of an index, such as linux/arm64.", rich_help_panel=_PLACES
+        ),
     ] = None,
     insecure: Annotated[
         bool,

@@ -53,6 +53,7 @@ class UnpackedLayer:
         from isal import isal_zlib
         from zstandard import ZstdError
 
+        damaged: Any = (EOFError, OSError, isal_zlib.error, ZstdError)
         total = 0
         stream = self._stream()
         try:
@@ -66,7 +67,7 @@ class UnpackedLayer:
                 yield piece
             for _ in self._file.rest():  # so that its digest is checked
                 pass
-        except (EOFError, OSError, isal_zlib.error, ZstdError) as error:
+        except damaged as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise BadInputError(
@@ -77,12 +78,13 @@ class UnpackedLayer:
         if self.compression is LayerCompression.GZIP:
             from isal import igzip
 
-            return igzip.IGzipFile(fileobj=self._file, mode="rb")
+            return igzip.IGzipFile(fileobj=self._file, mode="rb")  # type: ignore[no-untyped-call]
         if self.compression is LayerCompression.ZSTD:
             from zstandard import ZstdDecompressor
 
             unpacker = ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-            return unpacker.stream_reader(self._file, read_size=_CHUNK, read_across_frames=True)
+            file: Any = self._file
+            return unpacker.stream_reader(file, read_size=_CHUNK, read_across_frames=True)
         return self._file
 
 

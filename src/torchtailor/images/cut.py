@@ -19,7 +19,7 @@ from torchtailor.format import counted, printable
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer
 from torchtailor.images.descriptor import Descriptor
-from torchtailor.images.filesystem import Content, FileKind, LayerFile
+from torchtailor.images.filesystem import Content, LayerFile, MemberKind
 from torchtailor.images.imagespec import (
     CONFIG_LIMIT,
     ImageConfig,
@@ -29,11 +29,12 @@ from torchtailor.images.imagespec import (
     layer_type,
     new_manifest,
     read_manifest,
+    wrong_layer,
 )
 from torchtailor.images.options import ImageOptions
 from torchtailor.images.packages import Packages
 from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
-from torchtailor.images.survey import Candidate, Survey, doubled, store
+from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled, store
 from torchtailor.images.tarstream import TarReader, with_size
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.licences import needs_nvidia_option
@@ -42,6 +43,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library
 from torchtailor.tailoring.processes import run_all
+from torchtailor.wheels.metadata import Metadata
 
 ANNOTATION_VERSION = "torchtailor.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
@@ -51,13 +53,14 @@ _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
 _KEPT = 8 << 30  # and that are kept from the first reading, where the disk has four times as much
 _MOST_NAMED = 100  # doubled files that are listed
 _PIECE = 1 << 20
+_WITH_BYTES = (MemberKind.FILE, MemberKind.SPARSE, MemberKind.HARD_LINK)
 
 
 @dataclass(frozen=True)
 class _CutJob:
     """One library, unpacked."""
 
-    candidate: Candidate
+    candidate: FoundLibrary
     name: str
     size: int
     source: Path
@@ -154,14 +157,16 @@ class _OneImage:
     def config(self) -> ImageConfig:
         wanted = self.manifest.config
         if wanted.size > CONFIG_LIMIT:
-            raise BadInputError(f"The configuration of {self.where} has {wanted.size} bytes.", "No real one has so many.")
+            raise BadInputError(
+                f"The configuration of {self.where} has {wanted.size} bytes.", "No real one has so many."
+            )
         with self.cutter.source.blob(wanted) as pieces:
             return ImageConfig.parse(b"".join(pieces), len(self.manifest.layers), self.where)
 
     @cached_property
-    def survey(self) -> Survey:
+    def survey(self) -> ImageSurvey:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 4)
-        return Survey(self.folder, room, every_library=self.options.tailoring.strip is True)
+        return ImageSurvey(self.folder, room, every_library=self.options.tailoring.strip is True)
 
     def cut(self) -> CutImage:
         self._read_layers()
@@ -193,10 +198,7 @@ class _OneImage:
             with self._pieces(layer, spool=True) as pieces:
                 facts = self.survey.add_layer(self._counted(pieces), layer.size, where)
             if facts.diff_id != config.diff_ids[number]:
-                raise BadInputError(
-                    f"{where} unpacks to {facts.diff_id[:19]}, and the configuration says {config.diff_ids[number][:19]}.",
-                    "The image is damaged, or was changed by hand: build it again.",
-                )
+                raise wrong_layer(where, facts.diff_id, config.diff_ids[number])
             if self._settled(number):
                 self.cutter.send(layer, self.spooled.pop(layer.digest, None))
                 self.sent.add(number)
@@ -260,7 +262,7 @@ class _OneImage:
 
     def _read_code(self, path: str) -> CodeFile | None:
         """A file of GPU code that may be left out: none of NVIDIA's without --nvidia."""
-        packages = self.packages.owners.get(path) or [None]
+        packages: list[Metadata | None] = [*self.packages.owners.get(path, ())] or [None]
         if not self.tailoring.nvidia and any(needs_nvidia_option(path, package) for package in packages):
             return None
         return self.survey.code.get(path)
@@ -275,9 +277,10 @@ class _OneImage:
             return
         theirs = [one for one in self.survey.candidates.values() if self.proprietary(one.content)]
         if theirs:
+            number = counted(len(theirs), "library", "libraries")
             raise UsageError(
-                f"{to.name} is not on this machine, and the image would hold {counted(len(theirs), 'library', 'libraries')} "
-                f"of NVIDIA's that were changed, such as {printable(theirs[0].file.path)}.",
+                f"{to.name} is not on this machine, and the image would hold {number} of NVIDIA's that were changed, "
+                f"such as {printable(theirs[0].file.path)}.",
                 "Read `torchtailor help licences`; then add --publish-nvidia, or leave out --nvidia.",
             )
 
@@ -292,7 +295,7 @@ class _OneImage:
         for file in self.survey.view.files:
             why = "rule" if file.path in self.dropped else ""
             if not why and self.options.squash_shadowed and file.hidden_by is not None:
-                why = "shadowed" if file.kind in (FileKind.FILE, FileKind.HARD_LINK) else ""
+                why = "shadowed" if file.kind in _WITH_BYTES else ""
             names.setdefault(file.content, []).append((file, why))
         for content, files in names.items():
             for file, why in files:
@@ -336,9 +339,9 @@ class _OneImage:
         files = self.survey.view.files
         return frozenset(file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule")
 
-    def _cut(self, number: int, wanted: Sequence[Candidate]) -> dict[Candidate, Path]:
+    def _cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
         """Cut the libraries of a layer; the new files of those that changed."""
-        changed: dict[Candidate, Path] = {}
+        changed: dict[FoundLibrary, Path] = {}
         for batch in self._batches(number, wanted):
             jobs = [self._job(candidate, path) for candidate, path in batch]
             self.cutter.progress.begin(f"Cutting layer {number + 1}", sum(job.size for job in jobs))
@@ -349,11 +352,11 @@ class _OneImage:
                     changed[job.candidate] = job.target
         return changed
 
-    def _batches(self, number: int, wanted: Sequence[Candidate]) -> Iterator[list[tuple[Candidate, Path]]]:
+    def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
         if kept := [(one, one.kept) for one in wanted if one.kept]:
             yield kept
         missing = {one.file.number: one for one in wanted if one.kept is None}
-        batch: list[tuple[Candidate, Path]] = []
+        batch: list[tuple[FoundLibrary, Path]] = []
         if not missing:
             return
         layer = self.manifest.layers[number]
@@ -373,7 +376,7 @@ class _OneImage:
         if batch:
             yield batch
 
-    def _job(self, candidate: Candidate, path: Path) -> _CutJob:
+    def _job(self, candidate: FoundLibrary, path: Path) -> _CutJob:
         target = path.with_name("cut")
         proprietary = self.proprietary(candidate.content)
         file = candidate.file
@@ -447,7 +450,7 @@ class _OneImage:
         words = {
             ANNOTATION_VERSION: __version__,
             ANNOTATION_SOURCE: self.manifest.document.descriptor.digest,
-            ANNOTATION_GPUS: ",".join(str(arch) for arch in self.tailoring.targets.archs),
+            ANNOTATION_GPUS: ",".join(str(gpu) for gpu in self.tailoring.targets.devices),
         }
         config = self.config.updated([layer.diff_id for layer in layers], self.options.line(), words)
         descriptor = replace_descriptor(self.manifest.config, config)

@@ -1,7 +1,7 @@
 """The files of all layers together: which version of a path is seen in the end, and which layer hides the others.
 
 view = MergedView()
-view.add_layer(0, [LayerFile(0, 0, "opt/x", FileKind.FILE, 10)], Whiteouts())
+view.add_layer(0, [LayerFile(0, 0, "opt/x", MemberKind.FILE, 10)], Whiteouts())
 view.add_layer(1, [], Whiteouts(paths=("opt/x",)))
 """
 
@@ -22,10 +22,11 @@ _MOST_LINKS = 40  # followed on one path, as the kernel does
 _MOST_FILES = 2_000_000  # of an image: what fits into memory, and ten times what large ones have
 
 
-class FileKind(Enum):
+class MemberKind(Enum):
     """What a member of a layer is, besides folders."""
 
     FILE = "file"
+    SPARSE = "sparse file"  # whose data are not its content byte for byte
     HARD_LINK = "hard link"
     SYMLINK = "symlink"
     OTHER = "other"  # devices, pipes, what tar formats have besides
@@ -38,7 +39,7 @@ class LayerFile:
     layer: int
     number: int
     path: str
-    kind: FileKind
+    kind: MemberKind
     size: int = 0
     crc: int = 0
     link: str = ""
@@ -82,7 +83,7 @@ class MergedView:
         own: dict[str, LayerFile] = {}
         for file in members:
             file.content = (file.layer, file.number)
-            if file.kind is FileKind.HARD_LINK:
+            if file.kind is MemberKind.HARD_LINK:
                 target = own.get(file.link) or self._find(file.link)
                 if isinstance(target, LayerFile):
                     file.content = target.content
@@ -110,7 +111,7 @@ class MergedView:
                 node = self._find("/".join(done)) if done else self._tree
                 continue
             node = node.get(part) if isinstance(node, dict) else None
-            if isinstance(node, LayerFile) and node.kind is FileKind.SYMLINK:
+            if isinstance(node, LayerFile) and node.kind is MemberKind.SYMLINK:
                 follows += 1
                 if follows > _MOST_LINKS:
                     return path
@@ -185,7 +186,8 @@ def clean_path(name: str, where: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise BadInputError(
-            f"{where} has the path {name[:100]!r}, which leads out of it.", "Nobody unpacks such an image; build it again."
+            f"{where} has the path {name[:100]!r}, which leads out of it.",
+            "No image needs that: build it again.",
         )
     return "/".join(parts)
 

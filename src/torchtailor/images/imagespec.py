@@ -84,6 +84,14 @@ def read_manifest(document: Document, where: str) -> ImageManifest:
     return ImageManifest(document, data, config, layers)
 
 
+def wrong_layer(where: str, found: str, listed: str) -> BadInputError:
+    """The error for a layer that is not the one of the configuration."""
+    return BadInputError(
+        f"{where} unpacks to {found[:19]}, and the configuration says {listed[:19]}.",
+        "The image is damaged, or was changed by hand: build it again.",
+    )
+
+
 def is_image(document: Document) -> bool:
     """Whether a manifest is of an image, and not of something else that registries store."""
     config = _object(document.data, "A manifest").get("config")
@@ -99,7 +107,8 @@ def _check_layer(number: int, layer: Descriptor, where: str) -> None:
         raise BadInputError(f"{name} is encrypted.", "Decrypt it first: skopeo copy --decryption-key KEY ...")
     if "foreign" in kind or "nondistributable" in kind:
         raise BadInputError(
-            f"{name} is not stored with the image, only a link to it is.", "Such layers are Windows' and have no GPU code."
+            f"{name} is a foreign one: only a link to it is stored with the image.",
+            "Such layers are Windows' and have no GPU code.",
         )
     raise BadInputError(f"{name} is of the unknown type {kind[:100]!r}.", "Only layers that are tar archives are cut.")
 
@@ -154,12 +163,14 @@ class ImageConfig:
         settings = self.data.get("config")
         settings = settings if isinstance(settings, dict) else {}
         rootfs = {**self.data["rootfs"], "diff_ids": list(diff_ids)}
-        return encode({
-            **self.data,
-            "config": {**settings, "Labels": {**self.labels, **labels}},
-            "rootfs": rootfs,
-            "history": [*history, entry],
-        })
+        return encode(
+            {
+                **self.data,
+                "config": {**settings, "Labels": {**self.labels, **labels}},
+                "rootfs": rootfs,
+                "history": [*history, entry],
+            }
+        )
 
 
 def new_manifest(
@@ -168,10 +179,7 @@ def new_manifest(
     """The manifest of the cut image; one of Docker's becomes one of OCI's where a layer needs that."""
     to_oci = manifest.is_docker and any(layer.compression is LayerCompression.ZSTD for layer in layers)
     docker = manifest.is_docker and not to_oci
-    rows = [
-        _layer_row(raw, layer, docker=docker)
-        for raw, layer in zip(manifest.data["layers"], layers, strict=True)
-    ]
+    rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip(manifest.data["layers"], layers, strict=True)]
     data = {
         **manifest.data,
         "config": {**manifest.data["config"], "digest": config.digest, "size": config.size},

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torchtailor.errors import BadInputError
 from torchtailor.format import printable
 from torchtailor.images.filesystem import Content, LayerFile
-from torchtailor.images.survey import PackageText, Survey
+from torchtailor.images.survey import ImageSurvey, PackageText
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
@@ -19,7 +19,7 @@ from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecord
 class Packages:
     """All RECORDs of an image; each is true of the image whose last layer is its own."""
 
-    survey: Survey
+    survey: ImageSurvey
     owners: dict[str, list[Metadata]] = field(default_factory=dict)  # by path of a library or file of GPU code
     notes: list[str] = field(default_factory=list)
     _named: dict[str, list[LayerFile]] = field(default_factory=dict)

@@ -88,7 +88,8 @@ class _Run:
             only = [one for one in index.manifests if not is_attestation(one)]
             if len(only) > 1:
                 raise UsageError(
-                    f"{self._destination.name} holds one platform, and the image has {names}.", "Choose one: --platform."
+                    f"{self._destination.name} holds one platform, and the image has {names}.",
+                    "Choose one: --platform.",
                 )
             chosen = only[0]
         if chosen is not None:
@@ -124,16 +125,14 @@ class _Run:
             if new.descriptor.digest != document.descriptor.digest:
                 replaced[number] = new
         if not replaced:
-            left_out = self._keep_attestations(index, left_out)
+            self._keep_attestations(index, left_out)
             return index.document
         if left_out:
-            self.notes.append(
-                f"{counted(len(left_out), 'attestation')} of how the stock image was built {'is' if len(left_out) == 1 else 'are'} "
-                "left out: they do not hold for the cut one."
-            )
+            proofs = counted(len(left_out), "attestation")
+            self.notes.append(f"Left out {proofs} of how the stock image was built: that is not how the cut one was.")
         return new_index(index, replaced, left_out)
 
-    def _keep_attestations(self, index: ImageIndex, numbers: list[int]) -> list[int]:
+    def _keep_attestations(self, index: ImageIndex, numbers: list[int]) -> None:
         """Nothing was cut: then all of it is still true."""
         for number in numbers:
             document = self._source.document(index.manifests[number])
@@ -141,7 +140,6 @@ class _Run:
                 self._cutter.send(blob)
             if self._destination:
                 self._destination.put_document(document)
-        return []
 
 
 def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descriptor | None:

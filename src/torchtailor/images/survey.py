@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,8 +26,8 @@ from torchtailor.gpucode.scan import scan_elf
 from torchtailor.images.compression import LayerCompression, UnpackedLayer
 from torchtailor.images.filesystem import (
     Content,
-    FileKind,
     LayerFile,
+    MemberKind,
     MergedView,
     Whiteouts,
     clean_path,
@@ -48,7 +48,7 @@ _AGAIN = "Fetch or build the image again."
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FoundLibrary:
     """A library that may be cut; `kept` is where its bytes lie, if they were kept."""
 
     file: LayerFile
@@ -85,32 +85,26 @@ class LayerFacts:
     files: int
 
 
-@dataclass
-class Survey:
-    """What all layers of one image hold."""
+ReadFile = Callable[[TarReader, LayerFile], None]
 
-    folder: Path  # for what is kept
-    room: int  # bytes of libraries that may be kept
-    every_library: bool = False  # also those without GPU code: their symbol tables go
-    view: MergedView = field(default_factory=MergedView)
-    layers: list[LayerFacts] = field(default_factory=list)
-    candidates: dict[Content, Candidate] = field(default_factory=dict)
-    records: list[PackageText] = field(default_factory=list)
-    metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
-    code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
-    unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
-    _text: int = 0
 
-    def add_layer(self, pieces: Iterator[bytes], size: int, where: str) -> LayerFacts:
+class LayerScan:
+    """Goes through layers and merges them; what is done with the bytes of each file is the caller's."""
+
+    def __init__(self, read_file: ReadFile) -> None:
+        self._read_file = read_file
+        self.view = MergedView()
+        self.layers: list[LayerFacts] = []
+
+    def add_layer(self, tar: UnpackedLayer, where: str) -> LayerFacts:
         """Read the next layer."""
         number = len(self.layers)
-        layer = UnpackedLayer(pieces, size, where)
         hasher = hashlib.sha256()
         total = 0
 
         def hashed() -> Iterator[bytes]:
             nonlocal total
-            for piece in layer:
+            for piece in tar:
                 hasher.update(piece)
                 total += len(piece)
                 yield piece
@@ -131,15 +125,61 @@ class Survey:
             elif hides := whiteout_of(path):
                 (opaque if hides[1] else deleted).append(hides[0])
             elif path:
-                files.append(self._read(reader, member, path, number, where))
+                files.append(self._member(reader, member, path, number, where))
         for _ in reader.trailer():
             pass
         self.view.add_layer(number, files, Whiteouts(tuple(deleted), tuple(opaque)), folders)
-        facts = LayerFacts(f"sha256:{hasher.hexdigest()}", total, layer.compression, len(files))
+        facts = LayerFacts(f"sha256:{hasher.hexdigest()}", total, tar.compression, len(files))
         self.layers.append(facts)
         return facts
 
-    def of_layer(self, number: int) -> list[Candidate]:
+    def _member(self, reader: TarReader, member: TarMember, path: str, layer: int, where: str) -> LayerFile:
+        link = ""
+        kind = MemberKind.OTHER
+        if member.kind == HARD_LINK:
+            kind, link = MemberKind.HARD_LINK, clean_path(os.fsdecode(member.link), where)
+        elif member.kind == SYMLINK:
+            kind, link = MemberKind.SYMLINK, os.fsdecode(member.link)
+        elif member.sparse:
+            kind = MemberKind.SPARSE
+        elif member.is_file:
+            kind = MemberKind.FILE
+        file = LayerFile(layer, member.number, path, kind, member.size, 0, link, (layer, member.number))
+        if kind in (MemberKind.FILE, MemberKind.SPARSE) and file.size:
+            self._read_file(reader, file)
+        return file
+
+
+@dataclass
+class ImageSurvey:
+    """What all layers of one image hold."""
+
+    folder: Path  # for what is kept
+    room: int  # bytes of libraries that may be kept
+    every_library: bool = False  # also those without GPU code: their symbol tables go
+    candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
+    records: list[PackageText] = field(default_factory=list)
+    metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
+    code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
+    unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
+    _text: int = 0
+
+    def __post_init__(self) -> None:
+        self._scanned = LayerScan(self._read_file)
+
+    @property
+    def view(self) -> MergedView:
+        return self._scanned.view
+
+    @property
+    def layers(self) -> list[LayerFacts]:
+        return self._scanned.layers
+
+    def add_layer(self, pieces: Iterator[bytes], size: int, where: str) -> LayerFacts:
+        """Read the next layer."""
+        return self._scanned.add_layer(UnpackedLayer(pieces, size, where), where)
+
+    def of_layer(self, number: int) -> list[FoundLibrary]:
         return [one for one in self.candidates.values() if one.file.layer == number]
 
     def names(self) -> dict[Content, list[LayerFile]]:
@@ -150,29 +190,13 @@ class Survey:
                 found.setdefault(file.content, []).append(file)
         return found
 
-    def _read(self, reader: TarReader, member: TarMember, path: str, layer: int, where: str) -> LayerFile:
-        link = ""
-        kind = FileKind.OTHER
-        if member.kind == HARD_LINK:
-            kind, link = FileKind.HARD_LINK, clean_path(os.fsdecode(member.link), where)
-        elif member.kind == SYMLINK:
-            kind, link = FileKind.SYMLINK, os.fsdecode(member.link)
-        elif member.is_file or member.sparse:
-            kind = FileKind.FILE
-        file = LayerFile(layer, member.number, path, kind, member.size, 0, link, (layer, member.number))
-        if member.sparse:
-            self._note_sparse(reader, file)
-        elif member.is_file and member.size:
-            self._read_file(reader, file)
-        return file
-
-    def _note_sparse(self, reader: TarReader, file: LayerFile) -> None:
-        if is_shared_name(file.path) and reader.head(len(MAGIC)) == MAGIC:
-            self.unread.append((file, "it is stored as a sparse file"))
-
     def _read_file(self, reader: TarReader, file: LayerFile) -> None:
         from isal import isal_zlib
 
+        if file.kind is MemberKind.SPARSE:
+            if is_shared_name(file.path) and reader.head(len(MAGIC)) == MAGIC:
+                self.unread.append((file, "it is stored as a sparse file"))
+            return
         name = file.path.rpartition("/")[2]
         head = reader.head(HEAD_SIZE)
         crc = isal_zlib.crc32(head)
@@ -187,9 +211,8 @@ class Survey:
             self._scan(file, head, rest())
         elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
             self._package_text(file, name, head, rest())
-        elif known_by_head(name):
-            if code := read_code_file(file.path, BufferSource(head), file.size):
-                self.code[file.path] = code
+        elif known_by_head(name) and (code := read_code_file(file.path, BufferSource(head), file.size)):
+            self.code[file.path] = code
         for _ in rest():
             pass
         file.crc = crc
@@ -236,7 +259,7 @@ class Survey:
             shutil.rmtree(place.parent)
             place = None
         if wanted:
-            self.candidates[file.content] = Candidate(file, place)
+            self.candidates[file.content] = FoundLibrary(file, place)
 
     def _wanted(self, file: LayerFile, source: ByteSource) -> bool:
         if not is_shared_name(file.path):
@@ -267,7 +290,7 @@ def doubled(files: Iterable[LayerFile]) -> list[list[LayerFile]]:
     """Files with the same bytes in several layers, by size and checksum; the largest first."""
     groups: dict[tuple[int, int], list[LayerFile]] = {}
     for file in files:
-        if file.kind is FileKind.FILE and file.size >= _WORTH_NAMING:
+        if file.kind is MemberKind.FILE and file.size >= _WORTH_NAMING:
             groups.setdefault((file.size, file.crc), []).append(file)
     found = [group for group in groups.values() if len({file.layer for file in group}) > 1]
     return sorted(found, key=lambda group: -group[0].size)

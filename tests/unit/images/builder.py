@@ -139,7 +139,7 @@ def read_image(folder: Path, digest: str | None = None) -> ReadImage:
     blobs = folder / "blobs"
 
     def blob(row: Mapping[str, Any]) -> bytes:
-        data = (blobs / row["digest"].replace(":", "/")).read_bytes()
+        data: bytes = Path(blobs, str(row["digest"]).replace(":", "/")).read_bytes()
         assert len(data) == row["size"]
         assert f"sha256:{hashlib.sha256(data).hexdigest()}" == row["digest"]
         return data

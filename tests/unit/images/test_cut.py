@@ -290,7 +290,10 @@ def test_index(tmp_path: Path, fat: bytes) -> None:
     proof = {
         **layout.image([tar_of({"sbom.json": b"{}"})]),
         "platform": {"os": "unknown", "architecture": "unknown"},
-        "annotations": {"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": one["digest"]},
+        "annotations": {
+            "vnd.docker.reference.type": "attestation-manifest",
+            "vnd.docker.reference.digest": one["digest"],
+        },
     }
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [one, two, proof], "annotations": {"a": "b"}}
     source = layout.name(layout.blob(json.dumps(document).encode(), INDEX))
@@ -356,6 +359,6 @@ def test_libraries_that_were_not_kept(tmp_path: Path, fat: bytes, monkeypatch: p
 
 def test_wrong_diff_id(tmp_path: Path, fat: bytes) -> None:
     wrong = {"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "0" * 64]}}
-    with pytest.raises(BadInputError, match="Layer 1 of .* unpacks to"):
+    with pytest.raises(BadInputError, match=r"Layer 1 of .* unpacks to"):
         cut(stock(tmp_path / "stock", [tar_of(package(fat))], config=wrong), tmp_path)
     assert not (tmp_path / "cut").exists()

@@ -47,6 +47,9 @@ def expectation(
             expected = _of_target(own, artifact.manifest.get("target", {}), catalog)
     elif own_gpus := _manifest_gpus(artifact):
         expected = Expectation(source="torchtailor.json", gpus=own_gpus)
+    elif artifact.made_for:
+        gpus_of_label = tuple(Capability.parse(text) for text in artifact.made_for)
+        expected = Expectation(source="the image's label", gpus=gpus_of_label)
     else:
         expected = Expectation()
     if gpus and set(gpus) != set(expected.gpus):
