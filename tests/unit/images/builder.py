@@ -52,7 +52,8 @@ def tar_of(members: Sequence[TarFile] | Mapping[str, bytes], format: int = tarfi
             info.type = tarfile.DIRTYPE if member.name.endswith("/") else member.kind
             info.linkname, info.mode, info.uid, info.mtime = member.link, member.mode, member.uid, TIME
             info.pax_headers = member.pax
-            info.size = len(member.data)
+            if info.type in (tarfile.REGTYPE, tarfile.CONTTYPE):
+                info.size = len(member.data)
             archive.addfile(info, io.BytesIO(member.data))
     return buffer.getvalue()
 
