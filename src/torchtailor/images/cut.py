@@ -500,10 +500,11 @@ class _OneImage:
                 row = replace(row, digest_after=None, size_after=None, unpacked_after=new.unpacked_size)
             rows.append(row)
         chosen = (*default_rules(), *self.tailoring.drop)
-        droppable = {}
-        for name in drop_rules():
-            if name not in chosen and (found := self._found(Drops.of([name], self.tailoring.policy))):
-                droppable[name] = (len(found), sum(file.size for file in found.values()))
+        others = [name for name in drop_rules() if name not in chosen]
+        droppable: dict[str, tuple[int, int]] = {}
+        for found in self._found(Drops.of(others, self.tailoring.policy)).values():
+            number, size = droppable.get(found.rule, (0, 0))
+            droppable[found.rule] = (number + 1, size + found.size)
         unchanged = not any(written)
         twice = tuple(_doubled(files))
         return ImageResult(
