@@ -31,6 +31,7 @@ from torchtailor.images.transports.server import RETRIES, RegistryServer
 _ACCEPT = ", ".join((*DOCUMENT_TYPES, "application/vnd.docker.distribution.manifest.v1+json;q=0.5", "*/*;q=0.1"))
 _CHUNK = 32 << 20  # bytes that are sent at once, and again where a connection breaks
 _LARGEST_CHUNK = 256 << 20
+_UPLOADS = 4  # times that a file is sent whole, where a registry forgets uploads that were interrupted
 _BYTES = "application/octet-stream"
 _NO_CHUNKS = (400, 404, 405, 411, 415, 501)  # what registries answer that take a blob only in one piece
 _AGAIN = "Try again later."
@@ -200,8 +201,11 @@ class RegistryDestination:
             self._send_chunks(descriptor, location, first, buffers)
 
     def put_file(self, descriptor: Descriptor, path: Path) -> None:
-        with open_plain(path) as file:
-            self.put(descriptor, file_pieces(file, str(path)))
+        def once() -> None:
+            with open_plain(path) as file:
+                self.put(descriptor, file_pieces(file, str(path)))
+
+        self._server.retrying(once, _UPLOADS - 1)
 
     def put_document(self, document: Document) -> None:
         self._put_manifest(document, document.descriptor.digest)
