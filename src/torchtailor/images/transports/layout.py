@@ -277,13 +277,13 @@ class OciFolderDestination:
     def commit(self, root: Document) -> None:
         self.put_document(root)
         with disk_errors(self._folder), _folder_lock(self._folder):
+            if not (self._folder / LAYOUT).exists():  # the first thing, so that nobody takes the rest for something else
+                write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             for digest, staged in self._staged.items():
                 place = self._folder / "blobs" / digest.replace(":", "/")
                 place.parent.mkdir(parents=True, exist_ok=True)
                 staged.replace(place)
             self._staged.clear()
-            if not (self._folder / LAYOUT).exists():
-                write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             write_atomically(self._folder / INDEX, self._index_with(root), staging=self.staging, durable=True)
 
     def _place(self, descriptor: Descriptor) -> Path:
