@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_NEXT = re.compile(rf'\s*,?\s*(?:({_TOKEN})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))|({_TOKEN})(?:\s+|,|$))')
+_NEXT = re.compile(rf'[\s,]*(?:({_TOKEN})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))|({_TOKEN})(?:\s+|,|$))')
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,9 @@ class OciFolderDestination:
     def commit(self, root: Document) -> None:
         self.put_document(root)
         with disk_errors(self._folder), _folder_lock(self._folder):
-            if not (self._folder / LAYOUT).exists():  # the first thing, so that nobody takes the rest for something else
+            if not (
+                self._folder / LAYOUT
+            ).exists():  # the first thing, so that nobody takes the rest for something else
                 write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             for digest, staged in self._staged.items():
                 place = self._folder / "blobs" / digest.replace(":", "/")

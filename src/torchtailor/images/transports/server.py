@@ -57,6 +57,8 @@ class RegistryServer:
 
     def __init__(self, image: RepositoryName, *, push: bool = False, insecure: bool = False) -> None:
         self.image, self._insecure = image, insecure
+        if insecure:  # the user knows, and has said so
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self._scopes = [f"repository:{image.repository}:{'pull,push' if push else 'pull'}"]
         self._authorization = ""
         self._challenges: tuple[Challenge, ...] = ()

@@ -107,9 +107,9 @@ def copied_until(step: int, source: str, destination: str) -> tuple[int, int]:
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        steps = said.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(steps or 0)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(said or 0)
 
 
 def test_killed_at_any_change_it_has_the_old_image_or_the_new_one(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import random
+import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +33,21 @@ BIG = layer_tar({"big": random.Random(1).randbytes(3 << 20)})
 LOGIN = ("joe", "s3cret")
 
 
+@pytest.fixture(scope="session")
+def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """All the certificates of a system take a tenth of a second to load, which every test would spend."""
+    known = ssl.create_default_context().get_ca_certs(binary_form=True)
+    if not known:
+        return None
+    place = tmp_path_factory.mktemp("certificates") / "one.pem"
+    place.write_text(ssl.DER_cert_to_PEM_cert(known[0]))
+    return place
+
+
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch, one_certificate: Path | None) -> None:
+    if one_certificate:
+        monkeypatch.setenv("SSL_CERT_FILE", str(one_certificate))
     monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(client, "_LONGEST_WAIT", 0.01)
     for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
@@ -204,7 +219,7 @@ def test_the_registry_says_how_long_to_wait(
     server.faults = [Fault("GET", "/manifests/", times=2, status=429, headers={"Retry-After": "7"})]
     monkeypatch.setattr(client, "_LONGEST_WAIT", 30.0)
     waited: list[float] = []
-    monkeypatch.setattr(client.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     assert open_source(f"docker://{server.host}/x:1").root() == image.root
     assert waited == [7.0, 7.0]
 
