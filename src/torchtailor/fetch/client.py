@@ -8,7 +8,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -150,14 +150,22 @@ class Client:
         headers: Mapping[str, str] | None = None,
         *,
         method: str = "GET",
-        accept: tuple[int, ...] = (200,),
+        accept: Container[int] = (200,),
+        body: bytes | Iterable[bytes] | None = None,
+        follow: bool = True,
+        login: bool = True,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One request, not retried, its body not yet read; raises for statuses that are not accepted."""
-        address, login = self._login(url)
+        """One request, not retried, its body not yet read; raises for statuses that are not accepted.
+
+        Who logs in and follows redirects in another way turns `login` and `follow` off.
+        """
+        address, credentials = self._login(url) if login else (url, {})
         sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
-        sent |= login | dict(headers or {})
+        sent |= credentials | dict(headers or {})
         try:
-            response = self._pool(url).request(method, address, headers=sent, preload_content=False, redirect=True)
+            response = self._pool(url).request(
+                method, address, headers=sent, body=body, preload_content=False, redirect=follow
+            )
         except (ValueError, HTTPException) as error:
             if not isinstance(error, urllib3.exceptions.HTTPError):
                 raise NetworkError(f"{redact(url)} is not a valid address: {_reason(error)}.", "Check it.") from error
@@ -292,11 +300,12 @@ def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError
         f"{redact(url)} answered {status} {response.reason or ''}".rstrip() + ".",
         hint,
         status,
-        _retry_after(response.headers.get("retry-after")),
+        retry_after(response.headers.get("retry-after")),
     )
 
 
-def _retry_after(text: str | None) -> float | None:
+def retry_after(text: str | None) -> float | None:
+    """Seconds that a server asks to wait."""
     if not text:
         return None
     try:

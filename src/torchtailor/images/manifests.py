@@ -19,6 +19,14 @@ _INDEXES = (MediaType.OCI_INDEX.value, MediaType.DOCKER_LIST.value)
 _MANIFESTS = (MediaType.OCI_MANIFEST.value, MediaType.DOCKER_MANIFEST.value)
 _OLD = "application/vnd.docker.distribution.manifest.v1+"
 DOCUMENT_TYPES = (*_MANIFESTS, *_INDEXES)
+_OCI_NAMES = {
+    MediaType.DOCKER_LIST.value: MediaType.OCI_INDEX.value,
+    MediaType.DOCKER_MANIFEST.value: MediaType.OCI_MANIFEST.value,
+    MediaType.DOCKER_CONFIG.value: MediaType.OCI_CONFIG.value,
+    MediaType.DOCKER_LAYER.value: MediaType.OCI_LAYER.value,
+    MediaType.DOCKER_LAYER_GZIP.value: MediaType.OCI_LAYER_GZIP.value,
+    MediaType.DOCKER_LAYER_ZSTD.value: MediaType.OCI_LAYER_ZSTD.value,
+}
 
 
 class _Outline(msgspec.Struct, rename="camel"):
@@ -48,6 +56,30 @@ def check_document(data: bytes, descriptor: Descriptor, where: str) -> Document:
 
 def too_large(where: str) -> BadInputError:
     return BadInputError(f"The manifest of {where} is larger than {MANIFEST_LIMIT >> 20} MiB.", "No real one is.")
+
+
+def oci_media_type(media_type: str) -> str:
+    """What OCI calls something that Docker has a name of its own for; everything else keeps its name."""
+    return _OCI_NAMES.get(media_type, media_type)
+
+
+def to_oci(manifest: Document) -> Document:
+    """The same manifest with OCI's names for what Docker calls otherwise: its digest changes, its blobs do not."""
+    content: Any = msgspec.json.decode(manifest.data)
+    parts = [content.get("config"), *(content.get("layers") or ())]
+    named = [part for part in (content, *parts) if isinstance(part, dict) and part.get("mediaType") in _OCI_NAMES]
+    for part in named:
+        part["mediaType"] = oci_media_type(part["mediaType"])
+    kind = oci_media_type(manifest.descriptor.media_type)
+    if not named and kind == manifest.descriptor.media_type:
+        return manifest
+    return make_document(msgspec.json.encode(content), kind, "the manifest")
+
+
+def require_oci(document: Document, where: str) -> None:
+    """Refuse a Docker manifest where every other tool expects an OCI one."""
+    if document.descriptor.media_type in _OCI_NAMES:
+        raise BadInputError(f"{where} takes OCI manifests only.", "This is a bug in torchtailor; please report it.")
 
 
 def is_index(document: Document) -> bool:

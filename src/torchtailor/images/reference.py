@@ -61,14 +61,12 @@ class RepositoryName:
 
     @property
     def familiar(self) -> str:
-        """As docker shows it: without the default registry."""
-        path = self.repository
-        if self.host == DEFAULT_REGISTRY:
-            short = path.removeprefix(f"{_DEFAULT_NAMESPACE}/")
-            path = short if "/" not in short else path
-        else:
-            path = f"{self.host}/{path}"
-        return path + self._end
+        """As docker shows it: without the default registry, unless its first part would then be taken for a host."""
+        if self.host != DEFAULT_REGISTRY:
+            return str(self)
+        short = self.repository.removeprefix(f"{_DEFAULT_NAMESPACE}/")
+        path = self.repository if "/" in short else short
+        return path + self._end if _split_host(path)[0] == DEFAULT_REGISTRY else str(self)
 
     @property
     def server(self) -> str:

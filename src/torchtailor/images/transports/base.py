@@ -60,6 +60,11 @@ class ImageDestination(Protocol):
         """Whether it can hold several platforms under one name; a docker archive cannot."""
 
     @property
+    def wants_oci(self) -> bool:
+        """Whether manifests must have OCI's media types (`manifests.to_oci`): skopeo and umoci do not find Docker's in
+        OCI layouts."""
+
+    @property
     def staging(self) -> Path | None:
         """A folder on its disk for files that `put_file` will be given, gone after the block; None where there is no
         such disk."""

@@ -80,10 +80,15 @@ def join_pieces(pieces: Iterable[bytes], limit: int, where: str) -> bytes:
     return b"".join(parts)
 
 
-def file_pieces(file: BinaryIO, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+def file_pieces(file: BinaryIO, where: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
     """A part of a file that can be read anywhere; its own position stays, so that several readers share it."""
-    end = os.fstat(file.fileno()).st_size if size is None else start + size
-    while start < end and (piece := os.pread(file.fileno(), min(PIECE, end - start), start)):
+    descriptor = file.fileno()
+    end = os.fstat(descriptor).st_size if size is None else start + size
+    while start < end:
+        with reading(where):
+            piece = os.pread(descriptor, min(PIECE, end - start), start)
+        if not piece:
+            return
         yield piece
         start += len(piece)
 

@@ -14,7 +14,7 @@ import msgspec
 from torchtailor.disk import copy_file, disk_errors, link_or_copy, new_file, staging_folder, write_atomically
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.images.descriptor import Descriptor
-from torchtailor.images.manifests import MANIFEST_LIMIT, check_document
+from torchtailor.images.manifests import MANIFEST_LIMIT, check_document, require_oci
 from torchtailor.images.reference import ImageReference
 from torchtailor.images.transports.base import Document, ImageSource
 from torchtailor.images.transports.content import (
@@ -65,8 +65,11 @@ class FolderFiles:
 
     @contextmanager
     def pieces(self, name: str) -> Iterator[Iterator[bytes]]:
-        with reading(str(self._folder / name)), open_plain(self._folder / name) as file:
-            yield file_pieces(file)
+        path = self._folder / name
+        with reading(str(path)):
+            file = open_plain(path)
+        with file:
+            yield file_pieces(file, str(path))
 
     def path(self, name: str) -> Path | None:
         return (self._folder / name).resolve()
@@ -201,6 +204,7 @@ class OciFolderDestination:
 
     is_local = True
     takes_index = True
+    wants_oci = True
 
     def __init__(self, reference: ImageReference) -> None:
         assert reference.path is not None
@@ -269,18 +273,21 @@ class OciFolderDestination:
         self._staged[descriptor.digest] = place
 
     def put_document(self, document: Document) -> None:
+        require_oci(document, self.name)
         self.put(document.descriptor, iter((document.data,)))
 
     def commit(self, root: Document) -> None:
         self.put_document(root)
         with disk_errors(self._folder), _folder_lock(self._folder):
+            if not (
+                self._folder / LAYOUT
+            ).exists():  # the first thing, so that nobody takes the rest for something else
+                write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             for digest, staged in self._staged.items():
                 place = self._folder / "blobs" / digest.replace(":", "/")
                 place.parent.mkdir(parents=True, exist_ok=True)
                 staged.replace(place)
             self._staged.clear()
-            if not (self._folder / LAYOUT).exists():
-                write_atomically(self._folder / LAYOUT, LAYOUT_CONTENT, staging=self.staging)
             write_atomically(self._folder / INDEX, self._index_with(root), staging=self.staging, durable=True)
 
     def _place(self, descriptor: Descriptor) -> Path:
