@@ -456,7 +456,7 @@ class _OneImage:
         descriptor = replace_descriptor(self.manifest.config, config)
         if to := self.cutter.destination:
             to.put(descriptor, iter((config,)))
-        return new_manifest(self.manifest, descriptor, layers, words)
+        return new_manifest(self.manifest, descriptor, layers, words, wants_oci=to is not None and to.wants_oci)
 
     def _result(self, written: Sequence[WrittenLayer | _Estimate | None]) -> ImageResult:
         files = self.survey.view.files

@@ -16,6 +16,7 @@ import msgspec
 from torchtailor.errors import BadInputError
 from torchtailor.images.compression import LayerCompression
 from torchtailor.images.descriptor import Descriptor, MediaType, Platform
+from torchtailor.images.manifests import to_oci
 from torchtailor.images.transports.base import Document
 
 CONFIG_LIMIT = 16 << 20  # bytes; real ones have a few kB
@@ -23,13 +24,6 @@ MOST_LAYERS = 1000  # docker and containerd take 127
 
 _AGAIN = "Fetch or build the image again."
 _CONFIGS = (MediaType.OCI_CONFIG.value, MediaType.DOCKER_CONFIG.value)
-_DOCKER = {
-    MediaType.DOCKER_MANIFEST.value: MediaType.OCI_MANIFEST.value,
-    MediaType.DOCKER_CONFIG.value: MediaType.OCI_CONFIG.value,
-    MediaType.DOCKER_LAYER.value: MediaType.OCI_LAYER.value,
-    MediaType.DOCKER_LAYER_GZIP.value: MediaType.OCI_LAYER_GZIP.value,
-    MediaType.DOCKER_LAYER_ZSTD.value: MediaType.OCI_LAYER_ZSTD.value,
-}
 _LAYERS = {
     LayerCompression.NONE: (MediaType.OCI_LAYER, MediaType.DOCKER_LAYER),
     LayerCompression.GZIP: (MediaType.OCI_LAYER_GZIP, MediaType.DOCKER_LAYER_GZIP),
@@ -174,11 +168,16 @@ class ImageConfig:
 
 
 def new_manifest(
-    manifest: ImageManifest, config: Descriptor, layers: Sequence[NewLayer], annotations: Mapping[str, str]
+    manifest: ImageManifest,
+    config: Descriptor,
+    layers: Sequence[NewLayer],
+    annotations: Mapping[str, str],
+    *,
+    wants_oci: bool,
 ) -> Document:
-    """The manifest of the cut image; one of Docker's becomes one of OCI's where a layer needs that."""
-    to_oci = manifest.is_docker and any(layer.compression is LayerCompression.ZSTD for layer in layers)
-    docker = manifest.is_docker and not to_oci
+    """The manifest of the cut image; one of Docker's becomes one of OCI's where the place or a layer needs that."""
+    zstd = any(layer.compression is LayerCompression.ZSTD for layer in layers)
+    docker = manifest.is_docker and not zstd and not wants_oci
     rows = [_layer_row(raw, layer, docker=docker) for raw, layer in zip(manifest.data["layers"], layers, strict=True)]
     data = {
         **manifest.data,
@@ -186,16 +185,11 @@ def new_manifest(
         "layers": rows,
     }
     data["config"].pop("data", None)
-    if to_oci:
-        data["mediaType"] = MediaType.OCI_MANIFEST.value
-        data["config"]["mediaType"] = MediaType.OCI_CONFIG.value
-        for row in rows:
-            row["mediaType"] = _DOCKER.get(row["mediaType"], row["mediaType"])
     if not docker:
         own = data.get("annotations")
         data["annotations"] = {**(own if isinstance(own, dict) else {}), **annotations}
-    old = manifest.document.descriptor
-    return make_json_document(data, MediaType.OCI_MANIFEST.value if to_oci else old.media_type)
+    made = make_json_document(data, manifest.document.descriptor.media_type)
+    return made if docker else to_oci(made)
 
 
 def _layer_row(raw: Mapping[str, Any], layer: NewLayer, *, docker: bool) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from torchtailor.images.imagespec import (
     new_index,
     read_index,
 )
-from torchtailor.images.manifests import is_index
+from torchtailor.images.manifests import is_index, to_oci
 from torchtailor.images.options import ImageOptions
 from torchtailor.images.result import ImageReport, ImageResult
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
@@ -61,7 +61,7 @@ def cut_image(
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
         run = _Run(image, place, ImageCutter(image, place, options, progress or NoProgress(), staging))
-        root = run.cut(image.root(), platform)
+        root = run.fitting(run.cut(image.root(), platform))
         if place is not None:
             place.commit(root)
         digest = None if place is None else root.descriptor.digest
@@ -96,6 +96,10 @@ class _Run:
             return self.cut(self._source.document(chosen), None)
         return self._index(index, 1)
 
+    def fitting(self, document: Document) -> Document:
+        """The document in the form that the destination takes."""
+        return to_oci(document) if self._destination and self._destination.wants_oci else document
+
     def _image(self, document: Document, platform: str | None) -> Document:
         cut = self._cutter.cut(document)
         if platform and not cut.result.platform.startswith(platform):
@@ -120,6 +124,7 @@ class _Run:
                 new = document
                 for blob in _blobs(document):
                     self._cutter.send(blob)
+            new = self.fitting(new)
             if self._destination:
                 self._destination.put_document(new)
             if new.descriptor.digest != document.descriptor.digest:

@@ -34,7 +34,7 @@ from torchtailor.images.filesystem import (
     is_marker,
     whiteout_of,
 )
-from torchtailor.images.tarstream import GLOBAL, HARD_LINK, SYMLINK, TarMember, TarReader
+from torchtailor.images.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
 from torchtailor.tailoring.libraries import is_program_with_code
 from torchtailor.trust import Limit
 from torchtailor.wheels.metadata import Metadata
@@ -133,7 +133,7 @@ class LayerScan:
         self.layers.append(facts)
         return facts
 
-    def _member(self, reader: TarReader, member: TarMember, path: str, layer: int, where: str) -> LayerFile:
+    def _member(self, reader: TarReader, member: LayerMember, path: str, layer: int, where: str) -> LayerFile:
         link = ""
         kind = MemberKind.OTHER
         if member.kind == HARD_LINK:

@@ -29,7 +29,7 @@ _AGAIN = "Fetch or build the image again."
 
 
 @dataclass(frozen=True, slots=True)
-class TarMember:
+class LayerMember:
     """One member: where it stands, what it is, and the blocks before its data."""
 
     number: int
@@ -64,7 +64,7 @@ class TarReader:
         self._global: dict[bytes, bytes] = {}
         self._trailer = b""
 
-    def __iter__(self) -> Iterator[TarMember]:
+    def __iter__(self) -> Iterator[LayerMember]:
         number = 0
         while (member := self._next(number)) is not None:
             self._left, self._padding = member.size, -member.size % BLOCK
@@ -142,7 +142,7 @@ class TarReader:
             return None
         return block
 
-    def _next(self, number: int) -> TarMember | None:
+    def _next(self, number: int) -> LayerMember | None:
         blocks: list[bytes] = []
         total = 0
         own: dict[bytes, bytes] = {}
@@ -162,7 +162,7 @@ class TarReader:
             if kind == GLOBAL:
                 self._global.update(_records(data, self._where))
                 if len(blocks) == 3:  # on its own, as it always is but by accident
-                    return TarMember(number, GLOBAL, b"", b"", 0, 0, b"".join(blocks))
+                    return LayerMember(number, GLOBAL, b"", b"", 0, 0, b"".join(blocks))
             elif kind == _PAX:
                 own.update(_records(data, self._where))
             elif kind == _LONG_NAME:
@@ -181,7 +181,7 @@ class TarReader:
         records: dict[bytes, bytes],
         long_name: bytes,
         long_link: bytes,
-    ) -> TarMember:
+    ) -> LayerMember:
         kind = header[156:157]
         name = header[:100].split(b"\0", 1)[0]
         if header[257:263] == b"ustar\0" and (prefix := header[345:500].split(b"\0", 1)[0]):
@@ -207,7 +207,7 @@ class TarReader:
                 if not more[504]:
                     break
         mode = _number(header[100:108], self._where) & 0o7777
-        return TarMember(number, kind, name, link, mode, size, b"".join(blocks), sparse)
+        return LayerMember(number, kind, name, link, mode, size, b"".join(blocks), sparse)
 
     def _check(self, header: bytes) -> None:
         field = header[_CHECKSUM].strip(b" \0")
@@ -226,7 +226,7 @@ class TarReader:
         raise BadInputError(f"{self._where} {what}.", _AGAIN)
 
 
-def with_size(member: TarMember, size: int) -> bytes:
+def with_size(member: LayerMember, size: int) -> bytes:
     """The blocks before a member whose data have another size now; nothing else of them differs."""
     blocks = member.blocks
     position = 0

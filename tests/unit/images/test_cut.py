@@ -323,11 +323,6 @@ def test_compress(tmp_path: Path, fat: bytes) -> None:
     for row in manifest["layers"]:
         row["mediaType"] = "application/vnd.docker.image.rootfs.diff.tar.gzip"
     source = layout.name(layout.blob(json.dumps(manifest).encode(), docker["mediaType"]))
-    cut(source, tmp_path, to="a")
-    after = read_image(tmp_path / "a")
-    assert after.manifest["mediaType"] == docker["mediaType"]
-    assert "annotations" not in after.manifest  # Docker's format has none: the labels say it
-    assert {row["mediaType"] for row in after.manifest["layers"]} == {manifest["layers"][0]["mediaType"]}
     cut(source, tmp_path, to="b", compression=LayerCompression.ZSTD)
     after = read_image(tmp_path / "b")
     assert after.manifest["mediaType"].startswith("application/vnd.oci.")

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from tests.unit.images.builder import TarFile, tar_of
 from torchtailor.errors import BadInputError
-from torchtailor.images.tarstream import TarMember, TarReader, with_size
+from torchtailor.images.tarstream import LayerMember, TarReader, with_size
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 KINDS = (tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE)
 
-names = st.text(st.characters(blacklist_characters="\0/", blacklist_categories=("Cs",)), min_size=1, max_size=40)
+names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=40)
 paths = st.lists(names.filter(lambda name: name not in (".", "..")), min_size=1, max_size=8).map("/".join)
 members = st.builds(
     TarFile,
@@ -38,7 +38,7 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
-def copied(data: bytes, size: int, changes: dict[int, bytes] | None = None) -> tuple[list[TarMember], bytes]:
+def copied(data: bytes, size: int, changes: dict[int, bytes] | None = None) -> tuple[list[LayerMember], bytes]:
     reader = TarReader(pieces(data, size), "A layer")
     found, out = [], []
     for member in reader:
@@ -179,8 +179,8 @@ def test_gnu_tar(tmp_path: Path, options: list[str]) -> None:
 
 
 def test_names_that_are_no_text() -> None:
-    data = tar_of([TarFile("new\nline"), TarFile("x")], tarfile.GNU_FORMAT).replace(b"x\0\0\0", b"\xff\0\0\0", 1)
-    data = bytearray(data)
+    text = tar_of([TarFile("new\nline"), TarFile("x")], tarfile.GNU_FORMAT)
+    data = bytearray(text.replace(b"x\0\0\0", b"\xff\0\0\0", 1))
     header = data[512:1024]  # the checksum of the member that was changed
     header[148:156] = b" " * 8
     data[512 + 148 : 512 + 156] = b"%06o\0 " % sum(header)

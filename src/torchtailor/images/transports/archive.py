@@ -176,6 +176,8 @@ class _Assembled:
 class DockerArchiveSource:
     """An image as `docker save` writes it, of any of its ages; the manifest is made from what docker wrote instead."""
 
+    is_remote = False
+
     def __init__(self, reference: ImageReference, received: Received | None = None) -> None:
         self._reference = reference
         self._files = _LazyFiles(reference, received)

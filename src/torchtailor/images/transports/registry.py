@@ -40,6 +40,8 @@ _AGAIN = "Try again later."
 class RegistrySource:
     """An image of a registry."""
 
+    is_remote = True
+
     def __init__(self, reference: ImageReference, *, insecure: bool = False) -> None:
         assert reference.image is not None
         self._reference, self.image = reference, reference.image
