@@ -67,6 +67,7 @@ class _CutJob:
     target: Path
     options: TailorOptions
     proprietary: bool
+    for_symbols: bool  # whether it changes for its symbol tables alone
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class _OneImage:
     @cached_property
     def survey(self) -> ImageSurvey:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 4)
-        return ImageSurvey(self.folder, room, every_library=self.options.tailoring.strip is True)
+        return ImageSurvey(self.folder, room, self.options.tailoring.strip)
 
     def cut(self) -> CutImage:
         self._read_layers()
@@ -275,7 +276,8 @@ class _OneImage:
         to = self.cutter.destination
         if to is None or to.is_local or self.options.publish_nvidia or not self.tailoring.nvidia:
             return
-        theirs = [one for one in self.survey.candidates.values() if self.proprietary(one.content)]
+        found = self.survey.candidates.values()
+        theirs = [one for one in found if one.has_code and self.proprietary(one.content)]
         if theirs:
             number = counted(len(theirs), "library", "libraries")
             raise UsageError(
@@ -342,6 +344,29 @@ class _OneImage:
     def _cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
         """Cut the libraries of a layer; the new files of those that changed."""
         changed: dict[FoundLibrary, Path] = {}
+        self._cut_some(number, [one for one in wanted if one.has_code], changed)
+        self._cut_some(number, [one for one in wanted if not one.has_code and self._goes_along(one)], changed)
+        return changed
+
+    def _goes_along(self, library: FoundLibrary) -> bool:
+        """Whether the symbol tables of a library without GPU code go: as asked for, or with the code of its package."""
+        if self.options.tailoring.strip is not None:
+            return self.options.tailoring.strip
+        own = self.owners[library.content]
+        return any(
+            result.status is LibraryStatus.CUT and own & self.owners[content]
+            for content, result in self.results.items()
+        )
+
+    @cached_property
+    def owners(self) -> dict[Content, frozenset[str]]:
+        """The packages of each library, by name."""
+        return {
+            content: frozenset(package.name for package in self.packages.of(files) if package)
+            for content, files in self.names.items()
+        }
+
+    def _cut_some(self, number: int, wanted: Sequence[FoundLibrary], changed: dict[FoundLibrary, Path]) -> None:
         for batch in self._batches(number, wanted):
             jobs = [self._job(candidate, path) for candidate, path in batch]
             self.cutter.progress.begin(f"Cutting layer {number + 1}", sum(job.size for job in jobs))
@@ -350,7 +375,6 @@ class _OneImage:
                 self.results[job.candidate.content] = result
                 if result.status.changed:
                     changed[job.candidate] = job.target
-        return changed
 
     def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
         if kept := [(one, one.kept) for one in wanted if one.kept]:
@@ -380,10 +404,8 @@ class _OneImage:
         target = path.with_name("cut")
         proprietary = self.proprietary(candidate.content)
         file = candidate.file
-        return _CutJob(candidate, file.path, file.size, path, target, self._for_one(), proprietary)
-
-    def _for_one(self) -> TailorOptions:
-        return replace(self.tailoring, strip=self.options.tailoring.strip)
+        alone = self.options.tailoring.strip is True or not candidate.has_code
+        return _CutJob(candidate, file.path, file.size, path, target, self.tailoring, proprietary, alone)
 
     def _write(
         self, number: int, gone: set[int], replaced: Mapping[int, Path | bytes], sizes: Mapping[int, int]
@@ -536,11 +558,9 @@ class _Estimate:
 
 
 def _cut_one(job: _CutJob) -> LibraryResult:
-    asked = job.options.strip is True
-    options = job.options.with_default_strip()
-    result = cut_library(job.name, job.source, job.target, options, proprietary=job.proprietary)
+    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
     job.source.unlink(missing_ok=True)
-    if result.status is LibraryStatus.STRIPPED and not asked:  # no layer changes for symbol tables alone
+    if result.status is LibraryStatus.STRIPPED and not job.for_symbols:
         job.target.unlink(missing_ok=True)
         result = result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
     return result

@@ -35,6 +35,7 @@ from torchtailor.images.filesystem import (
     whiteout_of,
 )
 from torchtailor.images.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
+from torchtailor.surgery.strip import removable_sections
 from torchtailor.tailoring.libraries import is_program_with_code
 from torchtailor.trust import Limit
 from torchtailor.wheels.metadata import Metadata
@@ -43,16 +44,18 @@ _IN_MEMORY = 4 << 20  # bytes: a library up to this size is scanned without a fi
 _MOST_TEXT = 512 << 20  # bytes of all RECORDs and METADATAs
 _WORTH_NAMING = 4096  # bytes of a file that is doubled
 _SPARE = 1 << 30  # of the disk, which an unpacked library leaves free
+_IN_SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 _PLAIN_NAME = re.compile(r"[\w.+-]{1,120}", re.ASCII)
 _AGAIN = "Fetch or build the image again."
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLibrary:
-    """A library that may be cut; `kept` is where its bytes lie, if they were kept."""
+    """A library that may be cut, or has symbol tables that may go; `kept` is where its bytes lie, if they were kept."""
 
     file: LayerFile
     kept: Path | None
+    has_code: bool = True
 
     @property
     def content(self) -> Content:
@@ -156,7 +159,7 @@ class ImageSurvey:
 
     folder: Path  # for what is kept
     room: int  # bytes of libraries that may be kept
-    every_library: bool = False  # also those without GPU code: their symbol tables go
+    strip: bool | None = None  # symbol tables: of all libraries, of none, or (None) of packages that have GPU code
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
@@ -235,18 +238,19 @@ class ImageSurvey:
 
     def _scan(self, file: LayerFile, head: bytes, rest: Iterable[bytes]) -> None:
         place: Path | None = None
+        has_code = False
         with ExitStack() as stack:
             try:
                 if file.size <= _IN_MEMORY:
                     data = b"".join((head, *rest))
-                    wanted = self._wanted(file, BufferSource(data))
+                    wanted, has_code = self._wanted(file, BufferSource(data))
                     if wanted and len(data) <= self.room:
                         place = self.place(file)
                         place.write_bytes(data)
                 else:
                     place = self.place(file)
                     store(place, chain((head,), rest), file)
-                    wanted = self._wanted(file, stack.enter_context(open_source(place)))
+                    wanted, has_code = self._wanted(file, stack.enter_context(open_source(place)))
             except (NotElfError, UnsupportedElfError):  # for another processor, or 32-bit
                 wanted = False
             except BadInputError as error:
@@ -259,12 +263,19 @@ class ImageSurvey:
             shutil.rmtree(place.parent)
             place = None
         if wanted:
-            self.candidates[file.content] = FoundLibrary(file, place)
+            self.candidates[file.content] = FoundLibrary(file, place, has_code)
 
-    def _wanted(self, file: LayerFile, source: ByteSource) -> bool:
+    def _wanted(self, file: LayerFile, source: ByteSource) -> tuple[bool, bool]:
+        """Whether a library may change, and whether it has GPU code."""
         if not is_shared_name(file.path):
-            return is_program_with_code(source)
-        return self.every_library or bool(scan_elf(ElfFile(source)).containers)
+            found = is_program_with_code(source)
+            return found, found
+        elf = ElfFile(source)
+        if scan_elf(elf).containers:
+            return True, True
+        if self.strip is None:
+            return bool(_IN_SITE.search(file.path)) and bool(removable_sections(elf)), False
+        return self.strip, False
 
     def place(self, file: LayerFile) -> Path:
         """A place for the bytes of a library, under its own name: that tells who made it."""

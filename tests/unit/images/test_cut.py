@@ -22,6 +22,7 @@ from tests.unit.images.builder import (
     stock,
     tar_of,
 )
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options as tailoring
 from tests.unit.wheels.builder import METADATA, digest, record_of
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
@@ -41,9 +42,9 @@ def cut(source: str, tmp_path: Path, gpu: str = "9.0", to: str = "cut", **more: 
     return cut_image(source, f"oci:{tmp_path / to}:latest", ImageOptions(tailoring(gpu, **more), **own), **place)
 
 
-def package(fat: bytes, name: str = "demo", library: str = "", licence: str = "BSD-3-Clause") -> dict[str, bytes]:
+def package(fat: bytes, name: str = "demo", place: str = "", licence: str = "BSD-3-Clause") -> dict[str, bytes]:
     """The files of an installed package with one library."""
-    inside = library or f"{name}/lib/lib{name}.so"
+    inside = place or f"{name}/lib/lib{name}.so"
     files = {inside: fat, f"{name}/__init__.py": b"1"}
     dist_info = f"{name.replace('-', '_')}-1.0.dist-info"
     text = METADATA.format(name=name, version="1.0", licence=licence, extra="")
@@ -357,3 +358,25 @@ def test_wrong_diff_id(tmp_path: Path, fat: bytes) -> None:
     with pytest.raises(BadInputError, match=r"Layer 1 of .* unpacks to"):
         cut(stock(tmp_path / "stock", [tar_of(package(fat))], config=wrong), tmp_path)
     assert not (tmp_path / "cut").exists()
+
+
+def test_symbol_tables_go_with_the_code_of_their_package(tmp_path: Path, fat: bytes) -> None:
+    """As `tailor` does: of a package that GPU code is cut from, all libraries lose them, and no others do."""
+    plain = library(Recipe(wrapped=[], symtab=True))
+    files = package(fat)
+    files |= package(plain, "other")
+    beside = f"{SITE}/demo/lib/libplain.so"
+    record = f"{SITE}/demo-1.0.dist-info/RECORD"
+    files[beside] = plain
+    files[record] = f"demo/lib/libplain.so,sha256={digest(plain)},{len(plain)}\n".encode() + files[record]
+    source = stock(tmp_path / "stock", [tar_of({**files, "usr/lib/libsystem.so": plain})])
+    cut(source, tmp_path)
+    after = read_image(tmp_path / "cut").files(0)
+    assert len(after[beside]) < len(plain)
+    assert f"sha256={digest(after[beside])}" in record_row(after[record], "demo/lib/libplain.so")
+    assert after[f"{SITE}/other/lib/libother.so"] == after["usr/lib/libsystem.so"] == plain
+    cut(source, tmp_path, to="kept", strip=False)
+    assert read_image(tmp_path / "kept").files(0)[beside] == plain
+    cut(source, tmp_path, to="all", strip=True)
+    after = read_image(tmp_path / "all").files(0)
+    assert max(len(after[name]) for name in after if name.endswith(("other.so", "system.so"))) < len(plain)
