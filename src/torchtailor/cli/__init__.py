@@ -24,7 +24,7 @@ COMMANDS: dict[str, Command] = {
     "detect": Command("detect", "Describe this machine: CPU, GPUs, driver, tools."),
     "recommend": Command("recommend", "Show which PyTorch fits a machine, and why others do not."),
     "matrix": Command("matrix", "List the variants, or explain why one is not possible."),
-    "inspect": Command("inspect", "Show the GPU code inside libraries, wheels and environments."),
+    "inspect": Command("inspect", "Show the GPU code inside libraries, wheels, environments and images."),
     "tailor": Command("tailor", "Cut out the GPU code that a target cannot run."),
     "image": Command("image", "Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."),
     "record": Command("record", "Run a program and note which GPU code it loads, and which files it opens."),

@@ -36,7 +36,7 @@ def command(
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
-    """Show the GPU code inside libraries, wheels and environments."""
+    """Show the GPU code inside libraries, wheels, environments and images."""
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named

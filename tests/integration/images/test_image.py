@@ -63,7 +63,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:
     """What every file is: type, mode, time, and the size of what is not a library or RECORD."""
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()
         same = status.st_size if not path.name.endswith((".so", ".so.12", "RECORD")) and path.is_file() else None
