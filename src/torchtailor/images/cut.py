@@ -14,7 +14,7 @@ from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.artifact.sites import installed_path
 from torchtailor.disk import disk_errors
-from torchtailor.errors import BadInputError, ImpossibleError, UsageError
+from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.format import counted, printable
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer
@@ -92,14 +92,20 @@ class ImageCutter:
         self._source, self._destination = source, destination
         self._options, self._progress, self._staging = options, progress, staging
 
-    def cut(self, document: Document) -> CutImage:
-        """Cut the image of a manifest, and send all of it but the manifest."""
+    def cut(self, document: Document, platform: str | None = None) -> CutImage:
+        """Cut the image of a manifest, if it is for this platform, and send all of it but the manifest."""
         manifest = read_manifest(document, self._source.name)
         folder = self._staging / document.descriptor.hex[:16]
         folder.mkdir(exist_ok=True)
         try:
             with disk_errors(folder, unchanged="No image was written."):
-                return _OneImage(self, manifest, folder).cut()
+                image = _OneImage(self, manifest, folder)
+                own = image.config.platform
+                if platform and not f"{own}/".startswith(f"{platform}/"):
+                    raise NoMatchError(
+                        f"{self._source.name} is for {own}, not for {platform}.", "Leave out --platform."
+                    )
+                return image.cut()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def cut_image(
     """Cut an image into a new one; the destination gets its name last, when all of it is there."""
     started = time.monotonic()
     with ExitStack() as stack:
-        image = stack.enter_context(open_source(source, insecure=insecure))
+        progress = progress or NoProgress()
+        image = stack.enter_context(open_source(source, insecure=insecure, received=_received(progress)))
         place = None
         if not options.tailoring.dry_run:
             place = stack.enter_context(open_destination(destination, insecure=insecure))
@@ -60,7 +61,7 @@ def cut_image(
         staging = place.staging if place and place.staging else None
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
-        run = _Run(image, place, ImageCutter(image, place, options, progress or NoProgress(), staging))
+        run = _Run(image, place, ImageCutter(image, place, options, progress, staging))
         root = run.fitting(run.cut(image.root(), platform))
         if place is not None:
             place.commit(root)
@@ -68,6 +69,19 @@ def cut_image(
     target = place.name if place else destination
     notes = tuple(run.notes)
     return ImageReport(image.name, target, options, tuple(run.results), digest, notes, time.monotonic() - started)
+
+
+def _received(progress: Progress) -> Callable[[int], None]:
+    """Shows the bytes of an archive that comes through a pipe, whose size nobody knows."""
+    began: list[bool] = []
+
+    def received(size: int) -> None:
+        if not began:
+            began.append(True)
+            progress.begin("Receiving the archive", 0)
+        progress.advance(size)
+
+    return received
 
 
 class _Run:
@@ -101,9 +115,7 @@ class _Run:
         return to_oci(document) if self._destination and self._destination.wants_oci else document
 
     def _image(self, document: Document, platform: str | None) -> Document:
-        cut = self._cutter.cut(document)
-        if platform and not cut.result.platform.startswith(platform):
-            raise NoMatchError(f"{self._source.name} is for {cut.result.platform}, not for {platform}.")
+        cut = self._cutter.cut(document, platform)
         self.results.append(cut.result)
         return cut.document
 

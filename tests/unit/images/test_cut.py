@@ -313,6 +313,13 @@ def test_index(tmp_path: Path, fat: bytes) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_the_platform_of_a_single_image(tmp_path: Path, fat: bytes) -> None:
+    source = stock(tmp_path / "stock", [tar_of(package(fat))])
+    with pytest.raises(NoMatchError, match="is for linux/amd64, not for linux/arm64"):
+        cut(source, tmp_path, platform="linux/arm64")
+    assert cut(source, tmp_path, platform="linux/amd64").differs
+
+
 def test_compress(tmp_path: Path, fat: bytes) -> None:
     docker = {
         "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
