@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from torchtailor.images.options import ImageOptions
 from torchtailor.images.packages import Packages
 from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
 from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled, store
-from torchtailor.images.tarstream import TarReader, with_size
+from torchtailor.images.tarstream import TarReader, new_member, with_size
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import Progress
@@ -321,9 +322,18 @@ class _OneImage:
         layer = self.manifest.layers[number]
         wanted = [one for one in self.survey.of_layer(number) if one.content not in self.left_out]
         cut = self._cut(number, wanted)
-        gone = {member for (own, member) in self.left_out if own == number}
+        own = self.survey.view.of_layer(number)
+        gone = {file.number for file in own if (number, file.number) in self.left_out}
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
-        replaced |= dict(self.packages.updated(number, self.results, self.paths_left_out))
+        added: dict[int, tuple[str, bytes]] = {}  # what comes after a member
+        for update in self.packages.updated(number, self.results, self.paths_left_out, self.tailoring):
+            replaced[update.number] = update.record
+            files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
+            older = next(files, None) if update.manifest else None
+            if older:
+                replaced[older.number] = update.manifest
+            elif update.manifest:
+                added[update.number] = (update.manifest_path, update.manifest)
         if not gone and not replaced:
             self.cutter.send(layer, self.spooled.pop(layer.digest, None))
             return None
@@ -332,8 +342,9 @@ class _OneImage:
             for member, new in replaced.items()
         }
         if self.tailoring.dry_run:
-            return _Estimate(self._unpacked_after(number, gone, sizes))
-        written = self._write(number, gone, replaced, sizes)
+            more = sum(512 + len(data) + -len(data) % 512 for _, data in added.values())
+            return _Estimate(self._unpacked_after(number, gone, sizes) + more)
+        written = self._write(number, gone, replaced, sizes, added)
         self._send_written(written)
         for path in cut.values():
             path.unlink(missing_ok=True)
@@ -342,10 +353,11 @@ class _OneImage:
         return written
 
     @cached_property
-    def paths_left_out(self) -> frozenset[str]:
+    def paths_left_out(self) -> dict[str, DroppedFile]:
         """The paths that are no longer there because of a rule."""
         files = self.survey.view.files
-        return frozenset(file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule")
+        gone = {file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule"}
+        return {path: file for path, file in self.dropped.items() if path in gone}
 
     def _cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
         """Cut the libraries of a layer; the new files of those that changed."""
@@ -414,7 +426,12 @@ class _OneImage:
         return _CutJob(candidate, file.path, file.size, path, target, self.tailoring, proprietary, alone)
 
     def _write(
-        self, number: int, gone: set[int], replaced: Mapping[int, Path | bytes], sizes: Mapping[int, int]
+        self,
+        number: int,
+        gone: set[int],
+        replaced: Mapping[int, Path | bytes],
+        sizes: Mapping[int, int],
+        added: Mapping[int, tuple[str, bytes]],
     ) -> WrittenLayer:
         """The layer again, block for block, but for the members that change."""
         layer = self.manifest.layers[number]
@@ -440,6 +457,10 @@ class _OneImage:
                 for piece in _content(new):
                     writer.write(piece)
                 writer.write(bytes(-size % 512))
+                if beside := added.get(member.number):
+                    path, data = beside
+                    name = member.name[: member.name.rfind(b"/") + 1] + os.fsencode(path.rpartition("/")[2])
+                    writer.write(new_member(member, name, len(data)) + data + bytes(-len(data) % 512))
             for piece in reader.trailer():
                 writer.write(piece)
             return writer.finish()

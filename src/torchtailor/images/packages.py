@@ -5,14 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.sites import installed_path
 from torchtailor.errors import BadInputError
 from torchtailor.format import printable
 from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
+from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.manifest import dropped_json, environment_manifest, library_json
+from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUpdate:
+    """A RECORD that changes, and the manifest that says what was done to its package."""
+
+    number: int  # of RECORD's member
+    record: bytes
+    manifest_path: str
+    manifest: bytes  # empty where nothing is known of the package but its RECORD
 
 
 @dataclass
@@ -44,24 +60,39 @@ class Packages:
         return list(found.values()) or [None]
 
     def updated(
-        self, layer: int, results: Mapping[Content, LibraryResult], gone: frozenset[str]
-    ) -> Iterator[tuple[int, bytes]]:
-        """The RECORDs of a layer that change, by the number of their member."""
+        self,
+        layer: int,
+        results: Mapping[Content, LibraryResult],
+        gone: Mapping[str, DroppedFile],
+        options: TailorOptions,
+    ) -> Iterator[RecordUpdate]:
+        """The RECORDs of a layer that change, and what is written beside each."""
         for text in self.survey.records:
             if text.file.layer != layer:
                 continue
             record = self._parse(text)
             changes: dict[str, RecordRow | None] = {}
+            libraries: list[dict[str, Any]] = []
+            dropped: list[dict[str, Any]] = []
             for path, row in self._rows(text, record) if record else ():
                 if path in gone:
                     changes[row.path] = None
+                    dropped.append({**dropped_json(gone[path]), "path": installed_path(path)})
                     continue
                 file = next((one for one in self._named.get(path, ()) if one.seen_after(layer)), None)
                 result = results.get(file.content) if file else None
+                if result:
+                    libraries.append({**library_json(result), "path": installed_path(path)})
                 if result and result.status.changed:
                     changes[row.path] = RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
-            if record and changes:
-                yield text.file.number, record.updated(changes).encode()
+            if record is None or not changes:
+                continue
+            said = b""
+            if package := self.survey.metadata.get(text.dist_info):
+                said = environment_manifest(options.to_json(), package.name, package.version, libraries, dropped)
+                own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
+                changes[own] = RecordRow(own, FileHash.of(said), len(said))
+            yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
 
     def _parse(self, text: PackageText) -> Record | None:
         try:

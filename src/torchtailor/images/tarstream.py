@@ -25,6 +25,7 @@ _PAX, _LONG_NAME, _LONG_LINK, _SPARSE = b"x", b"L", b"K", b"S"
 _MOST_HEADERS = 16 << 20  # bytes before one member; real ones have a few kB of extended attributes
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)
 _EIGHT_GIB = 8**11
+_OF_OWNER = frozenset((b"uid", b"gid", b"uname", b"gname", b"mtime", b"SCHILY.xattr.security.selinux"))
 _AGAIN = "Fetch or build the image again."
 
 
@@ -245,6 +246,29 @@ def with_size(member: LayerMember, size: int) -> bytes:
             data = _with_size_record(data, size)
             header = _sized(header, len(data))
         out += (header, data, bytes(-len(data) % BLOCK))
+    return b"".join(out)
+
+
+def new_member(like: LayerMember, name: bytes, size: int) -> bytes:
+    """The header of a new file beside another, with its owner, mode and time."""
+    records: dict[bytes, bytes] = {}
+    position = 0
+    while (header := like.blocks[position : position + BLOCK])[156:157] in (_PAX, GLOBAL, _LONG_NAME, _LONG_LINK):
+        length = _number(header[_SIZE], "")
+        position += BLOCK
+        if header[156:157] == _PAX:
+            records.update(_records(like.blocks[position : position + length], ""))
+        position += length + -length % BLOCK
+    kept = {key: value for key, value in records.items() if key in _OF_OWNER}
+    if len(name) > 100:
+        kept[b"path"] = name
+    plain = name[:100].ljust(100, b"\0") + header[100:156] + b"0" + bytes(100) + header[257:345] + bytes(167)
+    out = [_sized(plain, size)]
+    if kept:
+        data = b"".join(_record(key, value) for key, value in kept.items())
+        first = b"PaxHeaders/new".ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"00000000000\0" * 2
+        first += b" " * 8 + _PAX + bytes(100) + b"ustar\x0000" + bytes(247)
+        out = [_sized(first, len(data)), data, bytes(-len(data) % BLOCK), *out]
     return b"".join(out)
 
 

@@ -129,6 +129,8 @@ def test_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str)
     assert code == ExitCode.OK
     assert "as GPU 9.0 (from the image's label)" in out
     assert "1 library with their hashes" in out
+    assert "1 library is the file that torchtailor wrote" in out
+    assert "cut for 9.0" in out
     assert "byte for byte" in out
     code, out, _ = run(capsys, "verify", target, "--against", source, "--level", "static", "--gpu", "8.0")
     assert code == ExitCode.CHECK_FAILED
