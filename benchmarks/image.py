@@ -76,14 +76,20 @@ def anonymous(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words for this program, and those after `--`, which are for `torchtailor image`."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image")
     parser.add_argument("--gpu", default="9.0")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("options", nargs="*")
-    chosen = parser.parse_args()
+    own, rest = split_words(sys.argv[1:])
+    chosen = parser.parse_args(own)
     work = Path(tempfile.mkdtemp(dir=chosen.work))
     copies, cuts = [], []
     try:
@@ -94,7 +100,7 @@ def main() -> int:
             copied = sum(path.stat().st_size for path in (work / "copy").rglob("*") if path.is_file())
             shutil.rmtree(work / "copy")
             line = [sys.executable, "-m", "torchtailor", "image", chosen.image, f"oci:{work}/cut:x"]
-            cuts.append(measured([*line, "--gpu", chosen.gpu, "--json", *chosen.options]))
+            cuts.append(measured([*line, "--gpu", chosen.gpu, "--json", *rest]))
             shutil.rmtree(work / "cut")
             print(f"round {number}: {cuts[-1].seconds:.0f} s against {copies[-1].seconds:.0f} s", file=sys.stderr)
     finally:

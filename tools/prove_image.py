@@ -66,14 +66,20 @@ def registry(folder: Path) -> Iterator[str]:
         process.wait()
 
 
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words for this program, and those after `--`, which are for `torchtailor image`."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image")
     parser.add_argument("--gpu", default="9.0")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--no-chroot", action="store_true")
-    parser.add_argument("options", nargs="*")
-    chosen = parser.parse_args()
+    own, rest = split_words(sys.argv[1:])
+    chosen = parser.parse_args(own)
     work = Path(tempfile.mkdtemp(dir=chosen.work))
     tailor = [sys.executable, "-m", "torchtailor"]
     try:
@@ -81,7 +87,7 @@ def main() -> int:
             stock, cut = f"docker://{host}/proof:stock", f"docker://{host}/proof:cut"
             skopeo = ["skopeo", "--insecure-policy"]
             run(*skopeo, "copy", "-q", "--dest-tls-verify=false", chosen.image, stock, quiet=True)
-            text = run(*tailor, "image", stock, cut, "--gpu", chosen.gpu, "--json", *chosen.options, quiet=True)
+            text = run(*tailor, "image", stock, cut, "--gpu", chosen.gpu, "--json", *rest, quiet=True)
             (image,) = json.loads(text)["images"]
             for layer in image["layers"]:
                 after = "same blob" if layer["digest_after"] == layer["digest_before"] else f"{layer['size_after']:,}"

@@ -79,63 +79,43 @@ class CutImage:
     result: ImageResult
 
 
+@dataclass(frozen=True)
 class ImageCutter:
     """Cuts the images of one source for one destination; without one nothing is written but temporary files."""
 
-    def __init__(
-        self,
-        source: ImageSource,
-        destination: ImageDestination | None,
-        options: ImageOptions,
-        progress: Progress,
-        staging: Path,
-    ) -> None:
-        self._source, self._destination = source, destination
-        self._options, self._progress, self._staging = options, progress, staging
+    source: ImageSource
+    destination: ImageDestination | None
+    options: ImageOptions
+    progress: Progress
+    staging: Path
 
     def cut(self, document: Document, platform: str | None = None) -> CutImage:
         """Cut the image of a manifest, if it is for this platform, and send all of it but the manifest."""
-        manifest = read_manifest(document, self._source.name)
-        folder = self._staging / document.descriptor.hex[:16]
+        name = self.source.name
+        manifest = read_manifest(document, name)
+        folder = self.staging / document.descriptor.hex[:16]
         folder.mkdir(exist_ok=True)
         try:
             with disk_errors(folder, unchanged="No image was written."):
                 image = _OneImage(self, manifest, folder)
                 own = image.config.platform
                 if platform and not f"{own}/".startswith(f"{platform}/"):
-                    raise NoMatchError(
-                        f"{self._source.name} is for {own}, not for {platform}.", "Leave out --platform."
-                    )
+                    raise NoMatchError(f"{name} is for {own}, not for {platform}.", "Leave out --platform.")
                 return image.cut()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def send(self, blob: Descriptor, stored: Path | None = None) -> None:
-        """Put an unchanged blob into the destination, at the least cost."""
-        to = self._destination
-        if to is None or to.has(blob) or to.take(blob, self._source):
-            return
+        """Put an unchanged blob into the destination, at the least cost; what was stored of it goes."""
+        to = self.destination
+        if to and not to.has(blob) and not to.take(blob, self.source):
+            if stored is not None:
+                to.put_file(blob, stored)
+            else:
+                with self.source.blob(blob) as pieces:
+                    to.put(blob, pieces)
         if stored is not None:
-            to.put_file(blob, stored)
-            return
-        with self._source.blob(blob) as pieces:
-            to.put(blob, pieces)
-
-    @property
-    def source(self) -> ImageSource:
-        return self._source
-
-    @property
-    def destination(self) -> ImageDestination | None:
-        return self._destination
-
-    @property
-    def options(self) -> ImageOptions:
-        return self._options
-
-    @property
-    def progress(self) -> Progress:
-        return self._progress
+            stored.unlink(missing_ok=True)
 
 
 @dataclass
