@@ -21,7 +21,7 @@ import urllib3
 
 import torchtailor
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import redact
+from torchtailor.fetch.locations import is_this_machine, redact
 from torchtailor.fetch.settings import IndexSettings
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -341,7 +341,8 @@ def _hint(error: BaseException) -> str:
 def _environment_proxy(scheme: str, host: str) -> str | None:
     from urllib.request import getproxies, proxy_bypass
 
-    return None if proxy_bypass(host) else getproxies().get(scheme)
+    # Another machine's localhost is never meant, whether or not no_proxy says so.
+    return None if is_this_machine(host) or proxy_bypass(host) else getproxies().get(scheme)
 
 
 def _read_netrc() -> netrc.netrc | None:

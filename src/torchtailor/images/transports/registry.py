@@ -219,7 +219,7 @@ class RegistryDestination:
     def __exit__(self, *_: object) -> None:
         for location in self._unfinished:
             with suppress(TorchtailorError):  # registries clean up by themselves too, only later
-                self._server.call("DELETE", location, accept=(200, 202, 204, 404), retries=0)
+                self._server.abandon(location)
         self._unfinished.clear()
 
     def _put_manifest(self, document: Document, name: str) -> None:
@@ -308,7 +308,7 @@ class RegistryDestination:
         """Send one chunk; after a failure, ask how much of it came, and send the rest."""
         begin, fruitless = start, 0
         while True:
-            part = data[begin - start :]
+            part = data if begin == start else data[begin - start :]
             try:
                 headers = {"Content-Type": _BYTES, "Content-Range": f"{begin}-{begin + len(part) - 1}"}
                 answer = self._server.call("PATCH", location, headers, part, accept=(201, 202, 204), retries=0)

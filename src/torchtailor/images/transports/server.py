@@ -27,7 +27,8 @@ from torchtailor.images.transports.login import RegistryLogin, find_login
 
 RETRIES = 5
 _TIMEOUT = 60.0  # seconds without a byte
-_UPLOAD_TIMEOUT = 900.0  # a registry that stores in a bucket copies gigabytes before it answers
+_UPLOAD_TIMEOUT = 300.0  # a registry that stores in a bucket copies gigabytes before it answers
+_PARTING = 3.0
 _REDIRECTS = 6
 _SMALL = 1 << 20  # bytes of answers that are not manifests
 _PATIENCE = 120.0  # seconds that a small answer may take in all
@@ -104,6 +105,12 @@ class RegistryServer:
     def retrying(self, once: Callable[[], Result], retries: int = RETRIES) -> Result:
         result: Result = self._client(self.image.server).retrying(once, retries=retries)
         return result
+
+    def abandon(self, url: str) -> None:
+        """Tell the registry that an upload will not go on; whoever pressed Ctrl-C does not wait long for it."""
+        self._timeout = _PARTING
+        self._clients.clear()
+        self.call("DELETE", url, accept=(200, 202, 204, 404), retries=0)
 
     @contextmanager
     def open(

@@ -353,6 +353,17 @@ def test_names_by_which_this_machine_is_not_known_need_the_option(
     assert open_source(f"docker://r.test:{port}/x:1", insecure=True).root() == image.root
 
 
+def test_no_proxy_leads_to_this_machine(server: StandIn, image: SampleImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    server.add("x", "1", image)
+    assert open_source(f"docker://{server.host}/x:1").root() == image.root
+    with pytest.raises(NetworkError, match="proxy"):
+        open_source("docker://192.0.2.1/x:1").root()
+
+
 # Writing
 
 
@@ -498,6 +509,17 @@ def test_a_source_that_breaks_moves_no_tag(
     assert not server.manifests.get("x")
     assert not server.blobs.get("x")
     assert not server.uploads  # the upload that had begun was taken back
+
+
+def test_a_push_that_is_stopped_by_hand(server: StandIn, big: SampleImage, small_chunks: int) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield BIG[: 2 * small_chunks]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_destination(f"docker://{server.host}/x:1") as destination:
+        destination.put(big.layers[0], pieces())
+    assert not server.uploads
+    assert not server.blobs.get("x")
 
 
 def test_wrong_bytes_are_never_completed(server: StandIn, image: SampleImage) -> None:
