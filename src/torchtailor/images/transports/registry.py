@@ -25,12 +25,20 @@ from torchtailor.images.manifests import (
 )
 from torchtailor.images.reference import ImageReference
 from torchtailor.images.transports.base import Document, ImageSource
-from torchtailor.images.transports.content import PIECE, checked, file_pieces, open_plain, read_document, short
+from torchtailor.images.transports.content import (
+    PIECE,
+    checked,
+    file_pieces,
+    open_plain,
+    read_document,
+    short,
+    whole_number,
+)
 from torchtailor.images.transports.server import RETRIES, RegistryServer
 
 _ACCEPT = ", ".join((*DOCUMENT_TYPES, "application/vnd.docker.distribution.manifest.v1+json;q=0.5", "*/*;q=0.1"))
 _CHUNK = 32 << 20  # bytes that are sent at once, and again where a connection breaks
-_LARGEST_CHUNK = 256 << 20
+_LARGEST_CHUNK = 128 << 20  # twice that is the most memory that an upload takes
 _UPLOADS = 4  # times that a file is sent whole, where a registry forgets uploads that were interrupted
 _BYTES = "application/octet-stream"
 _NO_CHUNKS = (400, 404, 405, 411, 415, 501)  # what registries answer that take a blob only in one piece
@@ -167,8 +175,8 @@ class RegistryDestination:
 
     def has(self, descriptor: Descriptor) -> bool:
         answer = self._server.call("HEAD", self._server.address(f"blobs/{descriptor.digest}"), accept=(200, 404))
-        length = answer.headers.get("content-length", "")
-        return answer.status == 200 and (not length.isdigit() or int(length) == descriptor.size)
+        length = whole_number(answer.headers.get("content-length", ""))
+        return answer.status == 200 and length in {None, descriptor.size}
 
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
         if self.has(descriptor):
@@ -246,8 +254,8 @@ class RegistryDestination:
         url = self._server.address("blobs/uploads/")
         answer = self._server.call("POST", url, _EMPTY, b"", accept=(202,))
         location = self._location(url, answer)
-        least = answer.headers.get("oci-chunk-min-length", "")
-        return location, min(max(_CHUNK, int(least) if least.isdigit() else 0), _LARGEST_CHUNK)
+        least = whole_number(answer.headers.get("oci-chunk-min-length", ""))
+        return location, min(max(_CHUNK, least or 0), _LARGEST_CHUNK)
 
     def _location(self, url: str, answer: Answer, before: str = "") -> str:
         """Where an upload goes on: where the registry says, or else where it was."""
@@ -329,7 +337,7 @@ class RegistryDestination:
     def _progress(self, location: str, problem: NetworkError) -> tuple[str, int]:
         """How many bytes of an upload the registry has."""
         answer = self._server.call("GET", location, accept=(200, 202, 204, 404))
-        found = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("range", ""))
+        found = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("range", ""))
         if answer.status == 404:
             raise problem
         after = self._location(location, answer, location)
@@ -365,7 +373,7 @@ def _with_digest(location: str, descriptor: Descriptor) -> str:
 
 
 def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
     return found is not None and int(found[1]) == offset
 
 

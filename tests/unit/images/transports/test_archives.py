@@ -486,6 +486,16 @@ def test_headers_that_claim_gigabytes(tmp_path: Path) -> None:
         open_source(f"oci-archive:{path}").root()
 
 
+@pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "", "1e3", "0x10"])
+def test_sizes_that_are_no_numbers(tmp_path: Path, size: str) -> None:
+    entry = tarfile.TarInfo("x")
+    entry.pax_headers = {"size": size}
+    path = tmp_path / "x.tar"
+    path.write_bytes(entry.tobuf(tarfile.PAX_FORMAT) + tar_of(GOOD))
+    with pytest.raises(BadInputError, match="breaks off"):
+        open_source(f"docker-archive:{path}").root()
+
+
 @given(st.data())
 def test_damaged_archives_are_bad_input_or_the_same_image(data: st.DataObject) -> None:
     whole = bytearray(tar_of(GOOD))

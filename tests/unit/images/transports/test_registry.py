@@ -142,6 +142,18 @@ def test_another_part_than_was_asked_for(server: StandIn, big: SampleImage) -> N
     assert read_blob(open_source(f"docker://{server.host}/x:1"), big.layers[0]) == BIG
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "\xb2", "-1", "", "x"])
+def test_numbers_in_headers_that_are_none(server: StandIn, big: SampleImage, tmp_path: Path, number: str) -> None:
+    server.faults = [
+        Fault("HEAD", "/blobs/", times=9, headers={"Content-Length": number}),
+        Fault("POST", "/uploads/", times=9, headers={"OCI-Chunk-Min-Length": number}),
+        Fault("GET", "/blobs/", drop_after=2_000_000),
+        Fault("GET", "/blobs/", headers={"Content-Range": f"bytes {number}-9/10"}),
+    ]
+    copy_image(open_source(layout_of(tmp_path, big)), open_destination(f"docker://{server.host}/x:1"))
+    assert read_image(open_source(f"docker://{server.host}/x:1")) == (big.root, big.blobs)
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
