@@ -23,6 +23,7 @@ import torchtailor
 from torchtailor.errors import NetworkError, UsageError
 from torchtailor.fetch.locations import is_this_machine, redact
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.trust import whole_number
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
@@ -104,8 +105,8 @@ class Client:
 
         def once() -> Answer:
             with self.open(url, {"Range": wanted}, accept=(200, 206, 416)) as response:
-                length = response.headers.get("content-length", "")
-                if response.status != 206 or (length.isdigit() and int(length) > limit):
+                length = whole_number(response.headers.get("content-length", ""))
+                if response.status != 206 or (length or 0) > limit:
                     raise NetworkError(f"The server of {redact(url)} does not support range requests.")
                 body = self.counted(read_some(response, limit, url, self._patience))
                 return _answer(url, response, body)
@@ -137,8 +138,7 @@ class Client:
 
         def once() -> int | None:
             with self.open(url, method="HEAD", accept=(200,)) as response:
-                length = response.headers.get("content-length", "")
-                return int(length) if length.isdigit() else None
+                return whole_number(response.headers.get("content-length", ""))
 
         size: int | None = self.retrying(once)
         return size

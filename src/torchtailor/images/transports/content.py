@@ -18,11 +18,6 @@ PIECE = 1 << 20
 _AGAIN = "Fetch or build the image again."
 
 
-def whole_number(text: str) -> int | None:
-    """A size or position that somebody else wrote; None where it is none, or one that nothing has."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
-
-
 def short(descriptor: Descriptor) -> str:
     """A digest as people compare it."""
     return f"{descriptor.algorithm}:{descriptor.hex[:12]}"

@@ -32,9 +32,9 @@ from torchtailor.images.transports.content import (
     open_plain,
     read_document,
     short,
-    whole_number,
 )
 from torchtailor.images.transports.server import RETRIES, RegistryServer
+from torchtailor.trust import whole_number
 
 _ACCEPT = ", ".join((*DOCUMENT_TYPES, "application/vnd.docker.distribution.manifest.v1+json;q=0.5", "*/*;q=0.1"))
 _CHUNK = 32 << 20  # bytes that are sent at once, and again where a connection breaks

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchtailor.errors import BadInputError
-from torchtailor.images.transports.content import file_pieces, reading, whole_number
+from torchtailor.images.transports.content import file_pieces, reading
+from torchtailor.trust import whole_number
 
 _BLOCK = 512
 _MEMBERS = 200_000  # a thousand times what real archives of images have
