@@ -6,7 +6,8 @@ import itertools
 import re
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 from urllib.parse import urljoin
@@ -37,8 +38,8 @@ from torchtailor.images.transports.server import RETRIES, RegistryServer
 from torchtailor.trust import whole_number
 
 _ACCEPT = ", ".join((*DOCUMENT_TYPES, "application/vnd.docker.distribution.manifest.v1+json;q=0.5", "*/*;q=0.1"))
-_CHUNK = 32 << 20  # bytes that are sent at once, and again where a connection breaks
-_LARGEST_CHUNK = 128 << 20  # twice that is the most memory that an upload takes
+_CHUNK = 16 << 20  # bytes that are sent at once, and again where a connection breaks
+_LARGEST_CHUNK = 128 << 20  # an upload takes at most four times that much memory
 _UPLOADS = 4  # times that a file is sent whole, where a registry forgets uploads that were interrupted
 _BYTES = "application/octet-stream"
 _NO_CHUNKS = (400, 404, 405, 411, 415, 501)  # what registries answer that take a blob only in one piece
@@ -201,12 +202,12 @@ class RegistryDestination:
     def put(self, descriptor: Descriptor, chunks: Iterator[bytes]) -> None:
         pieces = checked(chunks, descriptor, self.name)
         location, size = self._begin(descriptor)
-        buffers = _grouped(pieces, size)
-        first = next(buffers, b"")
-        if len(first) == descriptor.size:
-            self._send_whole(descriptor, location, first)
-        else:
-            self._send_chunks(descriptor, location, first, buffers)
+        with closing(_ahead(_grouped(pieces, size))) as buffers:
+            first = next(buffers, b"")
+            if len(first) == descriptor.size:
+                self._send_whole(descriptor, location, first)
+            else:
+                self._send_chunks(descriptor, location, first, buffers)
 
     def put_file(self, descriptor: Descriptor, path: Path) -> None:
         def once() -> None:
@@ -366,6 +367,15 @@ def _grouped(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
             buffer.clear()
     if buffer:
         yield bytes(buffer)
+
+
+def _ahead(buffers: Iterator[bytes]) -> Generator[bytes]:
+    """The same buffers; while one is sent, the next is read and hashed."""
+    with ThreadPoolExecutor(1, thread_name_prefix="upload") as pool:
+        coming = pool.submit(next, buffers, None)
+        while (data := coming.result()) is not None:
+            coming = pool.submit(next, buffers, None)
+            yield data
 
 
 def _with_digest(location: str, descriptor: Descriptor) -> str:
