@@ -177,7 +177,7 @@ class RegistryServer:
         for scheme in ("https", "http") if plain else ("https",):
             base = f"{scheme}://{self.image.server}"
             try:
-                return self._greet(base, retries=0 if plain and scheme == "https" else 1)
+                return self._greet(base, retries=(0 if scheme == "https" else 1) if plain else RETRIES)
             except UnreachableError as error:
                 if _is_about_certificate(error) or not plain or scheme == "http":
                     raise

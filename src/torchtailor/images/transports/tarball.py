@@ -171,7 +171,7 @@ def _records(data: bytes) -> Iterator[tuple[str, str]]:
         if not length.isdigit() or len(length) > 8 or not 0 < int(length) <= len(data):
             return
         record, data = data[: int(length)], data[int(length) :]
-        key, _, value = record[len(length) + 1 :].rstrip(b"\n").partition(b"=")
+        key, _, value = record[len(length) + 1 :].removesuffix(b"\n").partition(b"=")
         if key in {b"path", b"linkpath", b"size"}:
             yield key.decode(), value.decode("utf-8", "surrogateescape")
 
