@@ -246,7 +246,7 @@ class RegistryServer:
                 if response.status in {401, 403} and login:
                     raise NetworkError(
                         f"{self.name} refuses the login of {login.user or 'the identity token'} ({login.origin}).",
-                        f"{_LOG_IN} again.".replace(". again", " again"),
+                        "Log in again, with docker login, podman login or skopeo login.",
                     )
                 if response.status != HTTPStatus.OK:
                     raise self._problem(response, "a token")
@@ -330,17 +330,13 @@ def _said_of_registry(
 
 
 def _is_about_certificate(error: BaseException | None) -> bool:
-    seen = 0
-    while error is not None and seen < 10:
-        if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return True
-        error = (
-            getattr(error, "reason", None)
-            if isinstance(getattr(error, "reason", None), BaseException)
-            else error.__cause__
-        )
-        seen += 1
-    return False
+    """Whether a certificate was not trusted, however deep urllib3 has wrapped that."""
+    for _ in range(10):
+        if error is None or isinstance(error, ssl.SSLCertVerificationError):
+            break
+        inner = getattr(error, "reason", None) or (error.args[0] if error.args else None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
+    return isinstance(error, ssl.SSLCertVerificationError)
 
 
 def _host_certificate(host: str) -> Path | None:
