@@ -21,8 +21,9 @@ import urllib3
 
 import torchtailor
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import redact
+from torchtailor.fetch.locations import is_this_machine, redact
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.trust import whole_number
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
@@ -104,8 +105,8 @@ class Client:
 
         def once() -> Answer:
             with self.open(url, {"Range": wanted}, accept=(200, 206, 416)) as response:
-                length = response.headers.get("content-length", "")
-                if response.status != 206 or (length.isdigit() and int(length) > limit):
+                length = whole_number(response.headers.get("content-length", ""))
+                if response.status != 206 or (length or 0) > limit:
                     raise NetworkError(f"The server of {redact(url)} does not support range requests.")
                 body = self.counted(read_some(response, limit, url, self._patience))
                 return _answer(url, response, body)
@@ -137,8 +138,7 @@ class Client:
 
         def once() -> int | None:
             with self.open(url, method="HEAD", accept=(200,)) as response:
-                length = response.headers.get("content-length", "")
-                return int(length) if length.isdigit() else None
+                return whole_number(response.headers.get("content-length", ""))
 
         size: int | None = self.retrying(once)
         return size
@@ -341,7 +341,8 @@ def _hint(error: BaseException) -> str:
 def _environment_proxy(scheme: str, host: str) -> str | None:
     from urllib.request import getproxies, proxy_bypass
 
-    return None if proxy_bypass(host) else getproxies().get(scheme)
+    # Another machine's localhost is never meant, whether or not no_proxy says so.
+    return None if is_this_machine(host) or proxy_bypass(host) else getproxies().get(scheme)
 
 
 def _read_netrc() -> netrc.netrc | None:

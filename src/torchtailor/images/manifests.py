@@ -64,9 +64,12 @@ def oci_media_type(media_type: str) -> str:
 
 
 def to_oci(manifest: Document) -> Document:
-    """The same manifest with OCI's names for what Docker calls otherwise: its digest changes, its blobs do not."""
+    """The same manifest with OCI's names for what Docker calls otherwise: its digest changes, its blobs do not.
+
+    An index must name manifests that were converted already.
+    """
     content: Any = msgspec.json.decode(manifest.data)
-    parts = [content.get("config"), *(content.get("layers") or ())]
+    parts = [content.get("config"), *(content.get("layers") or ()), *(content.get("manifests") or ())]
     named = [part for part in (content, *parts) if isinstance(part, dict) and part.get("mediaType") in _OCI_NAMES]
     for part in named:
         part["mediaType"] = oci_media_type(part["mediaType"])

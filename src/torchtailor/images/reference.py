@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from torchtailor.errors import UsageError
+from torchtailor.fetch.locations import is_this_machine
 
 # What a name without a host means to docker, podman and skopeo: where it is served, and how `docker login` files it.
 DEFAULT_REGISTRY = "docker.io"
@@ -75,9 +76,7 @@ class RepositoryName:
 
     @property
     def is_on_this_machine(self) -> bool:
-        name = _host_name(self.host)
-        address = _address(name)
-        return address.is_loopback if address else name == "localhost" or name.endswith(".localhost")
+        return is_this_machine(_host_name(self.host))
 
     @property
     def is_local(self) -> bool:

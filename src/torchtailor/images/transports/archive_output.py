@@ -112,11 +112,11 @@ class _ArchiveDestination:
             file = self._stack.enter_context(_standard_output(self.name))
             self._writer = _TarWriter(file, seekable=False)
             return self
-        if self._path.is_dir():
-            raise UsageError(f"{self._path} is a folder.", f"Write oci:{self._path}, or the name of a file.")
-        check_replaceable(self._path)
         folder = self._path.absolute().parent
         with disk_errors(folder):
+            if self._path.is_dir():
+                raise UsageError(f"{self._path} is a folder.", f"Write oci:{self._path}, or the name of a file.")
+            check_replaceable(self._path)
             self._made = [one for one in (folder, *folder.parents) if not one.exists()]
             self._staging = self._stack.enter_context(staging_folder(folder))
             file = self._stack.enter_context(new_file(self._path, staging=self._staging))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -59,9 +60,12 @@ class FolderFiles:
 
     def size(self, name: str) -> int | None:
         path = self._folder / name
-        with suppress(OSError):
-            return path.stat().st_size if path.is_file() else None
-        return None
+        with reading(str(path)):
+            try:
+                status = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
     def pieces(self, name: str) -> Iterator[Iterator[bytes]]:
@@ -158,7 +162,7 @@ class OciSource:
     def _entries(self) -> Sequence[Descriptor]:
         if self._files.size(INDEX) is None or self._files.size(LAYOUT) is None:
             place = str(self._reference.path)
-            if not self._reference.is_pipe and not Path(place).exists():
+            if not self._reference.is_pipe and not os.path.lexists(place):
                 raise NoMatchError(f"{place} does not exist.", "Check the path.")
             raise BadInputError(f"{self.name} is not an OCI layout: {INDEX} or {LAYOUT} is missing.", _AGAIN)
         with self._files.pieces(INDEX) as pieces:
@@ -226,8 +230,8 @@ class OciFolderDestination:
         return self._staging
 
     def __enter__(self) -> Self:
-        self._check_place()
         with disk_errors(self._folder):
+            self._check_place()
             self._made = [one for one in (self._folder, *self._folder.absolute().parents) if not one.exists()]
             self._staging = self._stack.enter_context(staging_folder(self._folder))
         return self

@@ -6,7 +6,8 @@ import itertools
 import re
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 from urllib.parse import urljoin
@@ -25,12 +26,20 @@ from torchtailor.images.manifests import (
 )
 from torchtailor.images.reference import ImageReference
 from torchtailor.images.transports.base import Document, ImageSource
-from torchtailor.images.transports.content import PIECE, checked, file_pieces, open_plain, read_document, short
+from torchtailor.images.transports.content import (
+    PIECE,
+    checked,
+    file_pieces,
+    open_plain,
+    read_document,
+    short,
+)
 from torchtailor.images.transports.server import RETRIES, RegistryServer
+from torchtailor.trust import whole_number
 
 _ACCEPT = ", ".join((*DOCUMENT_TYPES, "application/vnd.docker.distribution.manifest.v1+json;q=0.5", "*/*;q=0.1"))
-_CHUNK = 32 << 20  # bytes that are sent at once, and again where a connection breaks
-_LARGEST_CHUNK = 256 << 20
+_CHUNK = 16 << 20  # bytes that are sent at once, and again where a connection breaks
+_LARGEST_CHUNK = 128 << 20  # an upload takes at most four times that much memory
 _UPLOADS = 4  # times that a file is sent whole, where a registry forgets uploads that were interrupted
 _BYTES = "application/octet-stream"
 _NO_CHUNKS = (400, 404, 405, 411, 415, 501)  # what registries answer that take a blob only in one piece
@@ -169,8 +178,8 @@ class RegistryDestination:
 
     def has(self, descriptor: Descriptor) -> bool:
         answer = self._server.call("HEAD", self._server.address(f"blobs/{descriptor.digest}"), accept=(200, 404))
-        length = answer.headers.get("content-length", "")
-        return answer.status == 200 and (not length.isdigit() or int(length) == descriptor.size)
+        length = whole_number(answer.headers.get("content-length", ""))
+        return answer.status == 200 and length in {None, descriptor.size}
 
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
         if self.has(descriptor):
@@ -195,12 +204,12 @@ class RegistryDestination:
     def put(self, descriptor: Descriptor, chunks: Iterator[bytes]) -> None:
         pieces = checked(chunks, descriptor, self.name)
         location, size = self._begin(descriptor)
-        buffers = _grouped(pieces, size)
-        first = next(buffers, b"")
-        if len(first) == descriptor.size:
-            self._send_whole(descriptor, location, first)
-        else:
-            self._send_chunks(descriptor, location, first, buffers)
+        with closing(_ahead(_grouped(pieces, size))) as buffers:
+            first = next(buffers, b"")
+            if len(first) == descriptor.size:
+                self._send_whole(descriptor, location, first)
+            else:
+                self._send_chunks(descriptor, location, first, buffers)
 
     def put_file(self, descriptor: Descriptor, path: Path) -> None:
         def once() -> None:
@@ -221,7 +230,7 @@ class RegistryDestination:
     def __exit__(self, *_: object) -> None:
         for location in self._unfinished:
             with suppress(TorchtailorError):  # registries clean up by themselves too, only later
-                self._server.call("DELETE", location, accept=(200, 202, 204, 404), retries=0)
+                self._server.abandon(location)
         self._unfinished.clear()
 
     def _put_manifest(self, document: Document, name: str) -> None:
@@ -248,8 +257,8 @@ class RegistryDestination:
         url = self._server.address("blobs/uploads/")
         answer = self._server.call("POST", url, _EMPTY, b"", accept=(202,))
         location = self._location(url, answer)
-        least = answer.headers.get("oci-chunk-min-length", "")
-        return location, min(max(_CHUNK, int(least) if least.isdigit() else 0), _LARGEST_CHUNK)
+        least = whole_number(answer.headers.get("oci-chunk-min-length", ""))
+        return location, min(max(_CHUNK, least or 0), _LARGEST_CHUNK)
 
     def _location(self, url: str, answer: Answer, before: str = "") -> str:
         """Where an upload goes on: where the registry says, or else where it was."""
@@ -310,7 +319,7 @@ class RegistryDestination:
         """Send one chunk; after a failure, ask how much of it came, and send the rest."""
         begin, fruitless = start, 0
         while True:
-            part = data[begin - start :]
+            part = data if begin == start else data[begin - start :]
             try:
                 headers = {"Content-Type": _BYTES, "Content-Range": f"{begin}-{begin + len(part) - 1}"}
                 answer = self._server.call("PATCH", location, headers, part, accept=(201, 202, 204), retries=0)
@@ -331,7 +340,7 @@ class RegistryDestination:
     def _progress(self, location: str, problem: NetworkError) -> tuple[str, int]:
         """How many bytes of an upload the registry has."""
         answer = self._server.call("GET", location, accept=(200, 202, 204, 404))
-        found = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("range", ""))
+        found = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("range", ""))
         if answer.status == 404:
             raise problem
         after = self._location(location, answer, location)
@@ -362,12 +371,21 @@ def _grouped(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
+def _ahead(buffers: Iterator[bytes]) -> Generator[bytes]:
+    """The same buffers; while one is sent, the next is read and hashed."""
+    with ThreadPoolExecutor(1, thread_name_prefix="upload") as pool:
+        coming = pool.submit(next, buffers, None)
+        while (data := coming.result()) is not None:
+            coming = pool.submit(next, buffers, None)
+            yield data
+
+
 def _with_digest(location: str, descriptor: Descriptor) -> str:
     return f"{location}{'&' if '?' in location else '?'}digest={descriptor.digest}"
 
 
 def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
     return found is not None and int(found[1]) == offset
 
 

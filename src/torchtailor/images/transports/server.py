@@ -27,7 +27,8 @@ from torchtailor.images.transports.login import RegistryLogin, find_login
 
 RETRIES = 5
 _TIMEOUT = 60.0  # seconds without a byte
-_UPLOAD_TIMEOUT = 900.0  # a registry that stores in a bucket copies gigabytes before it answers
+_UPLOAD_TIMEOUT = 300.0  # a registry that stores in a bucket copies gigabytes before it answers
+_PARTING = 3.0
 _REDIRECTS = 6
 _SMALL = 1 << 20  # bytes of answers that are not manifests
 _PATIENCE = 120.0  # seconds that a small answer may take in all
@@ -105,6 +106,12 @@ class RegistryServer:
         result: Result = self._client(self.image.server).retrying(once, retries=retries)
         return result
 
+    def abandon(self, url: str) -> None:
+        """Tell the registry that an upload will not go on; whoever pressed Ctrl-C does not wait long for it."""
+        self._timeout = _PARTING
+        self._clients.clear()
+        self.call("DELETE", url, accept=(200, 202, 204, 404), retries=0)
+
     @contextmanager
     def open(
         self,
@@ -170,7 +177,7 @@ class RegistryServer:
         for scheme in ("https", "http") if plain else ("https",):
             base = f"{scheme}://{self.image.server}"
             try:
-                return self._greet(base, retries=0 if plain and scheme == "https" else 1)
+                return self._greet(base, retries=(0 if scheme == "https" else 1) if plain else RETRIES)
             except UnreachableError as error:
                 if _is_about_certificate(error) or not plain or scheme == "http":
                     raise
@@ -239,7 +246,7 @@ class RegistryServer:
                 if response.status in {401, 403} and login:
                     raise NetworkError(
                         f"{self.name} refuses the login of {login.user or 'the identity token'} ({login.origin}).",
-                        f"{_LOG_IN} again.".replace(". again", " again"),
+                        "Log in again, with docker login, podman login or skopeo login.",
                     )
                 if response.status != HTTPStatus.OK:
                     raise self._problem(response, "a token")
@@ -323,17 +330,13 @@ def _said_of_registry(
 
 
 def _is_about_certificate(error: BaseException | None) -> bool:
-    seen = 0
-    while error is not None and seen < 10:
-        if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return True
-        error = (
-            getattr(error, "reason", None)
-            if isinstance(getattr(error, "reason", None), BaseException)
-            else error.__cause__
-        )
-        seen += 1
-    return False
+    """Whether a certificate was not trusted, however deep urllib3 has wrapped that."""
+    for _ in range(10):
+        if error is None or isinstance(error, ssl.SSLCertVerificationError):
+            break
+        inner = getattr(error, "reason", None) or (error.args[0] if error.args else None)
+        error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
+    return isinstance(error, ssl.SSLCertVerificationError)
 
 
 def _host_certificate(host: str) -> Path | None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from torchtailor.errors import BadInputError
 from torchtailor.images.transports.content import file_pieces, reading
+from torchtailor.trust import whole_number
 
 _BLOCK = 512
 _MEMBERS = 200_000  # a thousand times what real archives of images have
@@ -114,12 +115,12 @@ def _read(file: BinaryIO, where: str) -> tuple[dict[str, TarMember], set[str]]:
         if len(header) < _BLOCK or not _sum_is_right(header):
             raise BadInputError(f"{where} is damaged at byte {position}: no tar header.", _AGAIN)
         kind = header[156:157]
-        size = _number(header[124:136], where)
+        size: int | None = _number(header[124:136], where)
         if "size" in extra:
-            size = int(extra["size"]) if extra["size"].isdigit() else -1
+            size = whole_number(extra["size"])
         data = position + _BLOCK
         has_data = kind not in b"12345" or kind == b""
-        if size < 0 or (has_data and data + size > end):
+        if size is None or size < 0 or (has_data and data + size > end):
             raise BadInputError(f"{where} breaks off in the middle of a file.", _AGAIN)
         position = data + (-(-size // _BLOCK) * _BLOCK if has_data else 0)
         if kind in {b"L", b"K", b"x", b"g"}:
@@ -170,7 +171,7 @@ def _records(data: bytes) -> Iterator[tuple[str, str]]:
         if not length.isdigit() or len(length) > 8 or not 0 < int(length) <= len(data):
             return
         record, data = data[: int(length)], data[int(length) :]
-        key, _, value = record[len(length) + 1 :].rstrip(b"\n").partition(b"=")
+        key, _, value = record[len(length) + 1 :].removesuffix(b"\n").partition(b"=")
         if key in {b"path", b"linkpath", b"size"}:
             yield key.decode(), value.decode("utf-8", "surrogateescape")
 

@@ -174,6 +174,26 @@ def test_every_kind_of_tar(tmp_path: Path, kind: int) -> None:
         assert b"".join(pieces) == b"345"
 
 
+PART = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=70).filter(
+    lambda part: part not in {".", ".."} and not part.isspace()
+)
+NAMES = st.lists(PART, min_size=1, max_size=4).map("/".join)
+
+
+@given(
+    st.dictionaries(NAMES, st.binary(max_size=1500), min_size=1, max_size=6),
+    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+def test_any_names_that_tarfile_writes(contents: dict[str, bytes], kind: int) -> None:
+    path = Path("any.tar")
+    path.write_bytes(tar_of(list(contents.items()), kind))
+    files = TarFiles(open_plain(path), "x")
+    for name, data in contents.items():
+        with files.pieces(name) as pieces:
+            assert b"".join(pieces) == data
+    files.close()
+
+
 def test_sizes_beyond_8_gib(tmp_path: Path) -> None:
     """An archive with holes: a member of 9 GiB, and one after it."""
     path = tmp_path / "x.tar"
@@ -484,6 +504,16 @@ def test_headers_that_claim_gigabytes(tmp_path: Path) -> None:
         file.truncate((1 << 30) + 4096)
     with pytest.raises(BadInputError, match="header of"):
         open_source(f"oci-archive:{path}").root()
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "", "1e3", "0x10"])
+def test_sizes_that_are_no_numbers(tmp_path: Path, size: str) -> None:
+    entry = tarfile.TarInfo("x")
+    entry.pax_headers = {"size": size}
+    path = tmp_path / "x.tar"
+    path.write_bytes(entry.tobuf(tarfile.PAX_FORMAT) + tar_of(GOOD))
+    with pytest.raises(BadInputError, match="breaks off"):
+        open_source(f"docker-archive:{path}").root()
 
 
 @given(st.data())

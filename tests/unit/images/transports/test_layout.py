@@ -112,18 +112,28 @@ def copied_until(step: int, source: str, destination: str) -> tuple[int, int]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(said or 0)
 
 
-def test_killed_at_any_change_it_has_the_old_image_or_the_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["oci", "oci-archive"])
+def test_killed_at_any_change_it_has_the_old_image_or_the_new_one(kind: str, tmp_path: Path) -> None:
     old, new = sample_image([layer_tar({"c": b"3"})]), sample_image([layer_tar({"d": b"4"})])
-    source = f"oci:{write_layout(tmp_path / 'stock', {'new': new})}"
-    _, steps = copied_until(0, source, f"oci:{write_layout(tmp_path / 'count', {'one': old})}:one")
-    assert steps > 8
+    stock = write_layout(tmp_path / "stock", {"old": old, "new": new})
+
+    def place(name: str) -> tuple[str, Path]:
+        """Where the old image is already."""
+        folder = tmp_path / name
+        made = f"oci:{folder}:one" if kind == "oci" else f"oci-archive:{folder}/x.tar:one"
+        copy_image(open_source(f"oci:{stock}:old"), open_destination(made))
+        return made, folder
+
+    steps = copied_until(0, f"oci:{stock}:new", place("count")[0])[1]
+    assert steps > 5
     for step in range(1, steps + 1):
-        place = write_layout(tmp_path / f"at-{step}", {"one": old})
-        assert copied_until(step, source, f"oci:{place}:one")[0] == -signal.SIGKILL
-        assert read_image(open_source(f"oci:{place}:one"))[0] in (old.root, new.root)
-        copy_image(open_source(source), open_destination(f"oci:{place}:one"))
-        assert read_image(open_source(f"oci:{place}:one"))[0] == new.root
-        assert {path.name for path in place.iterdir()} == {"blobs", "index.json", "oci-layout"}
+        made, folder = place(f"at-{step}")
+        assert copied_until(step, f"oci:{stock}:new", made)[0] == -signal.SIGKILL
+        assert read_image(open_source(made))[0] in (old.root, new.root)
+        copy_image(open_source(f"oci:{stock}:new"), open_destination(made))
+        assert read_image(open_source(made))[0] == new.root
+        left = {path.name for path in folder.iterdir()}
+        assert left == ({"blobs", "index.json", "oci-layout"} if kind == "oci" else {"x.tar"})
 
 
 def test_two_writers_of_one_layout_keep_each_others_images(tmp_path: Path) -> None:
@@ -253,6 +263,15 @@ def test_places_that_cannot_be_a_layout(tmp_path: Path) -> None:
             raise AssertionError("accepted")
     with pytest.raises(UsageError, match="position"):
         open_destination(f"oci:{tmp_path}/x:@1")
+
+
+@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
+def test_names_that_no_disk_takes(kind: str, tmp_path: Path) -> None:
+    for name in (f"{tmp_path}/{'x' * 300}", f"{tmp_path}/{'x' * 300}/y", "/proc/self/nothing/x"):
+        with pytest.raises(TorchtailorError):
+            open_source(f"{kind}:{name}").root()
+        with pytest.raises(TorchtailorError), open_destination(f"{kind}:{name}"):
+            raise AssertionError("accepted")
 
 
 def test_docker_manifests_do_not_get_into_layouts(tmp_path: Path) -> None:

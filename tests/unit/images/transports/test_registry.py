@@ -142,6 +142,18 @@ def test_another_part_than_was_asked_for(server: StandIn, big: SampleImage) -> N
     assert read_blob(open_source(f"docker://{server.host}/x:1"), big.layers[0]) == BIG
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "\xb2", "-1", "", "x"])
+def test_numbers_in_headers_that_are_none(server: StandIn, big: SampleImage, tmp_path: Path, number: str) -> None:
+    server.faults = [
+        Fault("HEAD", "/blobs/", times=9, headers={"Content-Length": number}),
+        Fault("POST", "/uploads/", times=9, headers={"OCI-Chunk-Min-Length": number}),
+        Fault("GET", "/blobs/", drop_after=2_000_000),
+        Fault("GET", "/blobs/", headers={"Content-Range": f"bytes {number}-9/10"}),
+    ]
+    copy_image(open_source(layout_of(tmp_path, big)), open_destination(f"docker://{server.host}/x:1"))
+    assert read_image(open_source(f"docker://{server.host}/x:1")) == (big.root, big.blobs)
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -353,6 +365,17 @@ def test_names_by_which_this_machine_is_not_known_need_the_option(
     assert open_source(f"docker://r.test:{port}/x:1", insecure=True).root() == image.root
 
 
+def test_no_proxy_leads_to_this_machine(server: StandIn, image: SampleImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    server.add("x", "1", image)
+    assert open_source(f"docker://{server.host}/x:1").root() == image.root
+    with pytest.raises(NetworkError, match="proxy"):
+        open_source("docker://192.0.2.1/x:1").root()
+
+
 # Writing
 
 
@@ -498,6 +521,17 @@ def test_a_source_that_breaks_moves_no_tag(
     assert not server.manifests.get("x")
     assert not server.blobs.get("x")
     assert not server.uploads  # the upload that had begun was taken back
+
+
+def test_a_push_that_is_stopped_by_hand(server: StandIn, big: SampleImage, small_chunks: int) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield BIG[: 2 * small_chunks]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_destination(f"docker://{server.host}/x:1") as destination:
+        destination.put(big.layers[0], pieces())
+    assert not server.uploads
+    assert not server.blobs.get("x")
 
 
 def test_wrong_bytes_are_never_completed(server: StandIn, image: SampleImage) -> None:
