@@ -51,7 +51,7 @@ ANNOTATION_SOURCE = "torchtailor.source.digest"
 ANNOTATION_GPUS = "torchtailor.gpus"
 
 _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
-_KEPT = 8 << 30  # and that are kept from the first reading, where the disk has four times as much
+_KEPT = 4 << 30  # and that are kept from the first reading, where the disk has eight times as much
 _MOST_NAMED = 100  # doubled files that are listed
 _PIECE = 1 << 20
 _WITH_BYTES = (MemberKind.FILE, MemberKind.SPARSE, MemberKind.HARD_LINK)
@@ -153,7 +153,7 @@ class _OneImage:
 
     @cached_property
     def survey(self) -> ImageSurvey:
-        room = min(_KEPT, shutil.disk_usage(self.folder).free // 4)
+        room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
         return ImageSurvey(self.folder, room, self.options.tailoring.strip)
 
     def cut(self) -> CutImage:
