@@ -217,7 +217,8 @@ class _OneImage:
         """Whether a layer certainly stays as it is, whatever later layers hold."""
         if self.options.squash_shadowed or any(one.file.layer == number for one in self.survey.candidates.values()):
             return False
-        if any(text.file.layer == number for text in self.survey.records) and self.survey.candidates:
+        texts = [text for text in self.survey.records if text.file.layer == number]
+        if texts and Packages(self.survey).lists_library(texts):
             return False
         groups = [group for rule in self.tailoring.drops.rules for group in rule.files]
         own = self.survey.view.of_layer(number)

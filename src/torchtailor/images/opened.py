@@ -16,7 +16,7 @@ import posixpath
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.binary.source import open_source as open_bytes
 from torchtailor.disk import disk_errors, staging_folder
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.files import is_code_file
+from torchtailor.gpucode.files import HEAD_SIZE, is_code_file, known_by_head
 from torchtailor.gpucode.scan import scan_source
 from torchtailor.images.compression import UnpackedLayer
 from torchtailor.images.cut import ANNOTATION_GPUS
@@ -133,22 +133,26 @@ class _Unpacking:
     def _file(self, reader: TarReader, file: LayerFile) -> None:
         """Store the bytes of one file, if they matter."""
         name = file.path.rpartition("/")[2]
+        if known_by_head(name):  # thousands of cubins: the rest of each is a hole
+            place = self._keep((reader.head(HEAD_SIZE),), file)
+            os.truncate(place, file.size)
+            return
         if is_code_file(name) or (_PACKAGE_TEXT.fullmatch(file.path) and file.size <= _MOST_TEXT):
-            self._keep(reader, file, b"")
+            self._keep(reader.data(), file)
             return
         head = reader.head(len(MAGIC))
         if head != MAGIC or not may_be_elf(name):
             return
-        place = self._keep(reader, file, head)
+        place = self._keep(chain((head,), reader.data()), file)
         if not _IN_SITE.fullmatch(file.path) and not _has_code(place):
             place.unlink()
             del self._stored[file.content]
 
-    def _keep(self, reader: TarReader, file: LayerFile, head: bytes) -> Path:
+    def _keep(self, pieces: Iterable[bytes], file: LayerFile) -> Path:
         folder = self._store / f"{file.layer}"
         folder.mkdir(exist_ok=True)
         place = folder / f"{file.number}"
-        store(place, chain((head,), reader.data()), file)
+        store(place, pieces, file)
         self._stored[file.content] = place
         return place
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torchtailor.artifact.drops import DroppedFile
@@ -36,7 +37,6 @@ class Packages:
     """All RECORDs of an image; each is true of the image whose last layer is its own."""
 
     survey: ImageSurvey
-    owners: dict[str, list[Metadata]] = field(default_factory=dict)  # by path of a library or file of GPU code
     notes: list[str] = field(default_factory=list)
     _named: dict[str, list[LayerFile]] = field(default_factory=dict)
     _unreadable: set[int] = field(default_factory=set)
@@ -45,6 +45,11 @@ class Packages:
         for files in self.survey.names().values():
             for file in files:
                 self._named.setdefault(file.path, []).append(file)
+
+    @cached_property
+    def owners(self) -> dict[str, list[Metadata]]:
+        """The packages that list a path of a library or of a file of GPU code, in any layer."""
+        found: dict[str, list[Metadata]] = {}
         for text in self.survey.records:
             package = self.survey.metadata.get(text.dist_info)
             record = self._parse(text)
@@ -52,7 +57,16 @@ class Packages:
                 continue
             for path, _ in self._rows(text, record):
                 if path in self._named or path in self.survey.code:
-                    self.owners.setdefault(path, []).append(package)
+                    found.setdefault(path, []).append(package)
+        return found
+
+    def lists_library(self, texts: Iterable[PackageText]) -> bool:
+        """Whether one of these RECORDs may have to change, or cannot be read."""
+        records = [(text, self._parse(text)) for text in texts]
+        return any(
+            record is None or any(path in self._named for path, _ in self._rows(text, record))
+            for text, record in records
+        )
 
     def of(self, files: Iterable[LayerFile]) -> list[Metadata | None]:
         """The packages that list a library under any of its names; [None] where none does."""

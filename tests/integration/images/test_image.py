@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from tests.unit.images.test_cut import SITE, package
 from tests.unit.tailoring.helpers import check_records, options
 from tests.waiting import LONG
 from torchtailor.errors import UsageError
+from torchtailor.images.descriptor import Descriptor
 from torchtailor.images.options import ImageOptions
 from torchtailor.images.run import cut_image
-from torchtailor.images.transports.registry import RegistryDestination
+from torchtailor.images.transports.registry import RegistryDestination, RegistrySource
 
 FIXTURES = Path(__file__).parents[2] / "unit" / "gpucode" / "fixtures"
 
@@ -111,6 +114,25 @@ def test_unchanged_layers_keep_their_digests(stock: Path, registry: RealRegistry
     layers = [json.loads(skopeo("inspect", *tls(name, ""), name))["Layers"] for name in (source, new)]
     same = [before == after for before, after in zip(*layers, strict=True)]
     assert same == [True, False, True, True]
+
+
+def test_a_remote_layer_is_fetched_once_and_stored_only_if_it_may_change(
+    stock: Path, registry: RealRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers without libraries go on at once; the others are kept until they are written."""
+    source = f"docker://{registry.host}/once/stock:1"
+    skopeo("copy", *tls(source, "dest-"), f"oci:{stock}:stock", source)
+    fetched: list[str] = []
+    reading = RegistrySource.blob
+
+    def counted(self: RegistrySource, descriptor: Descriptor) -> AbstractContextManager[Iterator[bytes]]:
+        fetched.append(descriptor.digest)
+        return reading(self, descriptor)
+
+    monkeypatch.setattr(RegistrySource, "blob", counted)
+    report = cut_image(source, f"oci:{tmp_path}/cut:x", ImageOptions(options(nvidia=True)))
+    layers = [layer.digest_before for layer in report.images[0].layers]
+    assert [fetched.count(digest) for digest in layers] == [1, 1, 1, 1]
 
 
 def test_docker_manifests_stay_dockers(stock: Path, registry: RealRegistry) -> None:
