@@ -99,8 +99,8 @@ def main() -> int:
             same = [layer["digest_after"] for layer in image["layers"]]
             assert seen["Layers"] == same, "skopeo sees other layers"
             run(*skopeo, "copy", "-q", "--src-tls-verify=false", cut, f"oci:{work}/back:cut", quiet=True)
-            run(*tailor, "verify", f"oci:{work}/back:cut", "--level", "static", "--against", chosen.image)
         shutil.rmtree(work / "registry")
+        run(*tailor, "verify", f"oci:{work}/back:cut", "--level", "static", "--against", chosen.image)
         run("umoci", "unpack", "--image", f"{work}/back:cut", work / "bundle", quiet=True)
         shutil.rmtree(work / "back")
         if not chosen.no_chroot:
