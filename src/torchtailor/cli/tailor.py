@@ -28,12 +28,12 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,  # a Path forgets the / at its end
         typer.Option(
             "--output",
             "-o",
             metavar="OUT",
-            help="The new file or folder; for wheels a folder.",
+            help="The new file or folder; for wheels, or with a / at its end, a folder.",
         ),
     ] = None,
     env: Annotated[
