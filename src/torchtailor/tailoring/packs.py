@@ -30,8 +30,8 @@ def pack_folder(distribution: str = "") -> str:
 
 
 def pack_place(root: Path, library: str, options: TailorOptions, folder: str = PACK_FOLDER) -> PackPlace | None:
-    """The place for the pack of a library, both at paths below `root`; None without a workload."""
-    if options.workload is None:
+    """The place for the pack of a library, both at paths below `root`; None where no code goes to packs."""
+    if not options.packing:
         return None
     above = PurePosixPath(library).parent.as_posix()
     place = None if options.no_pack else options.packs or root / folder
