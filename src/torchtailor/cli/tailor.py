@@ -253,9 +253,7 @@ def _print_leftovers(report: TailorReport) -> None:
         else:
             made = "would go to packs" if report.options.dry_run else f"is in packs of {size}"
         what = "The GPU code" if report.options.split else "What the workload does not use"
-        out().print(
-            f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False
-        )
+        out().print(f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False)
     for pack in (pack for result in results for pack in result.pack_wheels):
         out().print(f"For {pack.target}: {pack.path} ({human_bytes(pack.size)}).", markup=False)
     if unopened := sum(result.unopened for result in results):

@@ -3,8 +3,8 @@
     torch-2.15.0+cu132.host-cp312-cp312-manylinux_2_28_x86_64.whl            libraries and the hook
     torch_gpu_sm90-2.15.0+cu132.p1a2b3c4-py3-none-manylinux_2_28_x86_64.whl  the packs for one GPU
 
-`torch[sm90]` requires the second. Its version names the code that was moved, of all GPUs: wheels with the same code, such
-as those for several Pythons, require the same packs. Packs of several GPUs may be installed side by side.
+`torch[sm90]` requires the second. Its version names the code that was moved, of all GPUs: wheels with the same code,
+such as those for several Pythons, require the same packs. Packs of several GPUs may be installed side by side.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def served_gpus(options: TailorOptions, libraries: Iterable[LibraryResult]) -> l
     """The known GPUs that can use some of what was moved."""
     labels = {label for one in libraries if one.moved_digest for label in one.moved}
     codes = [code for label in sorted(labels) if (code := _code(label))]
-    return sorted(
-        gpu for gpu in options.policy.rules.gpus if any(options.policy.fits(gpu, code) for code in codes)
-    )
+    return sorted(gpu for gpu in options.policy.rules.gpus if any(options.policy.fits(gpu, code) for code in codes))
 
 
 def _code(label: str) -> CodeTarget | None:

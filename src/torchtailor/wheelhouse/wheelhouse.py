@@ -142,7 +142,11 @@ def manifest(
         "tool": {"name": "torchtailor", "version": torchtailor.__version__},
         **description.to_json(),
         **more,
-        "requirements": [f"{name}=={versions[name]}" for name in description.requested if name in versions],
+        "requirements": [
+            f"{name}=={versions[project]}"
+            for name in description.requested
+            if (project := name.partition("[")[0]) in versions
+        ],
         "wheels": [entry.to_json() for entry in sorted(entries, key=lambda entry: entry.name.project)],
         "totals": {
             "input_bytes": sum(entry.input_size for entry in entries),
