@@ -150,7 +150,7 @@ class _Publishing:
         offers = []
         for file in _listed(folder):
             path = folder / WHEELS / file.filename
-            if not self._changed_nvidia and _is_variant(file.filename) and holds_changed_nvidia(path):
+            if not self._changed_nvidia and path.suffix == ".whl" and holds_changed_nvidia(path):
                 self.result.left_out.append(file.filename)
             else:
                 offers.append(_offer(file, path))
