@@ -15,6 +15,7 @@ from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.pack import PACK_VARIABLE
 
 HOST = "host"  # in the version of a wheel whose GPU code is in packs
 UNOPENED = "unopened"  # the rule of files that the workload never opened
@@ -54,6 +55,11 @@ class TailorOptions:
             raise UsageError(
                 "--split moves all code to packs as it is; --workload, --recompress and --keep-ptx do not go with it.",
                 "Leave them out, or cut without --split.",
+            )
+        if self.packs and ":" in str(self.packs.absolute()):
+            raise UsageError(
+                f"{self.packs.absolute()} has a colon in it, which separates the paths of {PACK_VARIABLE}.",
+                "Choose another folder with --pack.",
             )
         if self.packs and self.no_pack:
             raise UsageError("--pack and --no-pack exclude each other.", "Leave one out.")

@@ -26,7 +26,14 @@ from torchtailor.tailoring.folder import read_code_in
 from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
 from torchtailor.tailoring.libraries import cut_library, is_library
 from torchtailor.tailoring.manifest import dropped_json, library_json
-from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
+from torchtailor.tailoring.packs import (
+    check_tools,
+    folder_name,
+    libraries_below,
+    pack_folder,
+    pack_place,
+    put_hook,
+)
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.trust import inside, leads_inside
@@ -106,6 +113,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             progress.advance(job.size)
         done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
         return _result(site, [*done, *skipped], plan.dropped.values(), plan.notes, options)
+    check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)

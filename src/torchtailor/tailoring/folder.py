@@ -33,7 +33,14 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
-from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
+from torchtailor.tailoring.packs import (
+    check_tools,
+    folder_name,
+    libraries_below,
+    pack_folder,
+    pack_place,
+    put_hook,
+)
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
@@ -61,6 +68,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     options = options.with_default_strip()
     progress = progress or NoProgress()
     _check_places(folder, output)
+    check_tools(options, libraries_below(folder))
     with disk_errors(output.parent):
         if not options.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +135,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     check_replaceable(target)
     _check_not_hooked(library)
+    check_tools(options, [library])
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)

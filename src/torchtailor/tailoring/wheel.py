@@ -23,7 +23,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
-from torchtailor.tailoring.packs import folder_name, hook_for, pack_folder, pack_place
+from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.tailoring.split import (
@@ -113,6 +113,7 @@ def tailor_wheel_each(
             distribution = WheelDistribution.of(archive)
         except UnusualRecordError as error:
             return tuple(_left_alone(wheel, order, error) for order in orders)
+        check_tools_for(first.options, distribution.name.platform)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
             if not order.options.dry_run:
@@ -146,7 +147,8 @@ def _finish_split(
     by_order = [{name: each[index] for name, each in libraries.items()} for index in range(len(makings))]
     split = _worth_it(by_order[0], first.options)
     version = pack_version(first.distribution, split.values(), _earlier_label(first.distribution))
-    host = first.finish(0, jobs, by_order[0], stock_sha256, {}, finished, packs=version)
+    served = any(one.packed for each in by_order for one in each.values())
+    host = first.finish(0, jobs, by_order[0], stock_sha256, {}, finished, packs=version if served else "")
     results = []
     for index, making in enumerate(makings):
         own = {name: replace(one, path=name) for name, one in by_order[index].items() if name in split}
