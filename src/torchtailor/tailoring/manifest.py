@@ -95,6 +95,8 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
         }
         if library.moved:
             document["moved"] = tallies_json(library.moved)
+            if library.packed:
+                document["packed"] = tallies_json(library.packed)
             if library.pack:
                 document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
         if library.filler:
