@@ -21,6 +21,7 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
@@ -267,6 +268,15 @@ class _Making:
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
 
+    def stand_ins(self) -> dict[str, tuple[str, bytes]]:
+        """What stands in for extension modules that are left out."""
+        archive, metadata = self.distribution.archive, self.distribution.metadata
+        again = f"`pip install --force-reinstall --no-deps {metadata.name}=={metadata.version}`"
+        present = [one.name for one in archive.files if one.name not in self.dropped]
+        return stand_ins(
+            self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
+        )
+
     def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], left_out: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
         for member in self.distribution.payload():
@@ -477,6 +487,9 @@ def _write(
     for name, file in added.items():
         writer.add_file(name, file, DEFAULT_MODE)
         rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
+    for place, data in making.stand_ins().values():
+        writer.add_bytes(distribution.renamed(place, version), data)
+        rows.append(RecordRow(distribution.renamed(place, version), FileHash.of(data), len(data)))
     if packs:
         name = folder_name(distribution.metadata.name)
         note = split_note(name, version, results.values())
