@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
-Steps may be named: stock, arch, record, cut, run, nopack, unopened, suite, speed, packed_size;
+Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
 suite_nopack, miss, graphs, eager, late, which need stock, record and cut;
 split, split_run, split_suite, split_nopack, which need stock (and split).
 Each takes less than four minutes; results of the op suite stay in WORK, so that later steps find them.
@@ -152,6 +152,18 @@ def unopened() -> None:
     left = (used(WORK / "small") - packs) / 1e9
     say(f"without what was never opened: {left:.3f} GB and packs of {packs / 1e6:.0f} MB")
     say(f"decoder on it: {program('decoder', 'small')[0]}, stock {program('decoder', 'stock')[0]}")
+
+
+def largest() -> None:
+    """What is left where nothing is left that was not opened: the largest files, and all by their ending."""
+    files = [path for path in (WORK / "small").rglob("*") if path.is_file() and not path.is_symlink()]
+    sizes = {path: path.stat().st_blocks * 512 for path in files if path.suffix != ".ttpack"}
+    endings = Counter[str]()
+    for path, size in sizes.items():
+        endings[".so" if ".so" in path.name else path.suffix] += size
+    say(f"left, by ending: {[(ending, f'{size / 1e6:.1f} MB') for ending, size in endings.most_common(12)]}")
+    for path in sorted(sizes, key=sizes.__getitem__, reverse=True)[:45]:
+        print(f"  {sizes[path] / 1e6:8.1f} MB  {path.relative_to(WORK / 'small')}")
 
 
 def packed_size() -> None:
