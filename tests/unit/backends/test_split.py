@@ -208,3 +208,20 @@ def test_verify_misses_code_that_a_pack_wheel_lacks(workshop: Workshop) -> None:
     expected = expectation(opened, catalog, gpus=(Capability.parse("9.0"),))
     proof = verify_static(opened, expected, catalog, stock=open_artifact(stock))
     assert any("coverage" in check.name and check.outcome is CheckOutcome.FAIL for check in proof.checks)
+
+
+def test_verify_without_stock_and_its_report(workshop: Workshop) -> None:
+    from torchtailor.artifact.artifact import open_artifact
+    from torchtailor.catalog import load_catalog
+    from torchtailor.report.page import render
+    from torchtailor.verification.result import VerifyReport
+    from torchtailor.verification.static.expect import expectation
+    from torchtailor.verification.static.verify import verify_static
+
+    (house,) = workshop.build("sm90-avx512", options=SPLIT).wheelhouses
+    opened, catalog = open_artifact(house.path), load_catalog()
+    proof = verify_static(opened, expectation(opened, catalog), catalog)
+    row = next(one for one in proof.facts["packs"] if one["name"].endswith("libtorch_cuda.so"))
+    assert row["stays"] == 0 and row["in_packs"] > 0 and not row["missing"]
+    page = render(VerifyReport(str(house.path), proof.checks, proof.facts))
+    assert 'id="packs"' in page and "torch/lib/libtorch_cuda.so" in page.partition('id="packs"')[2]

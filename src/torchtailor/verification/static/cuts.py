@@ -106,8 +106,10 @@ def dropped_files(artifact: Artifact) -> frozenset[str]:
 
 
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:
-    """Every library of every manifest."""
+    """Every library of every manifest; those of a split's packs are no libraries."""
     for owner, manifest in artifact.tailored.items():
+        if manifest.get("output", {}).get("kind") == "packs":
+            continue
         for row in manifest.get("libraries", ()):
             yield CutRecord(owner, installed_path(str(row.get("path", ""))), manifest, row)
 

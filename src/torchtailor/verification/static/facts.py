@@ -49,6 +49,7 @@ def artifact_facts(
         "made": _made(artifact),
         "install": _install(artifact),
         "libraries": rows,
+        "packs": [_packed(facts) for facts in libraries if facts.packed.containers],
     }
 
 
@@ -61,6 +62,17 @@ def _row(facts: LibraryFacts) -> dict[str, Any]:
         "owner": facts.file.owner,
         "size": facts.file.size,
         "bytes": {HOST: max(facts.file.size - gpu, 0), **codes},
+    }
+
+
+def _packed(facts: LibraryFacts) -> dict[str, Any]:
+    """What a library keeps of its GPU code, for the program that was recorded, and what is in packs."""
+    return {
+        "name": facts.name,
+        "stays": sum(group.stored for group in facts.gpu.architectures) if facts.gpu else 0,
+        "in_packs": facts.packed.stored,
+        "containers": facts.packed.containers,
+        "missing": facts.packed.missing,
     }
 
 
