@@ -3,9 +3,9 @@
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
 Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
-suite_nopack, miss, graphs, eager, late, which need stock, record and cut;
+suite_nopack, miss, late, which need stock, record and cut; graphs, eager, for what was made of cut and split;
 split, split_run, split_suite, split_nopack, which need stock (and split).
-Each takes less than four minutes; results of the op suite stay in WORK, so that later steps find them.
+Each takes less than four minutes; traces and results of the op suite stay in WORK, so that later steps find them.
 """
 
 from __future__ import annotations
@@ -95,12 +95,13 @@ def record() -> None:
         done = torchtailor(
             "record",
             "-o",
-            OUT / f"{name}.trace",
+            WORK / f"{name}.trace",
             "--",
             sys.executable,
             PROGRAMS / f"{name}.py",
             site=site_of(WORK / "stock"),
         )
+        shutil.copy(WORK / f"{name}.trace", OUT)
         say(f"recorded {name} in {time.monotonic() - began:.1f} s")
         print("\n".join(done.stdout.splitlines()[-14:]), done.stderr[-600:])
 
@@ -108,7 +109,7 @@ def record() -> None:
 def cut() -> None:
     shutil.rmtree(WORK / "decoder", ignore_errors=True)
     began = time.monotonic()
-    done = torchtailor("tailor", WORK / "stock", *GPU, "--workload", OUT / "decoder.trace", "-o", WORK / "decoder")
+    done = torchtailor("tailor", WORK / "stock", *GPU, "--workload", WORK / "decoder.trace", "-o", WORK / "decoder")
     packs = used(WORK / "decoder", "*.ttpack")
     say(
         f"cut for the decoder in {time.monotonic() - began:.1f} s: {(used(WORK / 'decoder') - packs) / 1e9:.3f} GB "
@@ -146,7 +147,7 @@ def nopack() -> None:
 
 def unopened() -> None:
     shutil.rmtree(WORK / "small", ignore_errors=True)
-    trace = ["--workload", str(OUT / "decoder.trace"), "--drop-unopened"]
+    trace = ["--workload", str(WORK / "decoder.trace"), "--drop-unopened"]
     torchtailor("tailor", WORK / "stock", *GPU, *trace, "-o", WORK / "small")
     packs = used(WORK / "small", "*.ttpack")
     left = (used(WORK / "small") - packs) / 1e9
@@ -325,13 +326,18 @@ except Exception as error:
 """
 
 
+def made_trees() -> list[str]:
+    """Of the cut and the split tree those that were made."""
+    return [name for name in ("decoder", "split") if (WORK / name).is_dir()]
+
+
 def graphs() -> None:
     """Capture a CUDA graph of kernels that were not recorded, warm and cold: as on stock."""
     file = WORK / "graph.py"
     file.write_text(GRAPH)
     for how in ("warm", "cold"):
         found = {}
-        for tree in ("stock", "decoder", *(["split"] if (WORK / "split").is_dir() else [])):
+        for tree in ("stock", *made_trees()):
             environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), "TORCHTAILOR_QUIET": "1"}
             done = subprocess.run(
                 [sys.executable, str(file), how], capture_output=True, text=True, env=environment, check=False
@@ -342,7 +348,7 @@ def graphs() -> None:
 
 def eager() -> None:
     """All containers are loaded when their library is: CUDA_MODULE_LOADING=EAGER."""
-    for tree in ("decoder", *(["split"] if (WORK / "split").is_dir() else [])):
+    for tree in made_trees():
         for name in NAMES:
             before = program(name, "stock", CUDA_MODULE_LOADING="EAGER")
             after = program(name, tree, CUDA_MODULE_LOADING="EAGER", TORCHTAILOR_QUIET="1")
