@@ -69,6 +69,7 @@ def test_a_pack_holds_the_code_of_its_gpu_alone(workshop: Workshop) -> None:
 def test_extras_of_the_host_wheel(workshop: Workshop) -> None:
     (house,) = workshop.build("sm90-avx512", options=WheelOptions(split=True, nvidia=True)).wheelhouses
     assert house.requirements == ("torch[sm90]==2.8.0+cu128.host",)
+    assert house.pip_line.endswith(" 'torch[sm90]==2.8.0+cu128.host'")  # a shell must not take it for a glob
     pack = wheels(house.path)["torch_gpu_sm90"].name.split("-")[1]
     with zipfile.ZipFile(wheels(house.path)["torch"]) as archive:
         (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def _install(artifact: Artifact) -> list[str]:
     """Commands that install it."""
     if artifact.manifest.get("requirements") and (artifact.path / "simple").is_dir():
         index = (artifact.path / "simple").absolute().as_uri()
-        wanted = " ".join(artifact.manifest["requirements"])
+        wanted = shlex.join(artifact.manifest["requirements"])
         return [
             f"pip install --index-url {index} {wanted}",
             f"uv pip install --default-index {index} {wanted}",
