@@ -126,6 +126,7 @@ def tailor(
     driver: str | None = None,
     workload: Sequence[str | Path] = (),
     margin: str = "exact",
+    split: bool = False,
     keep_removed: bool = False,
     dry_run: bool = False,
     processes: int = 0,
@@ -135,7 +136,7 @@ def tailor(
 
     `paths` are libraries, wheels or folders, which are never changed: their outputs go to `output`. Without paths the
     environment `env`, or the active one, is cut in place. `gpus` are such as "9.0", "sm_90", "RTX 4090", "native".
-    `workload` are traces of programs: what they do not use goes to packs.
+    `workload` are traces of programs: what they do not use goes to packs; with `split` all GPU code does.
     """
     options = tailor_options(
         gpus,
@@ -143,6 +144,7 @@ def tailor(
         lto=lto,
         drop=tuple(drop),
         workload=read_workload([Path(trace) for trace in workload], margin) if workload else None,
+        split=split,
         strip=strip,
         nvidia=nvidia,
         recompress=recompress,
@@ -197,6 +199,11 @@ def tailor_inputs(
         raise UsageError("An environment is cut in place; -o does not go with it.", "Leave out -o, or name a PATH.")
     if options.keep_removed and not in_place:
         raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
+    if options.split and in_place:
+        raise UsageError(
+            "--split makes new wheels or folders; an environment is not split in place.",
+            "Name wheels or a folder, and -o.",
+        )
     started = time.monotonic()
     if in_place:
         sites = environment_sites(env)
