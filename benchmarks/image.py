@@ -2,9 +2,9 @@
 
 Run: .venv/bin/python benchmarks/image.py oci:FOLDER:NAME --gpu 9.0 [--rounds 1] [--work DIR] [-- OPTIONS of image]
 
-Both read the image from an OCI folder and write another one to the same disk. skopeo unpacks and packs every layer
-(`--dest-compress-format gzip --dest-force-compress-format`), which is what copying with another compression costs;
-torchtailor packs the layers that change. The limit is 1.5 times skopeo. Memory is that of all processes of a command
+Both read the image, whose layers are gzip, from an OCI folder and write one whose layers are zstd to the same disk:
+skopeo packs a layer anew only where its compression changes. torchtailor does so for the layers that hold something to
+cut. The limit is 1.5 times skopeo. Memory is that of all processes of a command
 together, without the pages of files, sampled.
 """
 
@@ -94,13 +94,13 @@ def main() -> int:
     copies, cuts = [], []
     try:
         for number in range(chosen.rounds):
-            line = ["skopeo", "--insecure-policy", "copy", "-q", "--dest-compress-format", "gzip"]
-            line += ["--dest-force-compress-format", chosen.image, f"oci:{work}/copy:x"]
+            line = ["skopeo", "--insecure-policy", "copy", "-q", "--dest-compress", "--dest-compress-format", "zstd"]
+            line += [chosen.image, f"oci:{work}/copy:x"]
             copies.append(measured(line))
             copied = sum(path.stat().st_size for path in (work / "copy").rglob("*") if path.is_file())
             shutil.rmtree(work / "copy")
             line = [sys.executable, "-m", "torchtailor", "image", chosen.image, f"oci:{work}/cut:x"]
-            cuts.append(measured([*line, "--gpu", chosen.gpu, "--json", *rest]))
+            cuts.append(measured([*line, "--gpu", chosen.gpu, "--compress", "zstd", "--json", *rest]))
             shutil.rmtree(work / "cut")
             print(f"round {number}: {cuts[-1].seconds:.0f} s against {copies[-1].seconds:.0f} s", file=sys.stderr)
     finally:
