@@ -252,10 +252,10 @@ def suite_nopack() -> None:
     from torchtailor.verification.suite_results import load_results
 
     # Also what the suite itself needs to tell whether a device works.
-    words = ["record", "-o", WORK / "probe.trace", "--", sys.executable, "-c", PROBE]
+    words: list[str | Path] = ["record", "-o", WORK / "probe.trace", "--", sys.executable, "-c", PROBE]
     torchtailor(*words, site=site_of(WORK / "stock"))
     shutil.rmtree(WORK / "probed", ignore_errors=True)
-    traces = ["--workload", WORK / "decoder.trace", "--workload", WORK / "probe.trace"]
+    traces: list[str | Path] = ["--workload", WORK / "decoder.trace", "--workload", WORK / "probe.trace"]
     torchtailor("tailor", WORK / "stock", *GPU, *traces, "-o", WORK / "probed")
     with op_suite() as folder, without_packs("probed"):
         said = run_suite(folder, "nopack", "probed")
