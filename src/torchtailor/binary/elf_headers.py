@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 MAGIC = b"\x7fELF"
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -179,9 +180,8 @@ class DynamicEntry:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
-    """A pointer the loader fills with "load address plus addend"."""
+class Relocation(NamedTuple):
+    """A pointer the loader fills with "load address plus addend" (a tuple: there are hundreds of thousands)."""
 
     record_offset: int | None  # of the RELA record in the file; None for RELR, whose addend is in place only
     place: int  # virtual address of the pointer

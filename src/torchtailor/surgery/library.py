@@ -208,7 +208,7 @@ class _Tailoring:
         if not result.status.changed or dst is None:
             return result
         dst.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other, ExitStack() as packing:
+        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(2) as other, ExitStack() as packing:
             fd = file.fileno()
             pack = None
             if self.moved:
@@ -216,6 +216,7 @@ class _Tailoring:
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
             write(surgery, self.source, fd)
+            hash_out = other.submit(hash_file, fd)
             policy = self.policy if self.code.containers else None
             proven = recompression.proven if recompression else None
             output = FileSource(fd)
@@ -227,8 +228,9 @@ class _Tailoring:
                 if self.place.folder:
                     result = replace(result, pack_sha256=hash_file(self.place.folder / self.moved.name))
             sha256_in, instructions = hashes_in.result()
+            sha256_out = hash_file(fd) if self.moved else hash_out.result()  # a hook has changed the file since
             result = replace(
-                result, sha256_out=hash_file(fd), sha256_in=sha256_in, instructions_sha256=instructions
+                result, sha256_out=sha256_out, sha256_in=sha256_in, instructions_sha256=instructions
             )  # the proof compared the instructions: they are the output's too
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
         return result

@@ -17,7 +17,7 @@ from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Rel
 from torchtailor.binary.instructions import got_address
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
-from torchtailor.surgery.files import FileSource, copy_range, write_at
+from torchtailor.surgery.files import FileSource, copy_range, write_at, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,
     HeaderTable,
@@ -197,8 +197,7 @@ def write(surgery: Surgery, source: FileSource, fd: int) -> None:
         _write_piece(surgery, piece, inside, source, fd)
     for old, new, size in surgery.sections.unloaded:
         copy_range(source, old, fd, new, size)
-    for at, data in patches(surgery):
-        write_at(fd, at, data)
+    write_patches(fd, patches(surgery))
     write_at(fd, *surgery.sections.names)
     write_at(fd, surgery.sections.table.offset, surgery.sections.table.data)
 

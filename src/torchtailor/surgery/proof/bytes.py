@@ -108,7 +108,7 @@ def _ends_of_records(elf: ElfFile, spans: list[Span]) -> Iterator[Span]:
     """Zeros behind a container up to where a pointer says that the next object begins."""
     if not spans:
         return
-    targets = {r.addend for r in elf.relocations_into(spans[0].start, spans[-1].end + _MAX_PADDING)}
+    targets = set(elf.pointers_into(spans[0].start, spans[-1].end + _MAX_PADDING).values())
     for span in spans:
         for end in range(span.end + 8, span.end + _MAX_PADDING, 8):
             if end in targets:
