@@ -66,6 +66,8 @@ class SectionType(IntEnum):
     NOBITS = 8
     DYNSYM = 11
     RELR = 19
+    VERNEED = 0x6FFFFFFE
+    VERSYM = 0x6FFFFFFF
 
 
 class SectionFlag(IntFlag):
@@ -80,6 +82,7 @@ class DynamicTag(IntEnum):
 
     NULL = 0
     NEEDED = 1
+    PLTRELSZ = 2
     STRTAB = 5
     RELA = 7
     RELASZ = 8
@@ -87,10 +90,14 @@ class DynamicTag(IntEnum):
     STRSZ = 10
     SONAME = 14
     RPATH = 15
+    JMPREL = 23
     RUNPATH = 29
     RELRSZ = 35
     RELR = 36
     RELRENT = 37
+    RELACOUNT = 0x6FFFFFF9
+    VERDEFNUM = 0x6FFFFFFD
+    VERNEED = 0x6FFFFFFE
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class PolicyDocument(Struct):
     recompress: RecompressionPolicy | None
     drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
+    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):
@@ -109,6 +110,7 @@ class TailoredLibrary(Struct):
     moved: Annotated[Open, Meta(description="to a pack, by architecture: images, stored bytes")] | UnsetType = UNSET
     pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
+    relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
     could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET

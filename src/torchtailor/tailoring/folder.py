@@ -90,9 +90,9 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, owners, options)
-            copies = list(tree.copies())
-            work = run_all(_do, [*jobs, *copies], processes=options.workers)
-            progress.begin(folder.name, sum(job.size for job in (*jobs, *copies)))
+            every: list[_FileJob | _CopyJob] = [*jobs, *tree.copies()]
+            work = run_all(_do, every, processes=options.workers)
+            progress.begin(folder.name, sum(job.size for job in every))
             results = {}
             for job, result in work:
                 if isinstance(job, _FileJob) and result:
