@@ -7,7 +7,8 @@ Without --library it is the cuFFT beside the installed torch. Copies are cut in 
 used through cuFFT's C interface and the driver's, without torch. Four processes work at the same time: stock twice, to
 know which transforms repeat themselves, and the two cuts. One that dies is recorded with the transform that it died of,
 and the next goes on behind it. What was done is kept in $WORK: after --seconds it ends with 2, and the same command
-goes on from there. Exits with 1 where the cut that keeps LTO-IR differs from stock; what fails without LTO-IR is listed.
+goes on from there. Exits with 1 where the cut that keeps LTO-IR differs from stock; what fails without LTO-IR is
+listed.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ from torchtailor.binary.elf_headers import (
     SegmentType,
 )
 from torchtailor.disk import staging_folder
+from torchtailor.errors import BadInputError
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, write_at, write_patches
-from torchtailor.surgery.headers import SPARE_HEADERS, TABLE_MARK, TABLE_SECTION, TableHome, program_headers
+from torchtailor.surgery.headers import SPARE_HEADERS, TABLE_MARK, TABLE_SECTION, TableHome, find_home, program_headers
 from torchtailor.surgery.layout import (
     MAX_HOLES,
     AddressMap,
@@ -155,12 +156,15 @@ class _Packing:
         holes = tuple(choose_holes(_removable(elf, _free(elf, tables, contents)), page)[:MAX_HOLES])
         pieces = place(piece for load in elf.loads for piece in split(load, holes, page, first=load is elf.loads[0]))
         count = len(elf.segments) - len(elf.loads) + len(pieces) + 1
-        room = (count + SPARE_HEADERS) * PROGRAM_HEADER.size
         offset = align_up(pieces[-1].offset + pieces[-1].file_size, _WORD)
         # an address that is congruent to the offset, so that there is no padding in the file
         start = align_up(elf.loads[-1].memory_end, page) + offset % page
-        home = TableHome(start, room, True, holes)
-        strings_at = align_up(home.end, _WORD)
+        home = find_home(elf, count, (), page)
+        if home.room < count * PROGRAM_HEADER.size:
+            if not _follows_sections(elf):
+                return None
+            home = TableHome(start, (count + SPARE_HEADERS) * PROGRAM_HEADER.size, True, holes)
+        strings_at = align_up(home.end, _WORD) if home.moved else start
         needs_at = align_up(strings_at + len(contents.strings), _WORD)
         bitmap_at = align_up(needs_at + len(contents.needs), _WORD)
         size = bitmap_at + len(contents.bitmap) - start
@@ -188,7 +192,8 @@ class _Packing:
         write_at(fd, sections.offset, sections.data)
         write_patches(fd, self._patches(addresses))
         write_at(fd, table.offset, table.data)
-        write_at(fd, table.offset + self.home.room, TABLE_MARK)
+        if self.home.moved:
+            write_at(fd, table.offset + self.home.room, TABLE_MARK)
         fields = list(HEADER.unpack(self.elf.read(0, HEADER.size)))
         fields[5:7] = [table.offset, sections.offset]
         fields[10] = table.count
@@ -229,6 +234,13 @@ class _Packing:
         yield DynamicTag.RELR, self.bitmap_at
         yield DynamicTag.RELRSZ, len(self.contents.bitmap)
         yield DynamicTag.RELRENT, _WORD
+
+
+def _follows_sections(elf: ElfFile) -> bool:
+    """Whether a table behind the last segment would begin where its last section ends, where `strip` looks for it."""
+    last = elf.loads[-1]
+    ends = [s.file_end for s in elf.sections if s.allocated and s.in_file and elf.load_at(s.address) is last]
+    return not ends or max(ends) % _WORD == 0
 
 
 def _tables(elf: ElfFile) -> _Tables | None:
@@ -334,16 +346,24 @@ def read_needs(data: bytes) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]
     found: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
     at = 0
     while data:
+        if at + _NEED.size > len(data):
+            raise BadInputError("The versions that it needs are cut short.")
         version, count, file, aux, following = _NEED.unpack_from(data, at)
-        auxes = []
+        auxes: list[tuple[int, ...]] = []
         where = at + aux
-        for _ in range(count):
+        for left in range(count, 0, -1):
+            if where + _AUX.size > len(data):
+                raise BadInputError("The versions that it needs are cut short.")
             *fields, step = _AUX.unpack_from(data, where)
             auxes.append(tuple(fields))
+            if left > 1 and step < _AUX.size:
+                raise BadInputError("The versions that it needs lie over each other.")
             where += step
         found.append(((version, file), auxes))
         if not following:
             break
+        if following < _NEED.size:
+            raise BadInputError("The versions that it needs lie over each other.")
         at += following
     return found
 
@@ -444,10 +464,10 @@ class _SectionTable:
                 plain, name_offset=relr_name, type=SectionType.RELR, address=packing.bitmap_at,
                 size=len(contents.bitmap), entry_size=_WORD,
             ),
-            replace(
-                plain, name_offset=table_name, address=packing.home.address + packing.home.room, size=len(TABLE_MARK)
-            ),
         ]  # fmt: skip
+        if packing.home.moved:
+            mark = packing.home.address + packing.home.room
+            sections.append(replace(plain, name_offset=table_name, address=mark, size=len(TABLE_MARK)))
         end = packing.pieces[-1]
         cursor = end.offset + end.file_size
         unloaded: list[tuple[int, int, int]] = []

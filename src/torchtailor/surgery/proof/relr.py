@@ -34,6 +34,7 @@ _NEW = (DynamicTag.RELR, DynamicTag.RELRSZ, DynamicTag.RELRENT)
 _NEED = Struct("<HHIII")
 _AUX = Struct("<IHHII")
 _READABLE = 4
+_FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of the letters
 _OWN_SECTIONS = (".relr.dyn", ".torchtailor")
 _FIELDS_THAT_CHANGE = (5, 6, 10, 12)  # of the file header: where the two tables are, and how long
 
@@ -161,7 +162,10 @@ def _needs(elf: ElfFile, strings: bytes) -> Iterator[tuple[bytes, bytes, int, in
     """(library, version, hash, number, flags) of each version that is needed."""
 
     def text(at: int) -> bytes:
-        return strings[at : strings.index(b"\0", at)]
+        end = strings.find(b"\0", at)
+        if end < 0:
+            raise _fail("a version has no name")
+        return strings[at:end]
 
     at: int | None = elf.dynamic_value(DynamicTag.VERNEED)
     while at is not None:
@@ -257,11 +261,26 @@ def _check_bytes(before: ElfFile, after: ElfFile, words: Iterable[int]) -> None:
         address = before.dynamic_value(where) or 0
         replaced.append(Span(address, address + (before.dynamic_value(length) or 0)))
     needs = next(s for s in before.sections if s.address == before.dynamic_value(DynamicTag.VERNEED))
-    replaced += [Span(needs.address, needs.memory_end), *_end_of_segment(before)]
+    replaced += [Span(needs.address, needs.memory_end), *_end_of_segment(before), *_table_in_place(before, after)]
     places = sorted(words)
     for load in before.loads:
         for span in subtract([Span(load.address, load.address + load.file_size)], merge(replaced)):
             _compare(before, after, span, places)
+
+
+def _table_in_place(before: ElfFile, after: ElfFile) -> Iterator[Span]:
+    """The program headers, where they grew into bytes that are nobody's."""
+    offset = before.header.segment_table_offset
+    address = before.address_of(offset)
+    if address is None or after.address_of(after.header.segment_table_offset) != address:
+        return
+    end = address + len(after.segments) * PROGRAM_HEADER.size
+    old = len(before.segments) * PROGRAM_HEADER.size
+    filling = bytes(before.read(offset + old, end - address - old)) if end - address > old else b""
+    owned = any(s.allocated and s.address < end and address < s.memory_end for s in before.sections)
+    if owned or not any(not filling.strip(letter) for letter in _FILLINGS):
+        raise _fail("its program headers lie over other data")
+    yield Span(address, end)
 
 
 def _end_of_segment(elf: ElfFile) -> Iterator[Span]:
@@ -297,7 +316,11 @@ def _compare(before: ElfFile, after: ElfFile, span: Span, places: list[int]) -> 
 def _check_sections(before: ElfFile, after: ElfFile, segment: Segment) -> None:
     """The same sections in their order, then two new ones; each where its address says."""
     count = len(before.sections)
-    if [section.name for section in after.sections[count:]] != list(_OWN_SECTIONS):
+    moved_table = after.address_of(after.header.segment_table_offset) != before.address_of(
+        before.header.segment_table_offset
+    )
+    own = _OWN_SECTIONS if moved_table else _OWN_SECTIONS[:1]
+    if [section.name for section in after.sections[count:]] != list(own):
         raise _fail("it has other sections")
     moved = {_section_at(before, tag) for tag in (DynamicTag.RELA, DynamicTag.STRTAB, DynamicTag.VERNEED)}
     for old, new in zip(before.sections, after.sections, strict=False):
