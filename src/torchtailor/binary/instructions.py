@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from struct import unpack_from
 
@@ -85,17 +85,34 @@ def named_by_code(elf: ElfFile, addresses: Collection[int]) -> set[int]:
     wanted = frozenset(addresses)
     pages = frozenset(address // _PAGE for address in wanted)
     named: set[int] = set()
-    for section in elf.sections if wanted else ():
-        if not (section.executable and section.in_file and section.allocated):
-            continue
-        for start in range(0, section.size, _WINDOW):
-            code = bytes(elf.read(section.offset + start, min(_WINDOW + _OVERLAP, section.size - start)))
-            at = section.address + start
-            if elf.machine is ElfMachine.X86_64:
-                named.update(wanted.intersection(_x86_64(code, at, got, min(wanted), max(wanted))))
-            else:
-                named.update(wanted.intersection(_aarch64(code, at, pages)))
+    for code, at in _all_code(elf) if wanted else ():
+        if elf.machine is ElfMachine.X86_64:
+            named.update(wanted.intersection(_x86_64(code, at, got, min(wanted), max(wanted))))
+        else:
+            named.update(wanted.intersection(_aarch64(code, at, pages)))
     return named
+
+
+def code_leads_into(elf: ElfFile, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether instructions compute an address in one of the ranges."""
+    got = got_address(elf)
+    low, high = min(start for start, _ in spans), max(end for _, end in spans) - 1
+    pages = frozenset(page for start, end in spans for page in range(start // _PAGE, (end - 1) // _PAGE + 1))
+    for code, at in _all_code(elf):
+        x86_64 = elf.machine is ElfMachine.X86_64
+        targets = _x86_64(code, at, got, low, high) if x86_64 else _aarch64(code, at, pages)
+        if any(start <= target < end for target in targets for start, end in spans):
+            return True
+    return False
+
+
+def _all_code(elf: ElfFile) -> Iterator[tuple[bytes, int]]:
+    """All instructions in windows that overlap a little, each with its address."""
+    for section in elf.sections:
+        if section.executable and section.in_file and section.allocated:
+            for start in range(0, section.size, _WINDOW):
+                size = min(_WINDOW + _OVERLAP, section.size - start)
+                yield bytes(elf.read(section.offset + start, size)), section.address + start
 
 
 def _x86_64(code: bytes, address: int, got: int | None, low: int, high: int) -> Iterator[int]:

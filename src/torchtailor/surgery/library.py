@@ -37,6 +37,7 @@ from torchtailor.surgery.proof.prove import prove
 from torchtailor.surgery.recompress import Recompression, recompress_images
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
 from torchtailor.surgery.strip import removable_sections
+from torchtailor.surgery.unwind import dead_tables
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
 from torchtailor.workload.pack import PackPlace
 
@@ -207,7 +208,8 @@ class _Tailoring:
         plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {}, keys)
         cut = any(len(one.images) < len(one.found.images) for one in plan.containers)
         changes = cut or self.removed or recompression
-        surgery = prepare(self.elf, plan, self.removed, find_filler(self.elf) if changes else ())
+        unused = (find_filler(self.elf), dead_tables(self.elf)) if changes else ()
+        surgery = prepare(self.elf, plan, self.removed, *unused)
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if dst is None or not (result.status.changed or self.options.relr):
             return result

@@ -30,7 +30,8 @@ POINTERS = r"""
 static char base[%(count)d];
 void *table[] = { %(table)s };
 void *const fixed[] = { %(fixed)s };
-struct __attribute__((packed)) odd { char mark; void *pointer; } odd[] = { {1, base + 1}, {2, base + 2}, {3, base + 3} };
+struct __attribute__((packed)) odd { char mark; void *pointer; };
+struct odd odd[] = { {1, base + 1}, {2, base + 2}, {3, base + 3} };
 struct { long before; void *pointer; long behind[90]; } far[40] = { [7] = {1, base + 70, {2}}, [39] = {3, base, {4}} };
 __attribute__((constructor)) static void check_pointers(void) {
     for (int i = 0; i < %(count)d; i++) if (table[i] != base + i) abort();

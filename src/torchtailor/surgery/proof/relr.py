@@ -151,11 +151,12 @@ def _check_strings(before: ElfFile, after: ElfFile) -> None:
     if [need for need in needed if need[1] != _VERSION] != known or len(added) != 1:
         raise _fail("the versions that it needs are others")
     library, _, fingerprint, number, flags = added[0]
-    if (library, fingerprint, flags) != (_LIBC, _VERSION_HASH, 0) or number in numbers or not 1 < number < 0x8000:
-        raise _fail("glibc would not accept it")
     versions = next((s for s in after.sections if s.type == SectionType.VERSYM), None)
-    if versions and any(row[0] & 0x7FFF == number for row in iter_unpack("<H", bytes(after.content(versions)))):
-        raise _fail("a symbol has the new version")
+    used = [row[0] & 0x7FFF for row in iter_unpack("<H", bytes(after.content(versions)))] if versions else []
+    own = after.dynamic_value(DynamicTag.VERDEFNUM) or 0
+    first_free = max([1, own, *(number & 0x7FFF for number in numbers), *used]) + 1
+    if (library, fingerprint, flags, number) != (_LIBC, _VERSION_HASH, 0, first_free):
+        raise _fail("glibc would not accept it")
 
 
 def _needs(elf: ElfFile, strings: bytes) -> Iterator[tuple[bytes, bytes, int, int, int]]:
@@ -172,10 +173,12 @@ def _needs(elf: ElfFile, strings: bytes) -> Iterator[tuple[bytes, bytes, int, in
         offset = elf.offset_of(at)
         if offset is None:
             raise _fail("the versions that it needs are not loaded")
-        _, count, file, aux, following = _NEED.unpack(elf.read(offset, _NEED.size))
+        version, count, file, aux, following = _NEED.unpack(elf.read(offset, _NEED.size))
         where = offset + aux
-        for _ in range(count):
+        for left in range(count - 1, -1, -1):
             fingerprint, flags, number, name, step = _AUX.unpack(elf.read(where, _AUX.size))
+            if version != 1 or bool(step) != bool(left):
+                raise _fail("the versions that it needs are damaged")
             yield text(file), text(name), fingerprint, number, flags
             where += step
         at = at + following if following else None
@@ -186,19 +189,11 @@ def _check_segments(before: ElfFile, after: ElfFile) -> Segment:
     *loads, new = after.loads
     end = max(load.memory_end for load in before.loads)
     page = max(4096, min(load.alignment for load in after.loads))
-    if new.flags != _READABLE or new.address < -(-end // page) * page or new.memory_size != new.file_size:
+    plain = new.flags == _READABLE and new.memory_size == new.file_size and new.physical_address == new.address
+    if not plain or new.address < -(-end // page) * page:
         raise _fail("its new segment is not behind the others")
     for load in loads:
-        whole = before.load_at(load.address)
-        if whole is None or load.memory_end > whole.memory_end or load.flags & ~whole.flags:
-            raise _fail(f"the segment at {load.address:#x} is not one of the input's")
-        if load.flags != whole.flags and _has_code(before, load):
-            raise _fail(f"the code at {load.address:#x} cannot be executed")
-        if load.memory_size > load.file_size and (load.memory_end, load.address + load.file_size) != (
-            whole.memory_end,
-            whole.address + whole.file_size,
-        ):
-            raise _fail(f"the zeroed memory behind {load.address:#x} begins elsewhere")
+        _check_part(before, load)
     for load in after.loads:
         if load.alignment < 4096 or (load.address - load.offset) % load.alignment:
             raise _fail(f"the segment at {load.address:#x} is not aligned")
@@ -214,6 +209,22 @@ def _check_segments(before: ElfFile, after: ElfFile) -> Segment:
         raise _fail("its segments are out of order")
     _check_other_segments(before, after)
     return new
+
+
+def _check_part(before: ElfFile, load: Segment) -> None:
+    """A segment is a part of one of the input's."""
+    whole = before.load_at(load.address)
+    if whole is None or load.memory_end > whole.memory_end or load.flags & ~whole.flags:
+        raise _fail(f"the segment at {load.address:#x} is not one of the input's")
+    if load.physical_address != (whole.physical_address + load.address - whole.address) % 2**64:
+        raise _fail(f"the segment at {load.address:#x} has another physical address")
+    if load.flags != whole.flags and _has_code(before, load):
+        raise _fail(f"the code at {load.address:#x} cannot be executed")
+    if load.memory_size > load.file_size and (load.memory_end, load.address + load.file_size) != (
+        whole.memory_end,
+        whole.address + whole.file_size,
+    ):
+        raise _fail(f"the zeroed memory behind {load.address:#x} begins elsewhere")
 
 
 def _zeroed(elf: ElfFile) -> list[Span]:
