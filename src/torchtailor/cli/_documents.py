@@ -89,6 +89,7 @@ class PolicyDocument(Struct):
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
     split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
     workload: Annotated[Open, Meta(description="trace, margin, pack")] | UnsetType = UNSET
+    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):
@@ -112,6 +113,7 @@ class TailoredLibrary(Struct):
     packed: Annotated[Open, Meta(description="of what a split moved, for the targets")] | UnsetType = UNSET
     pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
+    relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
     could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET

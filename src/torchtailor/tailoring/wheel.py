@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +13,8 @@ from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile, ReadCode
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.artifact.sites import installed_path
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
@@ -38,13 +40,15 @@ from torchtailor.tailoring.split import (
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import with_version
-from torchtailor.wheels.name import labelled_version
+from torchtailor.wheels.metadata import with_tags, with_version
+from torchtailor.wheels.name import WheelName, labelled_version
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
+_WRITTEN_ANEW = (".dist-info/METADATA", ".dist-info/WHEEL")
+RELR_GLIBC = (2, 36)  # the first that reads packed relocations
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,8 @@ class _Making:
         version = _new_version(distribution, order.options)
         target = order.folder / str(distribution.name.with_version(version))
         output = order.output
-        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name):
+        elsewhere = order.options.relr and output.name == _for_relr(target, ()).name
+        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name) and not elsewhere:
             raise UsageError(
                 f"A wheel's name follows from its content: this one is {target.name}.",
                 f"Write -o {output.parent} instead.",
@@ -249,6 +254,9 @@ class _Making:
         listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
+        packed_in = [changed[name] for name in changed if cut[name].relr]
+        if packed_in:
+            target = _for_relr(target, {_machine(path) for path in packed_in})
         document = manifest(
             (options.without_targets if packs else options).with_default_strip(),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
@@ -260,7 +268,8 @@ class _Making:
         left_out = frozenset(self.dropped)
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs)
+            tags = WheelName.parse(target).tags if packed_in else []
+            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs, tags)
         made = finished.enter_context(WheelArchive(target))
         self._check_members(made, changed, left_out)
         for name in changed:
@@ -285,8 +294,18 @@ class _Making:
                 what = "lacks" if there is None else "still has"
                 raise CheckFailedError(f"The new wheel {what} {member.name}.", "Report it.")
             same = there is None or (there.size, there.crc) == (member.size, member.crc)
-            if not same and member.name not in changed and not member.name.endswith(".dist-info/METADATA"):
+            if not same and member.name not in changed and not member.name.endswith(_WRITTEN_ANEW):
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
+
+
+def _for_relr(target: Path, machines: Iterable[str]) -> Path:
+    """The name of a wheel whose libraries need a newer glibc than its stock one promises."""
+    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, machines)))
+
+
+def _machine(library: Path) -> str:
+    with open_source(library) as source:
+        return ElfFile(source).machine.arch
 
 
 def _added(
@@ -442,6 +461,20 @@ def _copied(result: TailorResult, folder: Path) -> TailorResult:
     return replace(result, output=target, notes=(COPIED,))
 
 
+def _described(
+    making: _Making, results: Mapping[str, LibraryResult], packs: str, tags: Sequence[str]
+) -> dict[str, bytes]:
+    """METADATA with the new version, and what requires the packs of a split; WHEEL where its tags change."""
+    distribution = making.distribution
+    name = f"{distribution.dist_info}/METADATA"
+    metadata = with_version(distribution.archive.read(name), making.version)
+    if packs:
+        gpus = served_gpus(making.options, results.values())
+        metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)
+    wheel = f"{distribution.dist_info}/WHEEL"
+    return {name: metadata} | ({wheel: with_tags(distribution.archive.read(wheel), tags)} if tags else {})
+
+
 def _write(
     writer: WheelWriter,
     making: _Making,
@@ -453,11 +486,12 @@ def _write(
     left_out: frozenset[str],
     added: Mapping[str, Path],
     packs: str,
+    tags: Sequence[str],
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
-    metadata_name = f"{distribution.dist_info}/METADATA"
+    described = _described(making, results, packs, tags)
     for member in distribution.payload():
         if member.name in left_out:
             continue
@@ -471,14 +505,10 @@ def _write(
                 writer.add_file(name, cut, mode)
             rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
             cut.unlink()
-        elif member.name == metadata_name:
-            metadata = with_version(distribution.archive.read(metadata_name), version)
-            if packs:
-                gpus = served_gpus(making.options, results.values())
-                also = making.order.also
-                metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, also)
-            writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
-            rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
+        elif member.name in described:
+            data = described[member.name]
+            writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
+            rows.append(RecordRow(name, FileHash.of(data), len(data)))
         else:
             writer.copy(distribution.archive, member, name)
             row = distribution.record.get(member.name)
