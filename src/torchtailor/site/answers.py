@@ -92,7 +92,8 @@ def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
         return PageAnswer(None, (), None, line, problem=error.message, hint=error.hint)
     best = found.best
     commands = tuple(_commands(matrix.catalog, found, best, host.cpu.arch)) if best else ()
-    cpu = f"{host.cpu.name}, {host.cpu.arch}"
+    assumed = host.cpu.microarchitecture == USUAL_CPU and query.cpu is None and query.host is None
+    cpu = "Not named: any x86-64 CPU with AVX2 is assumed." if assumed else f"{host.cpu.name}, {host.cpu.arch}"
     return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line, cpu)
 
 

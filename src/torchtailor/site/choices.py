@@ -31,6 +31,8 @@ _WORKLOADS = {
     Workload.INT8_INFERENCE: "inference in INT8 on the CPU",
 }
 
+SELECTS = ("python", "release", "method", "workload", "manager", "system", "jetpack")  # fields with a fixed list
+
 Option = Mapping[str, str]
 
 
@@ -40,14 +42,13 @@ def form_choices(catalog: Catalog) -> dict[str, Any]:
     ordered = sorted(pythons, key=python_key, reverse=True)
     releases = sorted(catalog.releases.values(), key=lambda release: release.version, reverse=True)
     return {
-        "example": EXAMPLE,
         "products": products(catalog),
         "cpus": cpus(catalog),
         "drivers": [
             _option(str(one.newest), f"R{one.branch}" + (f", CUDA {one.cuda}" if one.cuda else ""))
             for one in sorted(catalog.drivers.values(), key=lambda one: one.branch, reverse=True)
         ],
-        "pythons": [_option("", f"any (as {DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
+        "pythons": [_option("", f"any ({DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
         "releases": [_option("", "newest"), *(_option(one.name, str(one.version)) for one in releases)],
         "methods": [_option("", "any"), *(_option(one.value, one.phrase) for one in Method)],
         "workloads": [_option(one.value, label) for one, label in _WORKLOADS.items()],

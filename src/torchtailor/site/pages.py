@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from torchtailor import __version__
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.versions import python_key
 from torchtailor.disk import write_output
 from torchtailor.site.answers import page_answer
-from torchtailor.site.choices import form_choices
+from torchtailor.site.choices import EXAMPLE, SELECTS, Option, form_choices
 from torchtailor.site.compiler import Program, compile_program
-from torchtailor.site.paste import understand
+from torchtailor.site.paste import browser_gpu, understand
 from torchtailor.site.tables import (
     MATRIX_COLUMNS,
     Cell,
@@ -74,24 +78,26 @@ def site_sizes(pages: Mapping[str, bytes]) -> tuple[SitePage, ...]:
 def compile_engine(catalog: Catalog) -> Program:
     """The functions that the selector calls, and the catalog they read."""
     return compile_program(
-        {"page_answer": page_answer, "understand": understand, "Matrix": Matrix}, {"catalog": catalog}
+        {"page_answer": page_answer, "understand": understand, "browser_gpu": browser_gpu, "Matrix": Matrix},
+        {"catalog": catalog},
     )
 
 
 def selector_page(matrix: Matrix) -> str:
-    program = compile_engine(matrix.catalog)
-    form = json.dumps(form_choices(matrix.catalog), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    choices = form_choices(matrix.catalog)
+    first = {"example": EXAMPLE, "answer": dataclasses.asdict(page_answer(matrix, {"gpus": [EXAMPLE]}))}
     return Template(_asset("selector.html")).substitute(
+        {f"{name}s": _options(choices[f"{name}s"]) for name in SELECTS},
         style=_asset("base.css") + _asset("selector.css"),
         header=header(SELECTOR),
         variants=f"{sum(1 for _ in matrix.variants()):,}",
-        releases=len(matrix.catalog.releases),
+        count=len(matrix.catalog.releases),
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
-        form=form,
+        first=_json(first),
+        lists=_json({name: choices[name] for name in ("products", "cpus", "drivers")}),
         script=_script("common.js", "selector.js"),
-        data=program.data,
-        engine=_inside(program.code),
+        engine=_packed(compile_engine(matrix.catalog)),
     )
 
 
@@ -116,8 +122,7 @@ def matrix_page(matrix: Matrix) -> str:
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
         script=_script("common.js", "tables.js", "matrix.js"),
-        data=program.data,
-        engine=_inside(program.code),
+        engine=_packed(program),
     )
 
 
@@ -144,6 +149,19 @@ def header(current: str) -> str:
 
 def _script(*names: str) -> str:
     return _inside("\n".join(map(_asset, names)))
+
+
+def _packed(program: Program) -> str:
+    """Code and data as text that the browser only unpacks when it needs them: reading them costs it 7 ms otherwise."""
+    return base64.b64encode(zlib.compress(f"{program.code}\0{program.data}".encode(), 9)).decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _options(rows: Sequence[Option]) -> str:
+    return "".join(f'<option value="{escape(row["key"])}">{escape(row["label"])}</option>' for row in rows)
 
 
 def _inside(code: str) -> str:
