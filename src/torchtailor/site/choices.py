@@ -69,6 +69,8 @@ def products(catalog: Catalog) -> list[tuple[str, str]]:
     """Every product that has one meaning or an assumed one, newest first, with its capability."""
     found: dict[str, str] = {}
     for name in product_names(catalog.gpus):
+        if name.removeprefix("GeForce ") in found:
+            continue  # pci.ids' name of one that is there
         try:
             found.setdefault(name, str(catalog.find_gpu(name).gpu.capability))
         except TorchtailorError:

@@ -113,7 +113,7 @@ def matrix_page(matrix: Matrix) -> str:
         "python": ("Python", tuple(pythons)),
     }
     return Template(_asset("matrix.html")).substitute(
-        style=_asset("base.css") + _asset("tables.css"),
+        style=_asset("base.css") + _asset("tables.css") + _labels("#table", MATRIX_COLUMNS),
         header=header(MATRIX),
         filters="".join(_filter(key, label, values) for key, (label, values) in filters.items()),
         count=f"{len(entries):,}",
@@ -127,9 +127,13 @@ def matrix_page(matrix: Matrix) -> str:
 
 
 def guide_page(name: str, title: str, lead: str, tables: Sequence[tuple[str, SiteTable]]) -> str:
-    shown = "".join(_table(heading or title, table, heading=bool(heading)) for heading, table in tables)
+    shown = "".join(
+        _table(f"table-{number}", heading or title, table, heading=bool(heading))
+        for number, (heading, table) in enumerate(tables)
+    )
+    labels = "".join(_labels(f"#table-{number}", table.columns) for number, (_, table) in enumerate(tables))
     return Template(_asset("guide.html")).substitute(
-        style=_asset("base.css") + _asset("tables.css"),
+        style=_asset("base.css") + _asset("tables.css") + labels,
         header=header(name),
         title=escape(title),
         lead=escape(lead),
@@ -204,10 +208,18 @@ def _matrix_row(entry: MatrixEntry) -> str:
     return f'<tr data-k="{escape(keys)}" data-p="{escape(pythons)}">{"".join(map(_cell, entry.cells))}</tr>'
 
 
-def _table(title: str, table: SiteTable, *, heading: bool) -> str:
+def _labels(table: str, columns: Sequence[str]) -> str:
+    """On a narrow screen a row is a card: each cell says what its column is."""
+    rules = "".join(
+        f'{table} td:nth-child({number})::before{{content:"{name}"}}' for number, name in enumerate(columns, 1)
+    )
+    return f"@media (max-width: 640px) {{{rules}}}"
+
+
+def _table(name: str, title: str, table: SiteTable, *, heading: bool) -> str:
     shown = f"<h2>{escape(title)}</h2>" if heading else ""
     rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     return (
-        f'{shown}<div class="scroll" role="region" aria-label="{escape(title)}" tabindex="0"><table>'
+        f'{shown}<div class="scroll" id="{name}" role="region" aria-label="{escape(title)}" tabindex="0"><table>'
         f"<thead>{_head(table.columns)}</thead><tbody>{rows}</tbody></table></div>"
     )

@@ -12,6 +12,11 @@ from urllib.parse import quote
 
 from torchtailor.format import human_bytes
 
+_VERIFIED = {  # by the level of `torchtailor verify`
+    "static": "its files",
+    "import": "its files, and that it imports",
+    "gpu": "its files, that it imports, and results on a GPU",
+}
 ADDRESS = "ADDRESS-OF-THIS-PAGE"  # the script puts the page's own address here
 
 
@@ -71,11 +76,11 @@ def _facts(one: PublishedVariant) -> Iterator[str]:
     yield f"<div><dt>Python</dt><dd>{escape(one.python)}</dd></div>"
     yield f"<div><dt>Platform</dt><dd>Linux, {escape(one.arch)}</dd></div>"
     if one.verified:
-        shown = f"to the level {escape(one.verified)}"
+        shown = escape(_VERIFIED.get(one.verified, one.verified))
         linked = f'<a href="{_href(one.report)}">{shown}</a>' if one.report else shown
         yield f"<div><dt>Verified</dt><dd>{linked}</dd></div>"
     else:
-        yield "<div><dt>Verified</dt><dd>no report was published</dd></div>"
+        yield "<div><dt>Verified</dt><dd>no report</dd></div>"
     yield f'<div><dt>Index</dt><dd><a href="{_href(one.target)}/">{escape(one.target)}</a></dd></div>'
 
 

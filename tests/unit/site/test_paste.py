@@ -82,7 +82,7 @@ LSPCI = """
         (">>> torch.cuda.get_device_name(0)\n'NVIDIA GeForce RTX 4090'", ("NVIDIA GeForce RTX 4090",), None),
         ("  Device 0: NVIDIA GeForce RTX 3060, compute capability 8.6, VMM: yes", ("NVIDIA GeForce RTX 3060",), None),
         ("       product: GA102 [GeForce RTX 3090]\n       vendor: NVIDIA Corporation", ("GeForce RTX 3090",), None),
-        (" Device-1: NVIDIA AD106 [GeForce RTX 4060 Ti] driver: nvidia v: 550.120", ("GeForce RTX 4060 Ti",), "550.120"),
+        ("Device-1: NVIDIA AD106 [GeForce RTX 4060 Ti] driver: nvidia v: 550.120", ("GeForce RTX 4060 Ti",), "550.120"),
         ('01:00.0 "VGA compatible controller" "NVIDIA Corporation" "AD104 [GeForce RTX 4070]" -ra1 "Gigabyte"',
          ("GeForce RTX 4070",), None),
         ("01:00.0 VGA compatible controller: NVIDIA Corporation Device 2c05 (rev a1)", ("GeForce RTX 5070 Ti",), None),
@@ -244,8 +244,8 @@ def test_an_unknown_gpu_is_said_and_not_replaced() -> None:
 @pytest.mark.parametrize(
     "text",
     ["x " * 500_000, "\n" * 1_000_000, " " * 1_000_000, "GPU 0: " * 140_000, "NVRM version:" * 80_000,
-     "flags" * 200_000, "NVIDIA " * 140_000, "|  0  " * 160_000, "<a_b>" * 200_000, "a, " * 330_000, "Found GPU0 a " * 77_000,
-     "product: GA102 [" * 60_000, "i9-12900 " * 110_000],
+     "flags" * 200_000, "NVIDIA " * 140_000, "|  0  " * 160_000, "<a_b>" * 200_000, "a, " * 330_000,
+     "Found GPU0 a " * 77_000, "product: GA102 [" * 60_000, "i9-12900 " * 110_000],
 )  # fmt: skip
 def test_a_megabyte_is_read_in_a_moment(text: str) -> None:
     """A line without an end took minutes: no pattern may look at it again from every character."""

@@ -216,13 +216,13 @@
       return { parts, text: `${found.problem} ${found.hint}`, short: "No answer for this" };
     }
     const best = r.best;
-    const name = best ? `PyTorch ${best.pytorch} ${best.cuda ? `with CUDA ${best.cuda}` : "for the CPU"}` : "No PyTorch for this machine's GPU";
+    const name = best ? `PyTorch ${best.pytorch} ${best.cuda ? `with CUDA ${best.cuda}` : "for the CPU"}` : "torchtailor has no build for this";
     const facts = best ? [`Python ${best.python}`, METHODS[best.method]] : [];
     parts.push(el("div", { class: "verdict" },
       best ? el("p", { class: `eyebrow${best.method === "wheel" ? "" : " build"}` }, best.method === "wheel" ? "Runs on this machine" : "Runs on this machine, once it is compiled") : el("p", { class: "eyebrow none" }, "No variant runs on this machine"),
       el("p", { class: "headline", id: "headline" }, name),
       facts.length ? el("ul", { class: "facts" }, facts.map((fact) => el("li", {}, fact)), el("li", {}, el("code", { id: "variant" }, best.variant))) : null,
-      el("p", { class: "machine" }, r.machine)));
+      el("p", { class: "machine" }, found.cpu.startsWith("Not named") ? r.machine.replace(/^x86_64_v3 \(x86_64\)/, "Any x86-64 CPU with AVX2") : r.machine)));
     if (r.notes.length) parts.push(el("ul", { class: "notes" }, r.notes.map((note) => el("li", {}, prose(note)))));
     if (found.commands.length) parts.push(drawCommands(found.commands));
     if (best) parts.push(section("Why", el("ul", { class: "points", id: "reasons" }, best.reasons.map((reason) => el("li", {}, prose(reason))))));
