@@ -33,6 +33,8 @@ _WORKLOADS = {
 
 SELECTS = ("python", "release", "method", "workload", "manager", "system", "jetpack")  # fields with a fixed list
 
+SUGGESTED = ("products", "cpus", "drivers")  # lists of fields that take any text
+
 Option = Mapping[str, str]
 
 

@@ -20,7 +20,7 @@ from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.versions import python_key
 from torchtailor.disk import write_output
 from torchtailor.site.answers import page_answer
-from torchtailor.site.choices import EXAMPLE, SELECTS, Option, form_choices
+from torchtailor.site.choices import EXAMPLE, SELECTS, SUGGESTED, Option, form_choices
 from torchtailor.site.compiler import Program, compile_program
 from torchtailor.site.paste import browser_gpu, understand
 from torchtailor.site.tables import (
@@ -95,9 +95,8 @@ def selector_page(matrix: Matrix) -> str:
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
         first=_json(first),
-        lists=_json({name: choices[name] for name in ("products", "cpus", "drivers")}),
         script=_script("common.js", "selector.js"),
-        engine=_packed(compile_engine(matrix.catalog)),
+        engine=_packed(compile_engine(matrix.catalog), {name: choices[name] for name in SUGGESTED}),
     )
 
 
@@ -155,9 +154,10 @@ def _script(*names: str) -> str:
     return _inside("\n".join(map(_asset, names)))
 
 
-def _packed(program: Program) -> str:
-    """Code and data as text that the browser only unpacks when it needs them: reading them costs it 7 ms otherwise."""
-    return base64.b64encode(zlib.compress(f"{program.code}\0{program.data}".encode(), 9)).decode()
+def _packed(program: Program, lists: Mapping[str, Any] | None = None) -> str:
+    """Code, data and lists as text that the browser unpacks when it needs them: reading them at once takes 7 ms."""
+    whole = "\0".join((program.code, program.data, _json(lists or {})))
+    return base64.b64encode(zlib.compress(whole.encode(), 9)).decode()
 
 
 def _json(value: Any) -> str:

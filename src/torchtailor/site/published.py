@@ -80,7 +80,7 @@ def _facts(one: PublishedVariant) -> Iterator[str]:
         linked = f'<a href="{_href(one.report)}">{shown}</a>' if one.report else shown
         yield f"<div><dt>Verified</dt><dd>{linked}</dd></div>"
     else:
-        yield "<div><dt>Verified</dt><dd>no report</dd></div>"
+        yield "<div><dt>Verified</dt><dd>no report was published</dd></div>"
     yield f'<div><dt>Index</dt><dd><a href="{_href(one.target)}/">{escape(one.target)}</a></dd></div>'
 
 

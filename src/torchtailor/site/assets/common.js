@@ -55,10 +55,10 @@ const startEngine = (() => {
   const start = async () => {
     const packed = Uint8Array.from(atob(byId("engine").textContent), (sign) => sign.charCodeAt(0));
     const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
-    const [code, data] = text.split("\0");
+    const [code, data, lists] = text.split("\0");
     document.head.append(el("script", { textContent: code }));
     const program = $start(JSON.parse(data));
-    return { ...program, matrix: program.Matrix(program.values.catalog) };
+    return { ...program, lists: JSON.parse(lists), matrix: program.Matrix(program.values.catalog) };
   };
   return () => (starting ??= start());
 })();

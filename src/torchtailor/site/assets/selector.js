@@ -1,7 +1,6 @@
 (() => {
   "use strict";
   const first = JSON.parse(byId("first").textContent);
-  const lists = (() => { let read = null; return () => (read ??= JSON.parse(byId("lists").textContent)); })();
   const EMBEDDED = /jetson|orin|xavier|thor|tegra|tx[12]|drive|agx/i;
   const PER_LIST = 40;  // rows of a list of suggestions
 
@@ -72,10 +71,12 @@
       else input.removeAttribute("aria-activedescendant");
     };
     const take = (i) => { input.value = shown[i][0]; close(); chosen(input.value); };
-    const open = () => {
+    const open = async () => {
+      await start();
+      if (document.activeElement !== input) return;
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       const scored = [];
-      for (const row of rows()) {
+      for (const row of engine.lists[rows]) {
         const text = row[0].toLowerCase();
         if (!words.every((word) => text.includes(word))) continue;
         const first = words.length ? text.split(/[\s-]+/).findIndex((part) => part.startsWith(words[0])) : 0;
@@ -91,10 +92,10 @@
     input.addEventListener("input", open);
     input.addEventListener("click", () => { if (list.hidden) open(); });
     input.addEventListener("blur", close);
-    input.addEventListener("keydown", (event) => {
+    input.addEventListener("keydown", async (event) => {
       if (event.key === "ArrowDown" || event.key === "ArrowUp") {
         event.preventDefault();
-        if (list.hidden) open();
+        if (list.hidden) await open();
         if (shown.length) mark(event.key === "ArrowDown" ? (at + 1) % shown.length : (at <= 0 ? shown.length : at) - 1);
       } else if (event.key === "Enter") {
         event.preventDefault();
@@ -105,7 +106,7 @@
   };
 
   // The form.
-  byId("driver").addEventListener("focus", () => byId("drivers").replaceChildren(...lists().drivers.map(({ key, label }) => el("option", { value: key, label }))), { once: true });
+  byId("driver").addEventListener("focus", async () => byId("drivers").replaceChildren(...(await start()).lists.drivers.map(({ key, label }) => el("option", { value: key, label }))), { once: true });
   const drawGpus = () => {
     byId("gpus").replaceChildren(...state.gpus.map((row, i) => {
       const input = el("input", { id: `gpu-${i}`, class: "gpu", value: row.name, autocomplete: "off", spellcheck: false, placeholder: i ? "another GPU" : "RTX 4090, H100, none", "aria-label": `GPU ${i + 1}` });
@@ -113,7 +114,7 @@
       const remove = el("button", { type: "button", class: "button remove", "aria-label": `Remove GPU ${i + 1}`, onclick: () => { state.gpus.splice(i, 1); drawGpus(); changed(); byId("gpu-0").focus(); } }, "×");
       const box = el("div", { class: "combo" }, input);
       const change = () => { row.name = input.value; leavePasted(); changed(); };
-      combo(input, () => lists().products, change);
+      combo(input, "products", change);
       input.addEventListener("input", () => { row.name = input.value; leavePasted(); soon(); });
       count.addEventListener("input", () => { row.count = Math.min(16, Math.max(1, Math.trunc(Number(count.value)) || 1)); leavePasted(); changed(); });
       return el("div", { class: "gpu-row" }, box, count, remove);
@@ -121,7 +122,7 @@
   };
   const leavePasted = () => { state.host = null; };
   byId("add-gpu").addEventListener("click", () => { state.gpus.push({ name: "", count: 1 }); drawGpus(); byId(`gpu-${state.gpus.length - 1}`).focus(); });
-  combo(byId("cpu"), () => lists().cpus, (value) => { state.cpu = value; leavePasted(); changed(); });
+  combo(byId("cpu"), "cpus", (value) => { state.cpu = value; leavePasted(); changed(); });
   for (const key of SIMPLE) byId(key).addEventListener("input", () => { state[key] = byId(key).value; if (key !== "manager" && key !== "python") leavePasted(); soon(); });
   const draw = () => {
     drawGpus();
@@ -243,12 +244,13 @@
     else line.textContent = found.cpu;
   };
   const FIRST_PARTS = 3;  // verdict, notes and commands: what a screen shows at once
+  const idle = window.requestIdleCallback ?? ((run) => setTimeout(run, 200));
   const nextFrame = (run) => requestAnimationFrame(() => setTimeout(run));
   const render = (found, staged = false) => {
     const { parts, text, short } = drawAnswer(found);
     const box = el("div", { class: "answer-parts" }, staged ? parts.slice(0, FIRST_PARTS) : parts);
     byId("result").replaceChildren(box);
-    if (staged) nextFrame(() => box.append(...parts.slice(FIRST_PARTS)));
+    if (staged) idle(() => box.append(...parts.slice(FIRST_PARTS)), { timeout: 1000 });
     byId("said").textContent = text;
     byId("jump").replaceChildren(el("span", {}, short), el("b", {}, "See the answer ↓"));
     readCpu(found);
@@ -303,7 +305,6 @@
   state = linked ? fromHash(location.hash.slice(1)) : { ...blank(), gpus: [{ name: first.example, count: 1 }] };
   draw();
   if (!linked) render(first.answer, true);
-  const idle = window.requestIdleCallback ?? ((run) => setTimeout(run, 200));
   const awake = async () => { watch(); await start(); if (linked) await show(); byId("answer").dataset.ready = "yes"; hint(); };
   addEventListener("DOMContentLoaded", () => (linked ? nextFrame(awake) : nextFrame(() => idle(awake, { timeout: 3000 }))));
 })();
