@@ -250,6 +250,15 @@ def test_the_first_answer_is_drawn_before_the_engine_runs(browser: Any, site: Pa
     assert ask(browser, "return document.getElementById('result').innerText") == before
 
 
+def test_a_link_says_that_its_answer_is_on_the_way(browser: Any, site: Path, tmp_path: Path) -> None:
+    stalled = (site / "index.html").read_bytes().replace(b"nextFrame(awake)", b"0")
+    assert stalled != (site / "index.html").read_bytes()
+    (tmp_path / "index.html").write_bytes(stalled)
+    browser.get("about:blank")
+    browser.get((tmp_path / "index.html").as_uri() + "#gpu=H100")
+    assert browser.find_element("id", "waiting").is_displayed()
+
+
 @pytest.mark.parametrize(
     ("gpu", "said"),
     [("none", "for the CPU"), ("no GPU", "for the CPU"), ("", "for the CPU"), ("2x RTX 4090", "2x"), ("2×H100", "2x")],

@@ -305,6 +305,7 @@
   state = linked ? fromHash(location.hash.slice(1)) : { ...blank(), gpus: [{ name: first.example, count: 1 }] };
   draw();
   if (!linked) render(first.answer, true);
+  byId("waiting")?.removeAttribute("hidden");
   const awake = async () => { watch(); await start(); if (linked) await show(); byId("answer").dataset.ready = "yes"; hint(); };
   addEventListener("DOMContentLoaded", () => (linked ? nextFrame(awake) : nextFrame(() => idle(awake, { timeout: 3000 }))));
 })();
