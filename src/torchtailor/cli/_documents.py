@@ -181,6 +181,66 @@ class TailorDocument(Struct):
     failures: list[FailedInput]
 
 
+class ImageLayer(Struct):
+    """One layer; sizes after are null where a dry run cannot know them."""
+
+    number: Annotated[int, Meta(description="from 1")]
+    created_by: Annotated[str, Meta(description="of the image's history")]
+    compression: str
+    files: int
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    squashed: Annotated[int, Meta(description="of these, bytes that --squash-shadowed left out")]
+    dropped: Annotated[int, Meta(description="bytes that rules left out")]
+
+
+class ImageLibraryDocument(TailoredLibrary, kw_only=True):
+    """A library of an image."""
+
+    layer: int
+    shadowed: Annotated[bool, Meta(description="a later layer replaces or deletes it")] | UnsetType = UNSET
+
+
+class PlatformImage(Struct):
+    """The image of one platform."""
+
+    platform: str
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes of all layers, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    doubled: Annotated[int, Meta(description="bytes that are in more than one layer")]
+    could_save: Annotated[int, Meta(description="bytes that --nvidia would save")]
+    notes: list[str]
+    layers: list[ImageLayer]
+    libraries: list[ImageLibraryDocument]
+    doubled_files: Annotated[list[Open], Meta(description="the largest: path, size, layers")]
+    dropped_files: Annotated[list[Open], Meta(description="that were left out: path, rule, size, code")]
+    droppable: Annotated[list[Open], Meta(description="what each other rule would leave out: rule, files, size")]
+
+
+class ImageDocument(Struct):
+    dry_run: bool
+    seconds: Seconds
+    target: TargetDocument
+    policy: PolicyDocument
+    squash_shadowed: bool
+    compression: Annotated[str | None, Meta(description="of --compress")]
+    source: str
+    destination: str
+    digest: Annotated[str | None, Meta(description="of what the destination's name means now")]
+    notes: list[str]
+    images: list[PlatformImage]
+
+
 class RestoredEnvironment(Struct):
     site: str
     libraries: list[str]
@@ -447,6 +507,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
     "inspect": ("`inspect --json`", InspectDocument),
     "tailor": ("`tailor --json`", TailorDocument),
+    "image": ("`image --json`", ImageDocument),
     "trace": ("`record --json`, `trace show --json` and `trace merge --json`", TraceDocument),
     "drop-rules": ("`tailor --drop list --json`", DropRulesDocument),
     "restore": ("`restore --json`", RestoreDocument),

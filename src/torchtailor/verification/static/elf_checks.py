@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import posixpath
 import re
@@ -67,6 +68,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     sonames = {elf.soname for _, elf, _ in read} | {posixpath.basename(path) for path in places}
     alone = _not_whole(artifact)
     declared = frozenset((artifact.manifest.get("proof") or {}).get("libraries_of_the_system", ()))
+    image = _names_in(artifact.path) if artifact.kind is ArtifactKind.IMAGE else frozenset()
     missing: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     linked: set[str] = set()
@@ -75,6 +77,8 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
         for wanted in elf.needed:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
+                continue
+            if wanted in image:
                 continue
             if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
@@ -117,6 +121,11 @@ def _loader_places() -> tuple[Path, ...]:
     triplet = f"{platform.machine()}-linux-gnu"
     folders = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib", f"/lib/{triplet}", f"/usr/lib/{triplet}")
     return tuple(Path(folder) for folder in folders)
+
+
+def _names_in(root: Path) -> frozenset[str]:
+    """What an image has by name: its own system is what its libraries run on."""
+    return frozenset(name for _, _, names in os.walk(root) for name in names)
 
 
 def _of_this_machine(wanted: str) -> bool:
