@@ -1,0 +1,354 @@
+"""A build of wheels on many machines: the plan with its cost, the run, and wheelhouses in their place."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchtailor.backends.jobs import JobContext
+from torchtailor.backends.progress import NoBuildProgress
+from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
+from torchtailor.backends.wheel.run import configuration_of, write_index_of
+from torchtailor.catalog import Catalog, Method
+from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
+from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError
+from torchtailor.farm.drive import DriveResult, JobFailure, drive
+from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.farm.graph import GraphCost, JobGraph
+from torchtailor.farm.jobs import gives_of
+from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
+from torchtailor.farm.simulate import Simulation, simulate
+from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
+from torchtailor.farm.wheels import pack_of, wheel_graph
+from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
+from torchtailor.ledger.rates import Rates, learned
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
+
+_SHOWN_WORKERS = (1, 8, 32, 128)
+_ROUNDS = 3  # of a run whose store loses what it has
+_ATTEMPTS = 50  # of which rates are learned
+
+
+@dataclass(frozen=True)
+class FarmPlan:
+    """The jobs of a build on a place, and what of them is in the store."""
+
+    plan: WheelPlan
+    where: Where
+    store: str
+    shown_store: str
+    graph: JobGraph
+    finished: frozenset[str]
+
+    @property
+    def to_do(self) -> JobGraph:
+        return self.graph.part(self.graph.to_do(self.finished))
+
+    @property
+    def cost(self) -> GraphCost:
+        return self.to_do.cost
+
+    def simulated(self) -> tuple[Simulation, ...]:
+        """The expected time on some numbers of workers, by the policy that the run itself has."""
+        counts = sorted({self.where.workers, *_SHOWN_WORKERS})
+        return tuple(simulate(self.graph, workers, finished=self.finished) for workers in counts)
+
+    def kinds(self) -> Mapping[str, tuple[int, int]]:
+        """Jobs in all and jobs to run, by kind."""
+        left = self.to_do.jobs
+        found: dict[str, tuple[int, int]] = {}
+        for name, job in self.graph.jobs.items():
+            jobs, open_ = found.get(job.kind, (0, 0))
+            found[job.kind] = (jobs + 1, open_ + (name in left))
+        return found
+
+    def to_json(self) -> dict[str, object]:
+        cost = self.cost
+        return {
+            "on": self.where.name,
+            "store": self.shown_store,
+            "variants": [plan.name for plan in self.plan.plans],
+            "jobs": [
+                {
+                    "key": job.name,
+                    "kind": job.kind,
+                    "label": job.label,
+                    "needs": sorted(self.graph.before[name]),
+                    "seconds": round(job.weight.seconds, 2),
+                    "memory": job.weight.memory,
+                    "in_store": self.finished.issuperset(job.gives),
+                }
+                for name, job in ((name, self.graph.jobs[name]) for name in self.graph.order)
+            ],
+            "jobs_to_run": cost.jobs,
+            "core_hours": round(cost.core_seconds / 3600, 3),
+            "critical_path_seconds": round(cost.critical_seconds, 1),
+            "expected": [
+                {"workers": one.workers, "seconds": round(one.seconds, 1), "efficiency": round(one.efficiency, 3)}
+                for one in self.simulated()
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class FarmBuildResult:
+    """What a build on many machines gave."""
+
+    wheelhouses: tuple[Wheelhouse, ...]
+    failed: Mapping[str, JobFailure]  # by variant
+    variants_index: Path | None
+    outcomes: Mapping[str, tuple[str, JobOutcome]]  # the label and what came of each job that ran, by key
+    already: int  # jobs whose output was in the store, or that nobody needed
+    lost: int  # workers that went away
+    refused: Mapping[str, str]  # workers that may not be used, and why
+    seconds: float
+
+    @property
+    def downloaded(self) -> int:
+        return sum(outcome.downloaded for _, outcome in self.outcomes.values())
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "wheelhouses": [house.to_json() for house in self.wheelhouses],
+            "variants_index": str(self.variants_index) if self.variants_index else None,
+            "failed": [
+                {
+                    "variant": variant,
+                    "job": failure.job.label,
+                    "error": failure.outcome.error,
+                    "hint": failure.outcome.hint,
+                    "failure": failure.outcome.failure,
+                }
+                for variant, failure in self.failed.items()
+            ],
+            "jobs": [
+                {
+                    "key": key,
+                    "label": label,
+                    "worker": outcome.worker,
+                    "seconds": round(outcome.seconds, 3),
+                    "done": outcome.done,
+                    "hits": outcome.hits,
+                    "misses": outcome.misses,
+                }
+                for key, (label, outcome) in self.outcomes.items()
+            ],
+            "jobs_in_store": self.already,
+            "workers_lost": self.lost,
+            "workers_refused": [{"worker": name, "reason": why} for name, why in self.refused.items()],
+            "downloaded": self.downloaded,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def plan_farm(
+    plan: WheelPlan, where: Where, *, store: str | None = None, prove: bool = False, ledger: Ledger | None = None
+) -> FarmPlan:
+    """The graph of a plan on a place; asks the store what it has, and changes nothing."""
+    chosen = store or where.store
+    opened = open_farm_store(chosen)
+    try:
+        rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
+    except EnvironmentProblem:
+        rates = Rates()
+    graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+    finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
+    return FarmPlan(plan, where, chosen, opened.shown, graph, finished)
+
+
+def run_farm(
+    farm: FarmPlan,
+    catalog: Catalog,
+    *,
+    ledger: Ledger | None = None,
+    listen: Callable[[FarmEvent], None] = lambda _: None,
+) -> FarmBuildResult:
+    """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
+    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL):
+        farm.plan.check()
+    user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
+    settings = farm.where.settings
+    setup = WorkerSetup(farm.store, user_file, settings.processes, settings.cache)
+    run = _Run(farm, setup, ledger or Ledger(), listen)
+    with started(farm.where, setup) as engine:
+        run.dashboard = engine.dashboard
+        finished = farm.finished
+        for _ in range(_ROUNDS):
+            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget)
+            run.note(result)
+            if run.placed():
+                break
+            finished = run.store.finished(key for job in farm.graph.jobs.values() for key in job.gives)
+    return run.end()
+
+
+@dataclass
+class _Run:
+    """One run of a plan: its ledger, and the wheelhouses that are put in their place while other jobs go on."""
+
+    farm: FarmPlan
+    setup: WorkerSetup
+    ledger: Ledger
+    listen: Callable[[FarmEvent], None]
+    name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    dashboard: str = ""
+
+    def __post_init__(self) -> None:
+        self.store: FarmStore = open_farm_store(self.farm.store)
+        self._began = time.monotonic()
+        self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
+        self._failed: dict[str, JobFailure] = {}
+        self._houses: dict[str, Wheelhouse] = {}
+        self._refused: dict[str, str] = {}
+        self._lost = 0
+        self._already = 0
+        self._attempts = {plan.name: _Attempt(self.ledger, self.farm, plan) for plan in self.farm.plan.plans}
+
+    def hear(self, event: FarmEvent) -> None:
+        if event.kind is EventKind.WORKER_LOST:
+            self._lost += 1
+        elif event.kind is EventKind.WORKER_REFUSED:
+            self._refused[event.worker] = event.text
+        self.listen(event)
+
+    def note(self, result: DriveResult) -> None:
+        """Keep what became of the jobs, in the ledger too."""
+        jobs = self.farm.graph.jobs
+        self._already = len(result.already)
+        ended = [*result.done.items(), *((name, failure.outcome) for name, failure in result.failed.items())]
+        for name, outcome in ended:
+            self._outcomes[name] = (jobs[name].label, outcome)
+            log = self._keep_log(name, outcome)
+            with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
+                self.ledger.add_job(
+                    LedgerJob(
+                        run=self.name,
+                        key=name,
+                        label=jobs[name].label,
+                        worker=outcome.worker,
+                        duration=outcome.seconds,
+                        result=Result.DONE if outcome.done else Result.FAILED,
+                        hits=outcome.hits,
+                        misses=outcome.misses,
+                        error=outcome.error,
+                        fix=outcome.hint,
+                        failure=outcome.failure,
+                        log=log,
+                    )
+                )
+        for name, failure in result.failed.items():
+            for variant in jobs[name].variants:
+                self._failed.setdefault(variant, failure)
+
+    def _keep_log(self, name: str, outcome: JobOutcome) -> str:
+        """The log of a job that failed, on this machine."""
+        if not outcome.log:
+            return ""
+        path = state_folder() / "logs" / f"{self.name}-{name[:12]}.log"
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, outcome.log.encode())
+        return str(path)
+
+    def placed(self) -> bool:
+        """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
+        with ThreadPoolExecutor(2) as pool:
+            waiting: dict[str, Future[Wheelhouse]] = {}
+            for plan in self.farm.plan.plans:
+                if plan.name not in self._failed and plan.name not in self._houses:
+                    waiting[plan.name] = pool.submit(self._place, plan)
+        complete = True
+        for name, future in waiting.items():
+            try:
+                self._houses[name] = future.result()
+                self._attempts[name].done(self._houses[name])
+            except MissingOutputError:
+                complete = False
+        return complete
+
+    def _place(self, plan: VariantPlan) -> Wheelhouse:
+        (key,) = gives_of(pack_of(self.farm.plan, plan))
+        out = self.farm.plan.out
+        earlier = "An earlier wheelhouse is unchanged."
+        with disk_errors(out, unchanged=earlier), new_folder(out / plan.name) as stage:
+            restore_folder(key, stage, self.store)
+        return read_wheelhouse(out / plan.name)
+
+    def end(self) -> FarmBuildResult:
+        plans = {plan.name: plan for plan in self.farm.plan.plans}
+        for variant, failure in self._failed.items():
+            self._attempts[variant].failed(failure)
+        for name in plans.keys() - self._houses.keys() - self._failed.keys():
+            raise EnvironmentProblem(
+                f"The store {self.store.shown} loses what is written to it: the wheelhouse of {name} is not whole.",
+                "Check the store; the same command goes on from there.",
+            )
+        built = [plan for name, plan in plans.items() if name in self._houses]
+        return FarmBuildResult(
+            wheelhouses=tuple(self._houses[plan.name] for plan in built),
+            failed={name: self._failed[name] for name in plans if name in self._failed},
+            variants_index=self._variants_index(built) if self.farm.plan.options.variants and built else None,
+            outcomes=self._outcomes,
+            already=self._already,
+            lost=self._lost,
+            refused=self._refused,
+            seconds=time.monotonic() - self._began,
+        )
+
+    def _variants_index(self, built: list[VariantPlan]) -> Path:
+        bench = workbench(self.setup)
+        context = JobContext(bench.catalog, bench.cache, bench.downloader, self.farm.plan.out, NoBuildProgress())
+        packs = [(plan, pack_of(self.farm.plan, plan)) for plan in built]
+        return write_index_of(
+            [(plan, pack_order(job, context, self.store, stock=True)) for plan, job in packs], context
+        )
+
+
+class _Attempt:
+    """The attempt at one variant in the ledger, which ends when the variant does."""
+
+    def __init__(self, ledger: Ledger, farm: FarmPlan, plan: VariantPlan) -> None:
+        self._stack = ExitStack()
+        self._running: Running = self._stack.enter_context(
+            ledger.attempt(
+                plan.name,
+                Method.WHEEL,
+                options={**farm.plan.options.to_json(), "on": farm.where.name},
+                configuration=configuration_of(plan),
+            )
+        )
+
+    def done(self, house: Wheelhouse) -> None:
+        self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
+        self._stack.close()
+
+    def failed(self, failure: JobFailure) -> None:
+        outcome = failure.outcome
+        self._running.stage, self._running.fix = failure.job.label, outcome.hint
+        self._running.failure = outcome.failure
+        with suppress(BuildFailedError), self._stack:
+            raise BuildFailedError(outcome.error, outcome.hint)
+
+
+def failure_of(result: FarmBuildResult) -> TorchtailorError | None:
+    """The error that a build with failed variants ends with; the code is the job's own where they all agree."""
+    if not result.failed:
+        return None
+    names = list(result.failed)
+    first = result.failed[names[0]]
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    built = len(result.wheelhouses)
+    error = BuildFailedError(
+        f"{len(names)} of {len(names) + built} variants failed: {shown}. {first.job.label}: {first.outcome.error}",
+        first.outcome.hint,
+    )
+    codes = {failure.outcome.code for failure in result.failed.values()}
+    if len(codes) == 1 and (code := codes.pop()):
+        error.code = ExitCode(code)
+    return error
