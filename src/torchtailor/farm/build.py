@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torchtailor.farm.graph import GraphCost, JobGraph
 from torchtailor.farm.jobs import gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
-from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
+from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
 from torchtailor.farm.where import PlaceKind, Where, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
@@ -151,7 +151,7 @@ def plan_farm(
     plan: WheelPlan, where: Where, *, store: str | None = None, prove: bool = False, ledger: Ledger | None = None
 ) -> FarmPlan:
     """The graph of a plan on a place; asks the store what it has, and changes nothing."""
-    chosen = store or where.store
+    chosen = absolute_store(store or where.store)
     opened = open_farm_store(chosen)
     try:
         rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
@@ -176,8 +176,9 @@ def run_farm(
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
-    with started(farm.where, setup) as engine:
-        run.dashboard = engine.dashboard
+    with run.attempts(), started(farm.where, setup) as engine:
+        if engine.dashboard:
+            run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished
         for _ in range(_ROUNDS):
             result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget)
@@ -185,7 +186,7 @@ def run_farm(
             if run.placed():
                 break
             finished = run.store.finished(key for job in farm.graph.jobs.values() for key in job.gives)
-    return run.end()
+        return run.end()
 
 
 @dataclass
@@ -197,7 +198,6 @@ class _Run:
     ledger: Ledger
     listen: Callable[[FarmEvent], None]
     name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-    dashboard: str = ""
 
     def __post_init__(self) -> None:
         self.store: FarmStore = open_farm_store(self.farm.store)
@@ -209,6 +209,16 @@ class _Run:
         self._lost = 0
         self._already = 0
         self._attempts = {plan.name: _Attempt(self.ledger, self.farm, plan) for plan in self.farm.plan.plans}
+
+    @contextmanager
+    def attempts(self) -> Iterator[None]:
+        """Whatever ends the run early is what the ledger says of the variants that were not ready."""
+        try:
+            yield
+        except BaseException as error:
+            for attempt in self._attempts.values():
+                attempt.stopped(error)
+            raise
 
     def hear(self, event: FarmEvent) -> None:
         if event.kind is EventKind.WORKER_LOST:
@@ -327,6 +337,11 @@ class _Attempt:
     def done(self, house: Wheelhouse) -> None:
         self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
         self._stack.close()
+
+    def stopped(self, error: BaseException) -> None:
+        """End it, unless it has ended, with the error that ended the run."""
+        with suppress(BaseException), self._stack:
+            raise error
 
     def failed(self, failure: JobFailure) -> None:
         outcome = failure.outcome

@@ -27,7 +27,7 @@ from torchtailor.farm.store import open_farm_store
 
 try:
     import cloudpickle
-    from distributed import Client, Future
+    from distributed import Client
 except ImportError as error:
     raise EnvironmentProblem(
         "Dask's `distributed` is not installed.", "Install it: pip install 'torchtailor[farm]'."
@@ -68,11 +68,12 @@ class DaskEngine:
         self._token = f"tokens/{secrets.token_hex(8)}"
         self._store = open_farm_store(setup.store)
         self._store.put_text(self._token, self._token)
-        self._queue: queue.SimpleQueue[tuple[str, Future[bytes] | None]] = queue.SimpleQueue()
-        self._futures: dict[str, Future[bytes]] = {}
+        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._futures: dict[str, Any] = {}
         self._workers: dict[str, FarmWorker] = {}  # by address
         self._names: dict[str, str] = {}  # address, by name
         self._refused: dict[str, str] = {}
+        self.facts: dict[str, Mapping[str, Any]] = {}  # what workers said they are, by name
         self._attempts = 0
         self._looked = 0.0
         self._began = time.monotonic()
@@ -110,8 +111,7 @@ class DaskEngine:
 
     def _run_here(self, name: str, data: bytes) -> None:
         outcome = msgspec.json.decode(perform_sent(data, self._encoded), type=JobOutcome)
-        self._here = (name, outcome)
-        self._queue.put((name, None))
+        self._queue.put((name, outcome))
 
     def drop(self, name: str) -> None:
         if (future := self._futures.pop(name, None)) is not None:
@@ -144,10 +144,10 @@ class DaskEngine:
     # Jobs
 
     def _take(self, name: str, future: Any) -> None:
-        if future is None:
-            self._news.append(JobNews(*self._here))
+        if isinstance(future, JobOutcome):  # of this process
+            self._news.append(JobNews(name, future))
             return
-        if self._futures.get(name) is not future:
+        if name not in self._futures or self._futures[name] is not future:
             return  # dropped
         del self._futures[name]
         if future.status == "finished":
@@ -204,6 +204,7 @@ class DaskEngine:
         if not isinstance(described, dict):
             return  # it went while it was asked, or will answer the next time
         name = f"{described['host']}:{address.rpartition(':')[2]}"
+        self.facts[name] = described
         worker = FarmWorker(
             name,
             slots=int(facts.get("nthreads") or 1),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.graph import GraphJob, JobGraph
@@ -242,12 +244,13 @@ class _Driver:
             self._lost(news.name, self._state.running[news.name])
             return
         worker = self._release(news.name)
-        if news.outcome.done:
-            self._done(news.name, worker, news.outcome)
-        elif news.outcome.missing:
-            self._make_again(news.name, worker, news.outcome)
+        outcome = msgspec.structs.replace(news.outcome, worker=worker)
+        if outcome.done:
+            self._done(news.name, worker, outcome)
+        elif outcome.missing:
+            self._make_again(news.name, worker, outcome)
         else:
-            self._failed(news.name, worker, news.outcome)
+            self._failed(news.name, worker, outcome)
 
     def _done(self, name: str, worker: str, outcome: JobOutcome) -> None:
         state = self._state
@@ -307,13 +310,13 @@ class _Driver:
     def _give_up(self, name: str, outcome: JobOutcome) -> None:
         state = self._state
         state.failed[name] = JobFailure(self._graph.jobs[name], outcome)
-        self._say(EventKind.JOB_FAILED, name, outcome.worker, outcome.error, outcome)
         waiting = [name]
         while waiting:
             for other in self._graph.after[waiting.pop()]:
                 if other in self._to_do and other not in state.never and other not in state.done:
                     state.never[other] = name
                     waiting.append(other)
+        self._say(EventKind.JOB_FAILED, name, outcome.worker, outcome.error, outcome)
 
     def _say(self, kind: EventKind, name: str, worker: str, text: str = "", outcome: JobOutcome | None = None) -> None:
         state = self._state

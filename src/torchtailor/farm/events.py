@@ -31,6 +31,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 class EventKind(Enum):
     """What happened."""
 
+    DASHBOARD = "dashboard"  # the cluster has a page of its own
     WORKER_JOINED = "worker-joined"
     WORKER_REFUSED = "worker-refused"
     WORKER_LOST = "worker-lost"

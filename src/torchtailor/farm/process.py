@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from torchtailor.farm.drive import JobNews, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
+from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphJob
 from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.perform import WorkerSetup, perform_sent
@@ -55,3 +58,7 @@ class InProcess:
     @property
     def dashboard(self) -> str:
         return ""
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        return {NAME: describe_worker()}

@@ -186,8 +186,15 @@ class FarmStore:
 def open_farm_store(where: str) -> FarmStore:
     """The store of `--store`: a folder, or a URL that fsspec supports."""
     if urlsplit(where).scheme in ("", "file"):
-        return FarmStore(_Folder(Path(local_path(where) or where).expanduser().absolute()))
+        return FarmStore(_Folder(Path(absolute_store(where))))
     return FarmStore(_Bucket(where))
+
+
+def absolute_store(where: str) -> str:
+    """The same store for processes in another folder."""
+    if urlsplit(where).scheme in ("", "file"):
+        return str(Path(local_path(where) or where).expanduser().absolute())
+    return where
 
 
 def _blob(sha256: str) -> str:

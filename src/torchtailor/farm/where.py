@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,6 +22,7 @@ from torchtailor.farm.perform import WorkerSetup
 
 HERE = "here"
 _LOCAL = "local"
+_EXPECTED = 8  # workers of a cluster that is not configured: into how many pieces work is cut
 _CONNECT = 15.0  # seconds for a scheduler to answer
 # What Dask starts for a word; other classes by module:Class.
 _CLUSTERS = {
@@ -68,6 +69,10 @@ class ClosingEngine(Engine, Protocol):
     def dashboard(self) -> str:
         """The address of a page that shows the cluster, or nothing."""
 
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What workers said they are, by name."""
+
 
 def parse_where(text: str, catalog: Catalog) -> Where:
     """`here`, `local:N`, a scheduler's address, or the NAME of a [farm.NAME] section."""
@@ -80,7 +85,7 @@ def parse_where(text: str, catalog: Catalog) -> Where:
             raise UsageError("--on local:0 has no workers.", "Write --on local:2.")
         return Where(text, PlaceKind.LOCAL, workers)
     if "://" in text:
-        return Where(text, PlaceKind.SCHEDULER, address=text)
+        return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=text)
     if text not in catalog.farms:
         known = ", ".join(catalog.farms) or "none"
         raise NoMatchError(
@@ -160,12 +165,14 @@ def _cluster(where: Where) -> Any:
             f"Known are {', '.join(_CLUSTERS)}; any other as module:Class.",
         )
     try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
         raise EnvironmentProblem(
             f"[farm.{where.name}] needs {package}, which is not installed.", f"Install it: pip install {package}."
         ) from error
+    if kind is None:
+        raise UsageError(f"[farm.{where.name}]: {module} has no class {name}.", "Check the name.")
     with _explained(f"[farm.{where.name}]"):
         return kind(**settings.options)
 
