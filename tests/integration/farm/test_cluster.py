@@ -127,7 +127,7 @@ def test_two_workers_survive_what_is_killed_and_give_the_same_bytes(
     assert tree(tmp_path / "dist") == wanted
     assert result["failed"] == []
     ran = [str(job["label"]) for job in result["jobs"]]  # type: ignore[attr-defined]
-    assert 0 < len(ran) <= 13 - done
+    assert 0 < len(ran) <= sum(first.events[0]["standing"].values()) - done  # type: ignore[attr-defined]
     assert set(downloads(shell).values()) <= {1, 2}  # again only what a killed worker had begun
 
 
@@ -171,7 +171,7 @@ def test_a_killed_client_is_resumed_on_this_machine_and_leaves_no_process(
     assert not (tmp_path / "dist" / NAME).exists()
     result = Watched(start(shell, "local:2")).end()
     assert tree(tmp_path / "dist") == wanted
-    assert len(result["jobs"]) == 13  # type: ignore[arg-type]
+    assert len(result["jobs"]) == 14  # type: ignore[arg-type]
     history = json.loads(shell.torchtailor("history", "--json").stdout)["attempts"]
     assert [attempt["result"] for attempt in history] == ["killed", "killed", "done", "done"]
     assert not processes_naming(str(tmp_path))
