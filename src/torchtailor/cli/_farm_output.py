@@ -32,9 +32,7 @@ def show_farm_plan(plan: FarmPlan) -> None:
     """The jobs, what they cost, and how long they should take."""
     say = ui.out()
     cost = plan.cost
-    say.print(
-        f"{counted(len(plan.plan.plans), 'variant')} on {plan.where.name}, store {plan.shown_store}", markup=False
-    )
+    say.print(f"{counted(len(plan.variants), 'variant')} on {plan.where.name}, store {plan.shown_store}", markup=False)
     rows = [(kind, jobs, open_, jobs - open_) for kind, (jobs, open_) in plan.kinds().items()]
     say.print(ui.table(("jobs", "in all", "to run", "done or not needed"), rows))
     if not cost.jobs:

@@ -87,6 +87,18 @@ Store = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="A folder or bucket that all workers see.", rich_help_panel=_FARM),
 ]
+Objects = Annotated[
+    str | None,
+    typer.Option(
+        "--objects",
+        metavar="URL",
+        help="Compiled files that machines share: redis://HOST, http://..., a folder (--via source).",
+        rich_help_panel=_FARM,
+    ),
+]
+Shards = Annotated[
+    int | None, typer.Option(min=1, help="Shards of each part (--via source); by weight.", rich_help_panel=_FARM)
+]
 Prove = Annotated[
     bool, typer.Option("--prove", help="Verify each wheelhouse, as jobs of their own.", rich_help_panel=_FARM)
 ]

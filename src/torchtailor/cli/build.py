@@ -54,6 +54,8 @@ def command(
     ccache: options.Ccache = True,
     on: options.On = None,
     store: options.Store = None,
+    objects: options.Objects = None,
+    shards: options.Shards = None,
     prove: options.Prove = False,
 ) -> None:
     """Make an installable set of wheels for a variant.
@@ -96,6 +98,7 @@ def command(
             verify=verify,
             targets=tuple(target or ()),
             ccache=ccache,
+            objects=objects or "",
         ),
     }
     for method, value in given.items():
@@ -103,7 +106,7 @@ def command(
             raise UsageError(
                 f"Some of these options are for --via {method.value} only.", f"Add --via {method.value}, or omit them."
             )
-    _check_farm(on, via, store=store, prove=prove)
+    _check_farm(on, via, any_given=bool(store or shards or prove), prove=prove)
     planned = plan_build(
         *(variants or ()),
         method=via,
@@ -115,7 +118,19 @@ def command(
         out=out,
     )
     if on is not None:
-        _build_on(on, planned.plan, store=store, prove=prove, dry_run=dry_run, json=json, quiet=quiet, plain=plain)
+        _build_on(
+            on,
+            via,
+            planned.plan,
+            store,
+            objects,
+            shards,
+            prove=prove,
+            dry_run=dry_run,
+            json=json,
+            quiet=quiet,
+            plain=plain,
+        )
         return
     if dry_run and json:
         ui.print_json(f"build-{via.value}-plan", planned.plan.to_json())
@@ -132,25 +147,32 @@ def command(
         show_result(via, result)
 
 
-def _check_farm(on: str | None, via: Method, *, store: str | None, prove: bool) -> None:
+def _check_farm(on: str | None, via: Method, *, any_given: bool, prove: bool) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.where import parse_where
 
     if on is None:
-        if store or prove:
-            raise UsageError("--store and --prove are for builds on many machines.", "Add --on local:2, or omit them.")
+        if any_given:
+            raise UsageError(
+                "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
+            )
         return
-    if via is not Method.WHEEL:
+    if prove and via is Method.SOURCE:
+        raise UsageError("A build from source is always proven.", "Omit --prove.")
+    if via is Method.NIX:
         raise UsageError(f"--on does not build --via {via.value} yet.", "Build it on one machine, without --on.")
     parse_where(on, load_catalog())
 
 
 def _build_on(
     on: str,
+    via: Method,
     plan: Any,
-    *,
     store: str | None,
+    objects: str | None,
+    shards: int | None,
+    *,
     prove: bool,
     dry_run: bool,
     json: bool,
@@ -166,7 +188,7 @@ def _build_on(
     from torchtailor.farm.where import parse_where
 
     catalog = load_catalog()
-    farm = plan_farm(plan, parse_where(on, catalog), store=store, prove=prove)
+    farm = plan_farm(plan, parse_where(on, catalog), store=store, objects=objects, shards=shards, prove=prove)
     if dry_run:
         if json:
             ui.print_json("build-farm-plan", farm.to_json())
@@ -174,7 +196,7 @@ def _build_on(
             show_farm_plan(farm)
         return
     if not json and not quiet:
-        show_plan(Method.WHEEL, plan, dry_run=False)
+        show_plan(via, plan, dry_run=False)
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)
     if json:

@@ -12,20 +12,25 @@ from pathlib import Path
 
 from torchtailor.backends.jobs import JobContext
 from torchtailor.backends.progress import NoBuildProgress
+from torchtailor.backends.source.backend import SourcePlan
+from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import configuration_of, write_index_of
 from torchtailor.catalog import Catalog, Method
 from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
-from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError
+from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
 from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, JobGraph
 from torchtailor.farm.jobs import gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
+from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
 from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
@@ -36,15 +41,32 @@ _ATTEMPTS = 50  # of which rates are learned
 
 
 @dataclass(frozen=True)
+class FarmVariant:
+    """A variant of a plan, and the output that is its wheelhouse."""
+
+    name: str
+    method: Method
+    key: str  # empty where only some targets are built, which make no wheelhouse
+    options: Mapping[str, object]
+    configuration: Mapping[str, object]
+
+
+@dataclass(frozen=True)
 class FarmPlan:
     """The jobs of a build on a place, and what of them is in the store."""
 
-    plan: WheelPlan
+    plan: WheelPlan | SourcePlan
+    variants: tuple[FarmVariant, ...]
     where: Where
     store: str
     shown_store: str
     graph: JobGraph
     finished: frozenset[str]
+    objects: str = ""
+
+    @property
+    def compiles(self) -> bool:
+        return isinstance(self.plan, SourcePlan)
 
     @property
     def to_do(self) -> JobGraph:
@@ -73,7 +95,7 @@ class FarmPlan:
         return {
             "on": self.where.name,
             "store": self.shown_store,
-            "variants": [plan.name for plan in self.plan.plans],
+            "variants": [variant.name for variant in self.variants],
             "jobs": [
                 {
                     "key": job.name,
@@ -148,18 +170,68 @@ class FarmBuildResult:
 
 
 def plan_farm(
-    plan: WheelPlan, where: Where, *, store: str | None = None, prove: bool = False, ledger: Ledger | None = None
+    plan: WheelPlan | SourcePlan,
+    where: Where,
+    *,
+    store: str | None = None,
+    objects: str | None = None,
+    prove: bool = False,
+    shards: int | None = None,
+    ledger: Ledger | None = None,
 ) -> FarmPlan:
-    """The graph of a plan on a place; asks the store what it has, and changes nothing."""
+    """The graph of a plan on a place; asks the store what it has, and changes nothing.
+
+    `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
+    each part of a build from source is compiled in, else by weight.
+    """
     chosen = absolute_store(store or where.store)
     opened = open_farm_store(chosen)
     try:
         rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
     except EnvironmentProblem:
         rates = Rates()
-    graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+    shared = ""
+    if isinstance(plan, WheelPlan):
+        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+        variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
+    else:
+        shared = objects or where.settings.objects or _own_objects(chosen)
+        remote_storage(shared)
+        graph, variants = _source_jobs(plan, shared, shards)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    return FarmPlan(plan, where, chosen, opened.shown, graph, finished)
+    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, shared)
+
+
+def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
+    (key,) = gives_of(pack_of(plan, variant))
+    return FarmVariant(variant.name, Method.WHEEL, key, plan.options.to_json(), configuration_of(variant))
+
+
+def _own_objects(store: str) -> str:
+    """A folder beside the store where that is one; a bucket holds no objects of ccache."""
+    if "://" in store:
+        raise UsageError(
+            f"Objects cannot be kept in {redact(store)}.",
+            "Add --objects redis://HOST, http://HOST/PATH or a folder that all workers see.",
+        )
+    return str(Path(store) / "objects")
+
+
+def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
+    first = plan.builders[0]
+    described = describe_worker()
+    made = source_graph(
+        plan.matrix.groups,
+        source_job(first.source),
+        first.options,
+        SourceCosts.of(first.tables.cost),
+        toolchain=f"{described['machine']}, {described['compiler']}, glibc {described['glibc']}",
+        objects=objects,
+        wanted_shards=shards,
+    )
+    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
+    variants = tuple(FarmVariant(name, Method.SOURCE, key, options, {}) for name, key in made.results.items())
+    return made.graph, variants
 
 
 def run_farm(
@@ -170,13 +242,13 @@ def run_farm(
     listen: Callable[[FarmEvent], None] = lambda _: None,
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
-    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL):
+    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL) and isinstance(farm.plan, WheelPlan):
         farm.plan.check()
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
     settings = farm.where.settings
-    setup = WorkerSetup(farm.store, user_file, settings.processes, settings.cache)
+    setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
-    with run.attempts(), started(farm.where, setup) as engine:
+    with run.attempts(), started(farm.where, setup, compiles=farm.compiles) as engine:
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished
@@ -208,7 +280,8 @@ class _Run:
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
-        self._attempts = {plan.name: _Attempt(self.ledger, self.farm, plan) for plan in self.farm.plan.plans}
+        where = self.farm.where.name
+        self._attempts = {variant.name: _Attempt(self.ledger, variant, where) for variant in self.farm.variants}
 
     @contextmanager
     def attempts(self) -> Iterator[None]:
@@ -270,9 +343,9 @@ class _Run:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
         with ThreadPoolExecutor(2) as pool:
             waiting: dict[str, Future[Wheelhouse]] = {}
-            for plan in self.farm.plan.plans:
-                if plan.name not in self._failed and plan.name not in self._houses:
-                    waiting[plan.name] = pool.submit(self._place, plan)
+            for variant in self.farm.variants:
+                if variant.key and variant.name not in self._failed and variant.name not in self._houses:
+                    waiting[variant.name] = pool.submit(self._place, variant)
         complete = True
         for name, future in waiting.items():
             try:
@@ -282,28 +355,31 @@ class _Run:
                 complete = False
         return complete
 
-    def _place(self, plan: VariantPlan) -> Wheelhouse:
-        (key,) = gives_of(pack_of(self.farm.plan, plan))
+    def _place(self, variant: FarmVariant) -> Wheelhouse:
+        """Under the name that it was packed with: a source may have another version than its release."""
         out = self.farm.plan.out
+        name = str(self.store.need(variant.key).facts["variant"])
         earlier = "An earlier wheelhouse is unchanged."
-        with disk_errors(out, unchanged=earlier), new_folder(out / plan.name) as stage:
-            restore_folder(key, stage, self.store)
-        return read_wheelhouse(out / plan.name)
+        with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
+            restore_folder(variant.key, stage, self.store)
+        return read_wheelhouse(out / name)
 
     def end(self) -> FarmBuildResult:
-        plans = {plan.name: plan for plan in self.farm.plan.plans}
-        for variant, failure in self._failed.items():
-            self._attempts[variant].failed(failure)
-        for name in plans.keys() - self._houses.keys() - self._failed.keys():
+        variants = {variant.name: variant for variant in self.farm.variants}
+        for name, failure in self._failed.items():
+            self._attempts[name].failed(failure)
+        for name in variants.keys() - self._houses.keys() - self._failed.keys():
+            if not variants[name].key:
+                self._attempts[name].done(None)
+                continue
             raise EnvironmentProblem(
                 f"The store {self.store.shown} loses what is written to it: the wheelhouse of {name} is not whole.",
                 "Check the store; the same command goes on from there.",
             )
-        built = [plan for name, plan in plans.items() if name in self._houses]
         return FarmBuildResult(
-            wheelhouses=tuple(self._houses[plan.name] for plan in built),
-            failed={name: self._failed[name] for name in plans if name in self._failed},
-            variants_index=self._variants_index(built) if self.farm.plan.options.variants and built else None,
+            wheelhouses=tuple(self._houses[name] for name in variants if name in self._houses),
+            failed={name: self._failed[name] for name in variants if name in self._failed},
+            variants_index=self._variants_index(),
             outcomes=self._outcomes,
             already=self._already,
             lost=self._lost,
@@ -311,31 +387,34 @@ class _Run:
             seconds=time.monotonic() - self._began,
         )
 
-    def _variants_index(self, built: list[VariantPlan]) -> Path:
+    def _variants_index(self) -> Path | None:
+        plan = self.farm.plan
+        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._houses:
+            return None
         bench = workbench(self.setup)
         context = JobContext(bench.catalog, bench.cache, bench.downloader, self.farm.plan.out, NoBuildProgress())
-        packs = [(plan, pack_of(self.farm.plan, plan)) for plan in built]
-        return write_index_of(
-            [(plan, pack_order(job, context, self.store, stock=True)) for plan, job in packs], context
-        )
+        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._houses]
+        orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
+        return write_index_of(orders, context)
 
 
 class _Attempt:
     """The attempt at one variant in the ledger, which ends when the variant does."""
 
-    def __init__(self, ledger: Ledger, farm: FarmPlan, plan: VariantPlan) -> None:
+    def __init__(self, ledger: Ledger, variant: FarmVariant, where: str) -> None:
         self._stack = ExitStack()
         self._running: Running = self._stack.enter_context(
             ledger.attempt(
-                plan.name,
-                Method.WHEEL,
-                options={**farm.plan.options.to_json(), "on": farm.where.name},
-                configuration=configuration_of(plan),
+                variant.name,
+                variant.method,
+                options={**variant.options, "on": where},
+                configuration=variant.configuration,
             )
         )
 
-    def done(self, house: Wheelhouse) -> None:
-        self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
+    def done(self, house: Wheelhouse | None) -> None:
+        if house is not None:
+            self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
         self._stack.close()
 
     def stopped(self, error: BaseException) -> None:

@@ -256,7 +256,8 @@ class _Driver:
         state = self._state
         state.done[name] = outcome
         self._finished |= set(self._graph.jobs[name].gives)
-        state.made.setdefault(worker, set()).update(self._graph.jobs[name].gives)
+        job = self._graph.jobs[name]
+        state.made.setdefault(worker, set()).update((*job.gives, job.warm))
         self._say(EventKind.JOB_DONE, name, worker, outcome=outcome)
 
     def _make_again(self, name: str, worker: str, outcome: JobOutcome) -> None:

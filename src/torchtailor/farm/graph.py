@@ -28,6 +28,8 @@ class GraphJob:
     weight: JobWeight
     variants: tuple[str, ...] = ()  # that cannot be built without it
     here: bool = False  # it reads files of the machine that the command was given on, and runs there
+    warm: str = ""  # what a worker has ready after the first such job, such as a configured tree
+    warming: float = 0.0  # seconds that this takes a worker which does not have it
 
     @property
     def kind(self) -> str:

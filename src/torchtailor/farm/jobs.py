@@ -7,6 +7,7 @@ it. So it is known before anything is fetched, and the same work has the same ke
 from __future__ import annotations
 
 import hashlib
+from enum import Enum
 
 import msgspec
 
@@ -20,6 +21,7 @@ from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
 _PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
+_COMPILING = ("backends/source", "catalog")
 _PROVING = ("gpucode", "hostcode", "inspection", "verification")
 
 
@@ -77,7 +79,79 @@ class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
     gpu: str | None
 
 
-FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant
+class FetchSource(msgspec.Struct, frozen=True, tag="source"):
+    """Put a source tree into the store, as a tarball."""
+
+    origin: str
+    place: str
+    ref: str
+    digest: str  # of its content, or of the commit
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"source\n{self.digest}".encode()).hexdigest()
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """One configured tree: a source, the instruction set and Python of a variant, and GPUs."""
+
+    variant: str  # whose instruction set, release, toolkit and Python it has
+    gpus: tuple[str, ...]  # of a library for several of them
+    tree: str  # the key of the source
+    origin: str
+    place: str  # its name, for the manifest
+    ref: str
+    toolchain: str  # the compiler and glibc that all workers have
+    profile: str = "full"
+    overrides: tuple[str, ...] = ()
+    cuda_from_wheels: bool = False
+    skip_checks: tuple[str, ...] = ()
+    verify: bool = True
+    with_dependencies: bool = True
+    targets: tuple[str, ...] = ()
+
+
+class Part(Enum):
+    """Files of a build that are compiled by the same shards."""
+
+    HOST = "host"
+    PYTHON = "python"  # of these, files that include Python's headers: all that another Python compiles again
+    DEVICE = "device"
+
+
+class ConfigureSource(msgspec.Struct, frozen=True, tag="configure"):
+    """Configure a tree; the list of files that it compiles."""
+
+    spec: SourceSpec
+
+
+class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
+    """Compile every n-th part of the files, by weight, into the objects that all machines share."""
+
+    spec: SourceSpec
+    part: Part
+    shard: int
+    of: int
+    objects: str  # a digest of where the objects are
+    after: tuple[str, ...] = ()  # shards of another Python, whose objects it shares
+
+
+class LinkSource(msgspec.Struct, frozen=True, tag="link"):
+    """Build the whole: shards have compiled it, so that nearly every object is found."""
+
+    spec: SourceSpec
+    after: tuple[str, ...]  # the keys of the shards
+
+
+class PackSource(msgspec.Struct, frozen=True, tag="pack-source"):
+    """Cut what was linked to one GPU, prove it, and write the wheelhouse of a variant."""
+
+    spec: SourceSpec
+    gpu: str | None
+
+
+SourceJob = ConfigureSource | CompileShard | LinkSource | PackSource
+FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob
 
 
 def needs_of(job: FarmJob) -> tuple[str, ...]:
@@ -91,6 +165,16 @@ def needs_of(job: FarmJob) -> tuple[str, ...]:
             return (job.wheelhouse,)
         case PackVariant():
             return job.needs
+        case FetchSource():
+            return ()
+        case ConfigureSource():
+            return (job.spec.tree,)
+        case CompileShard():
+            return (job.spec.tree, _configured(job.spec), *job.after)
+        case LinkSource():
+            return (job.spec.tree, *job.after)
+        case PackSource():
+            return (job.spec.tree, _linked(job.spec))
 
 
 def gives_of(job: FarmJob) -> tuple[str, ...]:
@@ -104,6 +188,25 @@ def gives_of(job: FarmJob) -> tuple[str, ...]:
             return (_key("pack", code_digest(*_PACKING), *job.needs, body=job),)
         case ProveVariant():
             return (_key("prove", code_digest(*_PROVING), body=job),)
+        case FetchSource():
+            return (job.key,)
+        case ConfigureSource():
+            return (_configured(job.spec),)
+        case CompileShard():
+            # not of `after`: how another Python was cut into shards changes nothing
+            return (_key("compile", code_digest(*_COMPILING), body=msgspec.structs.replace(job, after=())),)
+        case LinkSource():
+            return (_linked(job.spec),)
+        case PackSource():
+            return (_key("pack", code_digest(*_COMPILING, *_PACKING, *_PROVING), body=job),)
+
+
+def _configured(spec: SourceSpec) -> str:
+    return _key("configure", code_digest(*_COMPILING), body=ConfigureSource(spec))
+
+
+def _linked(spec: SourceSpec) -> str:
+    return _key("link", code_digest(*_COMPILING), body=LinkSource(spec, ()))
 
 
 def encode_farm_job(job: FarmJob) -> bytes:

@@ -7,9 +7,11 @@ import shutil
 import socket
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,12 +32,27 @@ from torchtailor.catalog.load import USER_FILE
 from torchtailor.disk import disk_errors, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
-from torchtailor.farm.jobs import CutForGpus, FarmJob, PackVariant, ProveVariant, decode_farm_job, gives_of
-from torchtailor.farm.store import FarmStore, JobRecord, MissingOutputError, open_farm_store
+from torchtailor.farm.jobs import (
+    CompileShard,
+    ConfigureSource,
+    CutForGpus,
+    FarmJob,
+    FetchSource,
+    LinkSource,
+    PackSource,
+    PackVariant,
+    ProveVariant,
+    decode_farm_job,
+    gives_of,
+)
+from torchtailor.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.settings import read_settings
+
+if TYPE_CHECKING:
+    from torchtailor.farm.compile import CompileBench
 
 _KEPT = "Finished jobs are kept in the store."
 _LOG = 20_000  # letters of a log that come back
@@ -47,6 +64,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     store: str
     user_file: str = ""  # the text of the user's torchtailor.toml, which adds to the catalog
     processes: int = 1  # that one job may start
+    objects: str = ""  # ccache's remote storage
     cache: str = ""  # where it keeps what it has fetched; the machine's own cache folder where that is empty
 
 
@@ -59,6 +77,13 @@ class Workbench:
     cache: Cache
     downloader: Downloader
     processes: int = 1
+    objects: str = ""
+
+    @property
+    def compiling(self) -> CompileBench:
+        from torchtailor.farm.compile import CompileBench
+
+        return CompileBench(self.store, self.catalog, self.cache, self.objects, self.processes)
 
     def context(self, out: Path) -> JobContext:
         return JobContext(self.catalog, self.cache, self.downloader, out, processes=self.processes)
@@ -70,7 +95,7 @@ def workbench(setup: WorkerSetup) -> Workbench:
     cache = Cache(Path(setup.cache) if setup.cache else None)
     downloader = Downloader(Client(read_settings()), cache)
     catalog = _catalog(setup.user_file, cache)
-    return Workbench(open_farm_store(setup.store), catalog, cache, downloader, setup.processes)
+    return Workbench(open_farm_store(setup.store), catalog, cache, downloader, setup.processes, setup.objects)
 
 
 def _catalog(text: str, cache: Cache) -> Catalog:
@@ -111,8 +136,19 @@ def failed(error: TorchtailorError) -> JobOutcome:
         code=error.code,
         missing=error.key if isinstance(error, MissingOutputError) else "",
         failure=str(getattr(error, "failure", "")),
-        log=str(getattr(error, "log_text", ""))[-_LOG:],
+        log=_log_of(error),
     )
+
+
+def _log_of(error: TorchtailorError) -> str:
+    """The end of the log that an error of a build names, which is on this machine only."""
+    path = getattr(error, "log", None)
+    if not isinstance(path, Path):
+        return ""
+    try:
+        return path.read_bytes()[-_LOG:].decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
@@ -129,6 +165,47 @@ def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
             return _pack(job, bench)
         case ProveVariant():
             return _prove(job, bench)
+        case FetchSource() | ConfigureSource() | CompileShard() | LinkSource():
+            return _source(job, bench)
+        case PackSource():
+            return _pack_source(job, bench)
+
+
+def _source(job: FetchSource | ConfigureSource | CompileShard | LinkSource, bench: Workbench) -> JobOutcome:
+    from torchtailor.farm import compile as compiling
+
+    began = time.monotonic()
+    match job:
+        case FetchSource():
+            record = compiling.fetch_source(job, bench.compiling)
+        case ConfigureSource():
+            record = compiling.configure_source(job, bench.compiling)
+        case CompileShard():
+            record = compiling.compile_shard(job, bench.compiling)
+        case LinkSource():
+            record = compiling.link_source(job, bench.compiling)
+    (key,) = gives_of(job)
+    _finish(bench, key, record, began)
+    return JobOutcome(done=True, hits=int(record.facts.get("hits", 0)), misses=int(record.facts.get("misses", 0)))
+
+
+def _pack_source(job: PackSource, bench: Workbench) -> JobOutcome:
+    from torchtailor.farm.compile import pack_source
+
+    began = time.monotonic()
+    with staging_folder(bench.cache.root) as staging:
+        house = pack_source(job, bench.compiling, staging)
+        _finish(bench, gives_of(job)[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
+    return JobOutcome(done=True)
+
+
+def _stored(folder: Path, bench: Workbench, known: Mapping[str, str] | None = None) -> tuple[FarmFile, ...]:
+    """All files of a folder in the store; of some the SHA-256 is known by name."""
+    return tuple(
+        bench.store.put(path, path.relative_to(folder).as_posix(), (known or {}).get(path.name))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    )
 
 
 def _fetch(job: FetchWheel, bench: Workbench) -> JobOutcome:
@@ -158,12 +235,7 @@ def _cut_record(order: CutWheel, cut: WheelCut | None, bench: Workbench) -> JobR
     """The cut wheel and what is known of it; nothing but that where none of its code runs on the GPU."""
     if cut is None:
         return JobRecord("cut", (), {"useless": True})
-    folder = bench.cache.made(order.key)
-    files = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        files.append(bench.store.put(path, name, cut.sha256 if path == cut.path else None))
-    return JobRecord("cut", tuple(files))
+    return JobRecord("cut", _stored(bench.cache.made(order.key), bench, {cut.path.name: cut.sha256}))
 
 
 def _pack(job: PackVariant, bench: Workbench) -> JobOutcome:
@@ -173,12 +245,9 @@ def _pack(job: PackVariant, bench: Workbench) -> JobOutcome:
         order = pack_order(job, context, bench.store)
         known = {entry.filename: entry.sha256 for entry in packed_entries(order, context)}
         house = pack(order, context)
-        files = []
-        for path in sorted(path for path in house.path.rglob("*") if path.is_file()):
-            name = path.relative_to(house.path).as_posix()
-            files.append(bench.store.put(path, name, known.get(path.name)))
         (key,) = gives_of(job)
-        _finish(bench, key, JobRecord("pack", tuple(files), {"variant": job.description.variant}), began)
+        files = _stored(house.path, bench, known)
+        _finish(bench, key, JobRecord("pack", files, {"variant": job.description.variant}), began)
     return JobOutcome(done=True)
 
 

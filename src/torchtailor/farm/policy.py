@@ -55,8 +55,9 @@ def place(
 ) -> list[tuple[str, str]]:
     """Jobs to start now, each with its worker; the loads are updated.
 
-    Of the workers that can take a job, one that has made most of its inputs is chosen, then the one with the most free
-    memory. A job is not given to a worker that it is to avoid while another could take it later.
+    Of the workers that can take a job, one that has made most of its inputs, or has a tree configured for it, is
+    chosen, then the one with the most free memory. A job is not given to a worker that it is to avoid while another
+    could take it later.
     """
     made = has or {}
     started = []
@@ -76,6 +77,6 @@ def place(
 
 
 def _preference(load: WorkerLoad, job: GraphJob, made: frozenset[str]) -> tuple[int, int, int]:
-    local = sum(key in made for key in job.needs)
+    local = sum(key in made for key in job.needs) + 2 * (job.warm != "" and job.warm in made)
     free = load.worker.memory - sum(load.running.values())
     return local, free // 100_000_000, load.worker.slots - len(load.running)

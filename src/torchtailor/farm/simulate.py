@@ -36,11 +36,15 @@ class SimulatedEngine:
         self._seconds = seconds
         self._running: list[tuple[float, int, str, float]] = []
         self._count = 0
+        self._warm: dict[str, set[str]] = {}
         self.time = 0.0
         self.worked = 0.0
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
         seconds = self._seconds(job)
+        if job.warm and job.warm not in self._warm.setdefault(worker.name, set()):
+            self._warm[worker.name].add(job.warm)
+            seconds += job.warming
         self._count += 1
         self.worked += seconds
         heapq.heappush(self._running, (self.time + seconds, self._count, job.name, seconds))

@@ -31,13 +31,16 @@ class DaskCluster:
         self.address = wait_until(lambda: json.loads(file.read_text() or "{}").get("address"), "its address")
 
     def start_worker(
-        self, name: str, *, before: tuple[str, ...] = (), python_path: str = "", nthreads: int = 1
+        self,
+        name: str,
+        *,
+        before: tuple[str, ...] = (),
+        variables: dict[str, str] | None = None,
+        nthreads: int = 1,
     ) -> subprocess.Popen[bytes]:
-        variables = {"TORCHTAILOR_CACHE": str(self.root / f"cache-{name}")}
-        if python_path:
-            variables["PYTHONPATH"] = python_path
+        own = {"TORCHTAILOR_CACHE": str(self.root / f"cache-{name}")}
         words = ("worker", self.address, "--no-nanny", "--no-dashboard", "--nthreads", str(nthreads), "--name", name)
-        self.workers[name] = self._dask(*words, variables=variables, before=before)
+        self.workers[name] = self._dask(*words, variables=own | (variables or {}), before=before)
         return self.workers[name]
 
     def kill(self, process: subprocess.Popen[bytes] | None) -> None:

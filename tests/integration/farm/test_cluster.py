@@ -141,7 +141,7 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
     (other / "format.py").write_text((other / "format.py").read_text() + "\n# changed\n")
 
     with running(tmp_path) as cluster:
-        cluster.start_worker("other-code", python_path=str(other.parent))
+        cluster.start_worker("other-code", variables={"PYTHONPATH": str(other.parent)})
         cluster.start_worker("full", before=("prlimit", "--fsize=50000"))
         cluster.start_worker("good")
         build = Watched(start(shell, cluster.address))

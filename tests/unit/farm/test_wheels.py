@@ -97,6 +97,7 @@ def test_each_wheel_is_fetched_once_for_the_whole_farm(farm: Farm, workshop: Wor
 
 def test_more_workers_cut_in_more_pieces_with_the_same_outputs(farm: Farm) -> None:
     plan = farm.plan(*NAMES).plan
+    assert isinstance(plan, WheelPlan)
     few, many = wheel_graph(plan, workers=1), wheel_graph(plan, workers=100)
     assert len(many.jobs) == len(few.jobs) + 5
     assert set(few.makers) == set(many.makers)
@@ -151,7 +152,7 @@ def test_a_variant_that_cannot_be_made_is_failed_and_the_rest_is_built(
     broken = next(path for path in real if "triton" in path and path.endswith(".whl"))
     real[broken] = real[broken][:-50] + b"\0" * 50
     failed = farm.run(plan)
-    assert set(failed.failed) == {item.name for item in plan.plan.plans}  # all need triton
+    assert set(failed.failed) == {item.name for item in plan.variants}  # all need triton
     problem = failure_of(failed)
     assert problem is not None and "2 of 2 variants failed" in problem.message and "triton" in problem.message
     kinds = [event.kind for event in farm.events if event.job.startswith("fetch triton")]
@@ -167,7 +168,7 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     """As the build itself says it; the other variants are there."""
     names = ("sm90-avx512", "sm80-avx2")
     plan = farm.plan(*names)
-    lonely = next(item for item in plan.plan.plans if "sm80" in item.name)
+    lonely = next(item for item in plan.variants if "sm80" in item.name)
     from torchtailor.farm import perform
 
     def useless(key: str, order: object, *more: object) -> bool:
