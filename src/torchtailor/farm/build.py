@@ -225,7 +225,7 @@ def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[Jo
         source_job(first.source),
         first.options,
         SourceCosts.of(first.tables.cost),
-        toolchain=f"{described['machine']}, {described['compiler']}, glibc {described['glibc']}",
+        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
         objects=objects,
         wanted_shards=shards,
     )

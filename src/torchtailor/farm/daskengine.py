@@ -210,6 +210,7 @@ class DaskEngine:
             slots=int(facts.get("nthreads") or 1),
             memory=int(facts.get("memory_limit") or described["memory"]),
             here=self._same_machine,
+            machine=described["machine"],
         )
         if self._own is None:
             self._own = Fingerprint.of(describe_worker(), compiles=self._compiles)

@@ -128,6 +128,8 @@ class _Driver:
         self._finished = set(finished)
         self._to_do = set(graph.to_do(finished))
         self._state = _State()
+        self._ready: set[str] = set()
+        self._changed = True  # other than by a job that is done
         self._refused: dict[str, str] = {}
         self._idle_since: float | None = None
 
@@ -150,15 +152,19 @@ class _Driver:
     def _check_workers(self) -> None:
         """Stop where nobody is there to do the work, and nobody is expected."""
         state, patience = self._state, self._engine.patience
-        if state.running or any(name not in state.aside and load.worker.helps for name, load in state.loads.items()):
+        usable = [load.worker for name, load in state.loads.items() if name not in state.aside]
+        stuck = [name for name in self._ready if not any(who.may_run(self._graph.jobs[name]) for who in usable)]
+        if state.running or len(stuck) < len(self._ready) or not self._ready:
             self._idle_since = None
             return
         self._idle_since = self._engine.time if self._idle_since is None else self._idle_since
         if patience is not None and self._engine.time - self._idle_since > patience:
-            reasons = "; ".join(dict.fromkeys(self._refused.values()))
+            reasons = " ".join(dict.fromkeys(self._refused.values()))
+            job = self._graph.jobs[stuck[0]]
+            needs = f" '{job.label}' needs one of {job.machine}." if job.machine and usable else ""
             raise EnvironmentProblem(
-                f"No worker can be used: {reasons}" if reasons else "No worker has come.",
-                "Start workers with this torchtailor (docs/farm.md); the same command goes on from there.",
+                f"No worker can be used:{needs} {reasons}".rstrip(": ") if needs or reasons else "No worker has come.",
+                "Start workers with this torchtailor (`torchtailor help farm`); the same command goes on from there.",
             )
 
     # What is left
@@ -167,26 +173,27 @@ class _Driver:
         state = self._state
         return len(state.done) + len(state.failed) + len(state.never) < len(self._to_do)
 
-    def _ready(self) -> list[str]:
+    def _is_ready(self, name: str) -> bool:
         state = self._state
-        return [
-            name
-            for name in self._to_do
-            if name not in state.done
+        return (
+            name in self._to_do
+            and name not in state.done
             and name not in state.running
             and name not in state.failed
             and name not in state.never
             and self._finished.issuperset(self._graph.jobs[name].needs)
-        ]
+        )
 
     def _start_ready(self) -> None:
-        state = self._state
+        state, avoided = self._state, self._state.avoided
+        if self._changed:
+            self._ready = {name for name in self._to_do if self._is_ready(name)}
+            self._changed = False
         loads = [load for name, load in state.loads.items() if name not in state.aside]
-        made = {name: frozenset(keys) for name, keys in state.made.items()}
-        avoided = state.avoided
         for name, worker in place(
-            self._graph, self._ready(), loads, has=made, avoided=lambda job, who: (job, who) in avoided
+            self._graph, self._ready, loads, has=state.made, avoided=lambda job, who: (job, who) in avoided
         ):
+            self._ready.discard(name)
             state.running[name] = worker
             self._say(EventKind.JOB_STARTED, name, worker)
             self._engine.start(self._graph.jobs[name], state.loads[worker].worker)
@@ -230,6 +237,7 @@ class _Driver:
         )
 
     def _release(self, name: str) -> str:
+        self._changed = True
         worker = self._state.running.pop(name)
         if worker in self._state.loads:
             self._state.loads[worker].running.pop(name, None)
@@ -243,7 +251,9 @@ class _Driver:
         if news.outcome is None:
             self._lost(news.name, self._state.running[news.name])
             return
+        changed = self._changed
         worker = self._release(news.name)
+        self._changed = changed or not news.outcome.done  # what is done changes only what waits for it
         outcome = msgspec.structs.replace(news.outcome, worker=worker)
         if outcome.done:
             self._done(news.name, worker, outcome)
@@ -258,6 +268,7 @@ class _Driver:
         self._finished |= set(self._graph.jobs[name].gives)
         job = self._graph.jobs[name]
         state.made.setdefault(worker, set()).update((*job.gives, job.warm))
+        self._ready |= {other for other in self._graph.after[name] if self._is_ready(other)}
         self._say(EventKind.JOB_DONE, name, worker, outcome=outcome)
 
     def _make_again(self, name: str, worker: str, outcome: JobOutcome) -> None:

@@ -86,7 +86,8 @@ class Fingerprint:
     version: str
     python: str
     libraries: Mapping[str, str]
-    glibc: str = ""  # these two only where jobs compile
+    machine: str = ""  # where jobs cut wheels: another architecture packs the same files into other bytes
+    glibc: str = ""  # these two where jobs compile
     compiler: str = ""
 
     @classmethod
@@ -96,6 +97,7 @@ class Fingerprint:
             version=described["version"],
             python=described["python"],
             libraries=described["libraries"],
+            machine="" if compiles else described["machine"],
             glibc=described["glibc"] if compiles else "",
             compiler=described["compiler"] if compiles else "",
         )
@@ -115,6 +117,8 @@ class Fingerprint:
                     f"{host} has {name} {other.libraries[name] or 'not installed'} and not {self.libraries[name]}: "
                     "wheels could differ in their bytes. Install the same."
                 )
+        if self.machine != other.machine:
+            return f"{host} has a processor of {other.machine}, and the others {self.machine}: wheels would differ."
         if self.glibc != other.glibc:
             return f"{host} has glibc {other.glibc}, and objects are shared with glibc {self.glibc}: use one system."
         if self.compiler != other.compiler:

@@ -28,6 +28,7 @@ class GraphJob:
     weight: JobWeight
     variants: tuple[str, ...] = ()  # that cannot be built without it
     here: bool = False  # it reads files of the machine that the command was given on, and runs there
+    machine: str = ""  # the architecture that it needs; none: any
     warm: str = ""  # what a worker has ready after the first such job, such as a configured tree
     warming: float = 0.0  # seconds that this takes a worker which does not have it
 
@@ -86,6 +87,12 @@ class JobGraph:
             later = max((ranks[other] for other in self.after[name]), default=0.0)
             ranks[name] = self.jobs[name].weight.seconds + later
         return ranks
+
+    @cached_property
+    def urgency(self) -> Mapping[str, int]:
+        """The place of each job in the order of urgency: the longest chain first, then the largest."""
+        ordered = sorted(self.jobs, key=lambda name: (-self.ranks[name], -self.jobs[name].weight.memory, name))
+        return {name: place for place, name in enumerate(ordered)}
 
     @property
     def cost(self) -> GraphCost:

@@ -111,7 +111,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     targets: tuple[str, ...] = ()
 
 
-class Part(Enum):
+class CompilePart(Enum):
     """Files of a build that are compiled by the same shards."""
 
     HOST = "host"
@@ -129,7 +129,7 @@ class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
     """Compile every n-th part of the files, by weight, into the objects that all machines share."""
 
     spec: SourceSpec
-    part: Part
+    part: CompilePart
     shard: int
     of: int
     objects: str  # a digest of where the objects are

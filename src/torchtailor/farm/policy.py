@@ -6,6 +6,7 @@ Every engine asks the same functions, also the simulated one, so that a simulati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from torchtailor.farm.graph import GraphJob, JobGraph
@@ -20,8 +21,11 @@ class FarmWorker:
     memory: int = 1 << 62
     here: bool = False  # it sees the files of the user
     helps: bool = True  # it also runs jobs that could run anywhere
+    machine: str = ""  # its architecture; none: any
 
     def may_run(self, job: GraphJob) -> bool:
+        if job.machine and self.machine and job.machine != self.machine:
+            return False
         return self.here if job.here else self.helps
 
 
@@ -39,18 +43,12 @@ class WorkerLoad:
         return not self.running or sum(self.running.values()) + job.weight.memory <= self.worker.memory
 
 
-def in_order(graph: JobGraph, names: Iterable[str]) -> list[str]:
-    """Jobs by urgency; the same jobs give the same order everywhere."""
-    jobs, ranks = graph.jobs, graph.ranks
-    return sorted(names, key=lambda name: (-ranks[name], -jobs[name].weight.memory, name))
-
-
 def place(
     graph: JobGraph,
     ready: Iterable[str],
     loads: Sequence[WorkerLoad],
     *,
-    has: Mapping[str, frozenset[str]] | None = None,
+    has: Mapping[str, AbstractSet[str]] | None = None,
     avoided: Callable[[str, str], bool] = lambda _job, _worker: False,
 ) -> list[tuple[str, str]]:
     """Jobs to start now, each with its worker; the loads are updated.
@@ -60,9 +58,10 @@ def place(
     could take it later.
     """
     made = has or {}
-    started = []
-    for name in in_order(graph, ready):
-        if all(len(load.running) >= load.worker.slots for load in loads):
+    started: list[tuple[str, str]] = []
+    free = sum(load.worker.slots - len(load.running) for load in loads)
+    for name in sorted(ready, key=graph.urgency.__getitem__) if free else ():
+        if len(started) == free:
             break
         job = graph.jobs[name]
         able = [load for load in loads if load.worker.may_run(job)]
@@ -76,7 +75,7 @@ def place(
     return started
 
 
-def _preference(load: WorkerLoad, job: GraphJob, made: frozenset[str]) -> tuple[int, int, int]:
+def _preference(load: WorkerLoad, job: GraphJob, made: AbstractSet[str]) -> tuple[int, int, int]:
     local = sum(key in made for key in job.needs) + 2 * (job.warm != "" and job.warm in made)
     free = load.worker.memory - sum(load.running.values())
     return local, free // 100_000_000, load.worker.slots - len(load.running)

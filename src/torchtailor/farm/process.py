@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,7 @@ class InProcess:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = msgspec.json.encode(setup)
-        self._worker = FarmWorker(NAME, here=True)
+        self._worker = FarmWorker(NAME, here=True, machine=platform.machine())
         self._news: list[WorkerNews | JobNews] = [WorkerNews(self._worker, EventKind.WORKER_JOINED)]
         self._began = time.monotonic()
         self._started: GraphJob | None = None

@@ -6,16 +6,16 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from torchtailor.backends.source.tables import FileKind
-from torchtailor.farm.jobs import Part
+from torchtailor.farm.jobs import CompilePart
 
 _PYTHON = ("torch_python", "functorch")  # targets of CMake whose files include Python's headers
 
 
-def part_of(output: str) -> Part:
+def part_of(output: str) -> CompilePart:
     """Which part of a build an object belongs to."""
     if output.endswith(".cu.o"):
-        return Part.DEVICE
-    return Part.PYTHON if any(name in output for name in _PYTHON) else Part.HOST
+        return CompilePart.DEVICE
+    return CompilePart.PYTHON if any(name in output for name in _PYTHON) else CompilePart.HOST
 
 
 def compiled_files(kinds: Mapping[str, FileKind]) -> list[tuple[str, float]]:
@@ -23,9 +23,9 @@ def compiled_files(kinds: Mapping[str, FileKind]) -> list[tuple[str, float]]:
     return sorted((name, kind.seconds) for name, kind in kinds.items() if name.endswith(".o"))
 
 
-def of_part(files: Iterable[tuple[str, float]], part: Part) -> list[tuple[str, float]]:
+def of_part(files: Iterable[tuple[str, float]], part: CompilePart) -> list[tuple[str, float]]:
     """The files that the shards of a part compile; those of the host also compile what needs Python."""
-    wanted = (Part.HOST, Part.PYTHON) if part is Part.HOST else (part,)
+    wanted = (CompilePart.HOST, CompilePart.PYTHON) if part is CompilePart.HOST else (part,)
     return [(name, seconds) for name, seconds in files if part_of(name) in wanted]
 
 

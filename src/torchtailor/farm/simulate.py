@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchtailor.farm.drive import JobNews, WorkerNews, drive
@@ -66,9 +66,13 @@ def simulate(
     *,
     finished: frozenset[str] = frozenset(),
     memory: int = 1 << 62,
+    machines: Sequence[str] = (),
     seconds: Callable[[GraphJob], float] = lambda job: job.weight.seconds,
 ) -> Simulation:
-    """Run a graph on workers of one core each, all with this much memory."""
-    engine = SimulatedEngine([FarmWorker(f"worker {n}", memory=memory, here=True) for n in range(workers)], seconds)
+    """Run a graph on workers of one core each, all with this much memory; `machines` are their architectures, in turn,
+    else any worker runs any job."""
+    kinds = machines or ("",)
+    some = [FarmWorker(f"worker {n}", memory=memory, here=True, machine=kinds[n % len(kinds)]) for n in range(workers)]
+    engine = SimulatedEngine(some, seconds)
     done = drive(graph, engine, finished)
     return Simulation(workers, done.seconds, engine.worked)

@@ -21,12 +21,12 @@ from torchtailor.catalog import Capability
 from torchtailor.disk import hash_file
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.farm.jobs import (
+    CompilePart,
     CompileShard,
     ConfigureSource,
     FetchSource,
     LinkSource,
     PackSource,
-    Part,
     SourceSpec,
     gives_of,
 )
@@ -36,7 +36,7 @@ _SHARD_SECONDS = 900.0  # of work: a lost worker loses less, and the end is even
 _WARMING = 60.0  # seconds to unpack a tree, to configure it and to generate code
 _UNPACKED = 30.0
 _FOUND = 40.0  # seconds until the job that links has taken all objects from the cache
-_MEMORY = {Part.HOST: 2_400_000_000, Part.PYTHON: 2_400_000_000, Part.DEVICE: 6_000_000_000}
+_MEMORY = {CompilePart.HOST: 2_400_000_000, CompilePart.PYTHON: 2_400_000_000, CompilePart.DEVICE: 6_000_000_000}
 _LINK_MEMORY = 4_000_000_000
 
 
@@ -127,6 +127,7 @@ class _Planner:
         """All instruction sets and Pythons of one release, toolkit and architecture."""
         gpus = tuple(str(gpu) for gpu in sorted({gpu for group in groups for gpu in _gpus(group)}))
         names = tuple(variant for group in groups for variant, _ in _variants(group))
+        arch = groups[0].variant.arch
         device: list[str] = []
         leads: dict[str, list[str]] = {}  # the host shards, by instruction set
         for number, group in enumerate(groups):
@@ -135,23 +136,24 @@ class _Planner:
             label = _label(group)
             configure = ConfigureSource(spec)
             (configured,) = gives_of(configure)
-            weight = JobWeight(_WARMING, _MEMORY[Part.HOST])
-            yield GraphJob(configure, f"configure {label}", weight, mine, warm=configured)
+            weight = JobWeight(_WARMING, _MEMORY[CompilePart.HOST])
+            yield GraphJob(configure, f"configure {label}", weight, mine, machine=arch, warm=configured)
             if number == 0 and gpus:
-                for job in self._shards(spec, Part.DEVICE, f"{label}, {len(gpus)} GPUs", names, configured, len(gpus)):
+                shared = f"{label}, {len(gpus)} GPUs"
+                for job in self._shards(spec, CompilePart.DEVICE, shared, names, configured, arch, gpus=len(gpus)):
                     device += job.gives
                     yield job
             isa = group.variant.isa.name
             lead = leads.get(isa)
-            part = Part.HOST if lead is None else Part.PYTHON
+            part = CompilePart.HOST if lead is None else CompilePart.PYTHON
             own: list[str] = []
-            for job in self._shards(spec, part, label, mine, configured, after=tuple(lead or ())):
+            for job in self._shards(spec, part, label, mine, configured, arch, after=tuple(lead or ())):
                 own += job.gives
                 yield job
             leads.setdefault(isa, own)
             link = LinkSource(spec, tuple(sorted({*device, *own, *(lead or ())})))
             weight = JobWeight(self._costs.link + _FOUND, _LINK_MEMORY)
-            yield GraphJob(link, f"link {label}", weight, mine, warm=configured, warming=_WARMING)
+            yield GraphJob(link, f"link {label}", weight, mine, machine=arch, warm=configured, warming=_WARMING)
             if self._options.targets:
                 self.results |= dict.fromkeys(mine, "")
                 continue
@@ -159,19 +161,25 @@ class _Planner:
                 pack = PackSource(spec, gpu)
                 (self.results[variant],) = gives_of(pack)
                 weight = JobWeight(self._costs.cut, 1_000_000_000)
-                yield GraphJob(pack, f"pack {variant}", weight, (variant,))
+                yield GraphJob(pack, f"pack {variant}", weight, (variant,), machine=arch)
 
     def _shards(
         self,
         spec: SourceSpec,
-        part: Part,
+        part: CompilePart,
         label: str,
         variants: tuple[str, ...],
         configured: str,
+        arch: str,
+        *,
         gpus: int = 1,
         after: tuple[str, ...] = (),
     ) -> Iterator[GraphJob]:
-        files = {Part.HOST: self._costs.host, Part.PYTHON: self._costs.python, Part.DEVICE: self._costs.device}[part]
+        files = {
+            CompilePart.HOST: self._costs.host,
+            CompilePart.PYTHON: self._costs.python,
+            CompilePart.DEVICE: self._costs.device,
+        }[part]
         weights = [(str(number), seconds * gpus) for number, seconds in enumerate(files)]
         total = sum(seconds for _, seconds in weights)
         count = self._wanted or max(1, math.ceil(total / _SHARD_SECONDS))
@@ -179,7 +187,7 @@ class _Planner:
             job = CompileShard(spec, part, number, count, self._objects, after)
             weight = JobWeight(sum(seconds for _, seconds in shard), _MEMORY[part])
             name = f"compile {part.value} {number + 1}/{count} of {label}"
-            yield GraphJob(job, name, weight, variants, warm=configured, warming=_WARMING)
+            yield GraphJob(job, name, weight, variants, machine=arch, warm=configured, warming=_WARMING)
 
     def _spec(self, group: VariantGroup, gpus: tuple[str, ...]) -> SourceSpec:
         options, tree = self._options, self._tree

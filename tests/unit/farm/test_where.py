@@ -91,6 +91,8 @@ def test_a_worker_that_differs_is_refused_with_the_difference() -> None:
     for change, said in changes.values():
         why = own.refusal(Fingerprint.of({**described, **change}, compiles=True), "node1")
         assert why.startswith("node1 has") and said in why
+    arm = Fingerprint.of({**described, "machine": "riscv64"}, compiles=False)
+    assert "has a processor of riscv64" in Fingerprint.of(described, compiles=False).refusal(arm, "node1")
     for name in ("glibc", "compiler"):  # which wheels do not depend on
         other = Fingerprint.of({**described, **changes[name][0]}, compiles=False)
         assert Fingerprint.of(described, compiles=False).refusal(other, "node1") == ""
