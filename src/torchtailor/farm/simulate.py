@@ -29,7 +29,7 @@ class Simulation:
 class SimulatedEngine:
     """Workers whose jobs take as long as they weigh."""
 
-    patience: float | None = None
+    patience: float | None = 10.0
 
     def __init__(self, workers: list[FarmWorker], seconds: Callable[[GraphJob], float]) -> None:
         self._news: list[WorkerNews | JobNews] = [WorkerNews(worker, EventKind.WORKER_JOINED) for worker in workers]
@@ -54,7 +54,9 @@ class SimulatedEngine:
 
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
         news, self._news = self._news, []
-        if not news and self._running:
+        if not news and not self._running:
+            self.time += timeout
+        elif not news:
             self.time, _, name, seconds = heapq.heappop(self._running)
             news.append(JobNews(name, JobOutcome(done=True, seconds=seconds)))
         return news
