@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchtailor.backends.jobs import JobContext
-from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
@@ -62,7 +60,9 @@ class FarmPlan:
     shown_store: str
     graph: JobGraph
     finished: frozenset[str]
+    rates: Rates
     objects: str = ""
+    prove: bool = False
 
     @property
     def compiles(self) -> bool:
@@ -79,7 +79,13 @@ class FarmPlan:
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
         counts = sorted({self.where.workers, *_SHOWN_WORKERS})
-        return tuple(simulate(self.graph, workers, finished=self.finished) for workers in counts)
+        return tuple(simulate(self._planned_for(workers), workers, finished=self.finished) for workers in counts)
+
+    def _planned_for(self, workers: int) -> JobGraph:
+        """More workers cut in more pieces; the outputs are the same."""
+        if isinstance(self.plan, WheelPlan):
+            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove)
+        return self.graph
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
         """Jobs in all and jobs to run, by kind."""
@@ -199,7 +205,7 @@ def plan_farm(
         remote_storage(shared)
         graph, variants = _source_jobs(plan, shared, shards)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, shared)
+    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
 
 
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
@@ -392,7 +398,7 @@ class _Run:
         if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._houses:
             return None
         bench = workbench(self.setup)
-        context = JobContext(bench.catalog, bench.cache, bench.downloader, self.farm.plan.out, NoBuildProgress())
+        context = bench.context(plan.out)
         packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._houses]
         orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
         return write_index_of(orders, context)

@@ -7,7 +7,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ except ImportError as error:
     ) from error
 
 _LOOK = 0.5  # seconds between two looks at the workers
+_ANSWER = 30.0  # seconds for a worker to say what it is
 _RESOURCE = "MEMORY"  # of Dask, in bytes: other users of a cluster see what our jobs hold
 cloudpickle.register_pickle_by_value(fingerprint)  # a worker may have no torchtailor
 
@@ -199,16 +200,16 @@ class DaskEngine:
 
     def _meet(self, address: str, facts: Mapping[str, Any]) -> None:
         """Ask a new worker what it is, and use or refuse it."""
-        answers = self._client.run(describe_worker, workers=[address], on_error="return")
-        described = answers.get(address)
+        described = self._ask(address, describe_worker)
         if not isinstance(described, dict):
             return  # it went while it was asked, or will answer the next time
         name = f"{described['host']}:{address.rpartition(':')[2]}"
         self.facts[name] = described
+        given: Mapping[str, float] = facts.get("resources") or {}  # by who started it
         worker = FarmWorker(
             name,
             slots=int(facts.get("nthreads") or 1),
-            memory=int(facts.get("memory_limit") or described["memory"]),
+            memory=int(given.get(_RESOURCE) or facts.get("memory_limit") or described["memory"]),
             here=self._same_machine,
             machine=described["machine"],
         )
@@ -221,15 +222,29 @@ class DaskEngine:
             self._refused[address] = why
             self._news.append(WorkerNews(worker, EventKind.WORKER_REFUSED, why))
             return
-        self._client.run(_offer, _RESOURCE, worker.memory, workers=[address], on_error="return")
+        self._ask(address, _offer, _RESOURCE, worker.memory)
         self._workers[address] = worker
         self._names[name] = address
         self._news.append(WorkerNews(worker, EventKind.WORKER_JOINED))
 
+    def _ask(self, address: str, function: Callable[..., object], *given: object) -> Any:
+        """What a function returns on a worker, even one that is busy; None where it does not answer soon."""
+        try:
+            answers = self._client.sync(
+                self._client._run,
+                function,
+                *given,
+                workers=[address],
+                on_error="return",
+                callback_timeout=_ANSWER,
+            )
+        except (TimeoutError, OSError):
+            return None
+        return answers.get(address)
+
     def _sees_store(self, address: str, host: str) -> str:
         """A folder of this machine is another folder, or none, on another one."""
-        answers = self._client.run(_read_token, self._setup.store, self._token, workers=[address], on_error="return")
-        said = answers.get(address)
+        said = self._ask(address, _read_token, self._setup.store, self._token)
         if said == self._token:
             return ""
         reason = f": {said}" if said else "."

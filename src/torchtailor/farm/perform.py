@@ -75,7 +75,7 @@ class Workbench:
     store: FarmStore
     catalog: Catalog
     cache: Cache
-    downloader: Downloader
+    client: Client
     processes: int = 1
     objects: str = ""
 
@@ -86,16 +86,17 @@ class Workbench:
         return CompileBench(self.store, self.catalog, self.cache, self.objects, self.processes)
 
     def context(self, out: Path) -> JobContext:
-        return JobContext(self.catalog, self.cache, self.downloader, out, processes=self.processes)
+        downloader = Downloader(self.client, self.cache)  # of its own: one that stopped does not go on
+        return JobContext(self.catalog, self.cache, downloader, out, processes=self.processes)
 
 
 @lru_cache(maxsize=4)
 def workbench(setup: WorkerSetup) -> Workbench:
     """The workbench of this process."""
     cache = Cache(Path(setup.cache) if setup.cache else None)
-    downloader = Downloader(Client(read_settings()), cache)
+    client = Client(read_settings())
     catalog = _catalog(setup.user_file, cache)
-    return Workbench(open_farm_store(setup.store), catalog, cache, downloader, setup.processes, setup.objects)
+    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects)
 
 
 def _catalog(text: str, cache: Cache) -> Catalog:

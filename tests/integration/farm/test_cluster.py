@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,3 +223,27 @@ def test_help_does_not_import_dask(shell: Shell) -> None:
     done = shell.run("env", "PYTHONPROFILEIMPORTTIME=1", *shell.line("build", "--help"))
     assert "--on" in done.stdout
     assert "distributed" not in done.stderr and "| dask" not in done.stderr
+
+
+@pytest.mark.slow
+def test_twenty_random_kills_change_no_byte(shell: Shell, wanted: dict[str, str], tmp_path: Path) -> None:
+    """Workers die at random times, in their imports too; every run ends, and every run gives the same bytes."""
+    rng = random.Random(16)
+    killed = runs = 0
+    with running(tmp_path, "w0", "w1") as cluster:
+        while killed < 20:
+            for left in ("store", "dist", *(path.name for path in tmp_path.glob("cache-*"))):
+                shutil.rmtree(tmp_path / left, ignore_errors=True)
+            build = Watched(start(shell, cluster.address))
+            wait_until(lambda: build.seen("job-started") or build.process.poll() is not None, "the first job")  # noqa: B023
+            while build.process.poll() is None and killed < 20:
+                time.sleep(rng.uniform(0.05, 0.8))
+                name = rng.choice(sorted(cluster.workers))
+                cluster.kill(cluster.workers.pop(name))
+                killed += 1
+                cluster.start_worker(f"w{killed + 1}")
+            result = build.end()
+            runs += 1
+            assert result["failed"] == []
+            assert tree(tmp_path / "dist") == wanted
+    print(f"{killed} kills in {runs} runs")
