@@ -56,6 +56,8 @@ class DaskCluster:
     def _name_of(self, port: str) -> str:
         inode = {line.split()[9]: int(line.split()[1].rpartition(":")[2], 16) for line in _tcp_lines()}
         for name, process in self.workers.items():
+            if process.poll() is not None:
+                continue
             for link in Path(f"/proc/{process.pid}/fd").iterdir():
                 try:
                     target = str(link.readlink())

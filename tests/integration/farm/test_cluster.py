@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -235,15 +236,26 @@ def test_twenty_random_kills_change_no_byte(shell: Shell, wanted: dict[str, str]
             for left in ("store", "dist", *(path.name for path in tmp_path.glob("cache-*"))):
                 shutil.rmtree(tmp_path / left, ignore_errors=True)
             build = Watched(start(shell, cluster.address))
-            wait_until(lambda: build.seen("job-started") or build.process.poll() is not None, "the first job")  # noqa: B023
-            while build.process.poll() is None and killed < 20:
-                time.sleep(rng.uniform(0.05, 0.8))
-                name = rng.choice(sorted(cluster.workers))
-                cluster.kill(cluster.workers.pop(name))
-                killed += 1
-                cluster.start_worker(f"w{killed + 1}")
+            done = 0
+            while killed < 20 and _goes_on(build, done + rng.randint(0, 2)):
+                done = len(build.seen("job-done"))
+                time.sleep(rng.uniform(0.0, 0.3))
+                with suppress(AssertionError):  # it is gone already
+                    cluster.kill_named(str(build.seen("job-started")[-1]["worker"]))
+                    killed += 1
+                    cluster.start_worker(f"w{killed + 1}")
             result = build.end()
             runs += 1
             assert result["failed"] == []
             assert tree(tmp_path / "dist") == wanted
     print(f"{killed} kills in {runs} runs")
+
+
+def _goes_on(build: Watched, done: int) -> bool:
+    """Wait for a job that runs after so many are done; False where the build has ended."""
+
+    def running_job() -> bool:
+        return len(build.seen("job-done")) >= done and len(build.seen("job-started")) > len(build.seen("job-done"))
+
+    wait_until(lambda: running_job() or build.process.poll() is not None, "a job runs")
+    return build.process.poll() is None
