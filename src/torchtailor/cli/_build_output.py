@@ -76,7 +76,10 @@ def show_wheelhouses(wheelhouses: tuple[Wheelhouse, ...], variants_index: Path |
     _wheelhouses(wheelhouses)
     if variants_index:
         index = (variants_index / "simple").absolute().as_uri()
-        torch = f"torch=={wheelhouses[0].torch_version.partition('+')[0]}"
+        first = wheelhouses[0]
+        torch = f"torch=={first.torch_version.partition('+')[0]}"
+        if first.requirements[0].startswith("torch["):  # split: the packs are chosen, torch is the same for all
+            torch = f"'torch[gpu]=={first.torch_version}'"
         say.print(f"{variants_index}: wheel variants, chosen by the GPU", markup=False)
         say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
 

@@ -190,6 +190,8 @@ def plan_farm(
     `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
     each part of a build from source is compiled in, else by weight.
     """
+    if isinstance(plan, WheelPlan) and plan.options.split:
+        raise UsageError("--split builds on one machine.", "Omit --on, or --split.")
     chosen = absolute_store(store or where.store)
     opened = open_farm_store(chosen)
     try:
