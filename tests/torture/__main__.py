@@ -13,7 +13,7 @@ from tests.torture.harness import Row, Torture, run_at_once, table
 from tests.torture.inputs import INPUTS
 
 LONG = (50_000, 200)  # mutants of libraries, kills
-SHORT = (150, 3)
+SHORT = (80, 3)
 
 
 def plan(cases: int, kills: int) -> list[tuple[Torture, int]]:

@@ -68,3 +68,11 @@ def test_a_run_of_tests_leaves_the_home_alone_and_sees_its_settings(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     left = [path.relative_to(user).as_posix() for path in user.rglob("*") if path.is_file()]
     assert left == [".config/pip/pip.conf"]
+
+
+@pytest.mark.xdist_group("kept-together")
+def test_groups_are_kept_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """Else what tests of a group share is made once for each worker, and nothing but the time it takes says so."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("workers are not given groups: this is no run with --dist loadgroup")
+    assert request.node.nodeid.endswith("@kept-together"), "this pytest-xdist does not know this pytest"

@@ -24,6 +24,7 @@ FLOORS = (
     {"workload"},
     {"inspection", "surgery", "recommendation", "fetch", "failures", "hostcode", "index"},
     {"tailoring", "upkeep", "site"},
+    {"images"},
     {"wheelhouse", "ledger"},
     {"verification"},
     {"doctor", "publish", "recipes", "report"},

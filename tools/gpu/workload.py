@@ -2,7 +2,10 @@
 
     PYTHONPATH=src:.carry/py312 WORK=/scratch/workload OUT=out python3 tools/gpu/workload.py
 
-Steps may be named: stock, arch, record, cut, run, nopack, unopened, suite, speed.
+Steps may be named: stock, arch, record, cut, run, nopack, unopened, largest, suite, speed, packed_size;
+suite_nopack, miss, late, which need stock, record and cut; graphs, eager, for what was made of cut and split;
+split, split_run, split_suite, split_nopack, which need stock (and split).
+Each takes less than four minutes; traces and results of the op suite stay in WORK, so that later steps find them.
 """
 
 from __future__ import annotations
@@ -15,9 +18,14 @@ import statistics
 import subprocess
 import sys
 import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+from rewheel import rewheel_all  # beside this file
 from stock import copy_stock, site_of  # beside this file
 
 WORK, OUT = Path(os.environ["WORK"]), Path(os.environ["OUT"])
@@ -88,12 +96,13 @@ def record() -> None:
         done = torchtailor(
             "record",
             "-o",
-            OUT / f"{name}.trace",
+            WORK / f"{name}.trace",
             "--",
             sys.executable,
             PROGRAMS / f"{name}.py",
             site=site_of(WORK / "stock"),
         )
+        shutil.copy(WORK / f"{name}.trace", OUT)
         say(f"recorded {name} in {time.monotonic() - began:.1f} s")
         print("\n".join(done.stdout.splitlines()[-14:]), done.stderr[-600:])
 
@@ -101,7 +110,7 @@ def record() -> None:
 def cut() -> None:
     shutil.rmtree(WORK / "decoder", ignore_errors=True)
     began = time.monotonic()
-    done = torchtailor("tailor", WORK / "stock", *GPU, "--workload", OUT / "decoder.trace", "-o", WORK / "decoder")
+    done = torchtailor("tailor", WORK / "stock", *GPU, "--workload", WORK / "decoder.trace", "-o", WORK / "decoder")
     packs = used(WORK / "decoder", "*.ttpack")
     say(
         f"cut for the decoder in {time.monotonic() - began:.1f} s: {(used(WORK / 'decoder') - packs) / 1e9:.3f} GB "
@@ -129,26 +138,34 @@ def run() -> None:
 
 
 def nopack() -> None:
-    hidden = site_of(WORK / "decoder") / "torchtailor-packs"
-    packs = list(hidden.rglob("*.ttpack"))
-    for path in packs:
-        path.rename(path.with_suffix(".away"))
-    for name in NAMES:
-        result, said, _ = program(name, "decoder")
-        lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
-        say(f"{name} without packs: {result}; {len(lines)} sentences; {lines[:1]} ... {said.strip().splitlines()[-1:]}")
-    for path in packs:
-        path.with_suffix(".away").rename(path)
+    with without_packs("decoder"):
+        for name in NAMES:
+            result, said, _ = program(name, "decoder")
+            lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+            last = said.strip().splitlines()[-1:]
+            say(f"{name} without packs: {result}; {len(lines)} sentences; {lines[:1]} ... {last}")
 
 
 def unopened() -> None:
     shutil.rmtree(WORK / "small", ignore_errors=True)
-    trace = ["--workload", str(OUT / "decoder.trace"), "--drop-unopened"]
+    trace = ["--workload", str(WORK / "decoder.trace"), "--drop-unopened"]
     torchtailor("tailor", WORK / "stock", *GPU, *trace, "-o", WORK / "small")
     packs = used(WORK / "small", "*.ttpack")
     left = (used(WORK / "small") - packs) / 1e9
     say(f"without what was never opened: {left:.3f} GB and packs of {packs / 1e6:.0f} MB")
     say(f"decoder on it: {program('decoder', 'small')[0]}, stock {program('decoder', 'stock')[0]}")
+
+
+def largest() -> None:
+    """What is left where nothing is left that was not opened: the largest files, and all by their ending."""
+    files = [path for path in (WORK / "small").rglob("*") if path.is_file() and not path.is_symlink()]
+    sizes = {path: path.stat().st_blocks * 512 for path in files if path.suffix != ".ttpack"}
+    endings = Counter[str]()
+    for path, size in sizes.items():
+        endings[".so" if ".so" in path.name else path.suffix] += size
+    say(f"left, by ending: {[(ending, f'{size / 1e6:.1f} MB') for ending, size in endings.most_common(12)]}")
+    for path in sorted(sizes, key=sizes.__getitem__, reverse=True)[:45]:
+        print(f"  {sizes[path] / 1e6:8.1f} MB  {path.relative_to(WORK / 'small')}")
 
 
 def packed_size() -> None:
@@ -179,28 +196,269 @@ def speed() -> None:
     say(f"decoder from start to end: {times}; ratio of medians {ratio:.3f}")
 
 
-def suite() -> None:
-    """The op suite on stock, twice, and on the cut for the decoder with its packs."""
+def run_suite(folder: Path, name: str, tree: str, **variables: str) -> str:
+    """Run the op suite on a tree; what it said on stderr."""
+    arguments = ["--device", "cuda", "--out", str(WORK / f"suite-{name}.json"), "--quiet", "--case-timeout", "120"]
+    environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), "OMP_NUM_THREADS": "4", **variables}
+    command = [sys.executable, str(folder / "suite.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=420)
+    say(f"suite {name}: exit {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
+    return done.stderr
+
+
+def compare_suites(*trees: str) -> None:
+    """The op suite on stock, twice, unless that was done, and on these trees; all at the same time."""
     from torchtailor.artifact.launch import op_suite
     from torchtailor.verification.compare import compare
     from torchtailor.verification.suite_results import load_results
 
-    def one(name: str) -> None:
-        tree = "stock" if name.startswith("stock") else name
-        site = site_of(WORK / tree)
-        arguments = ["--device", "cuda", "--out", str(OUT / f"suite-{name}.json"), "--quiet", "--case-timeout", "120"]
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "4", "TORCHTAILOR_QUIET": "1"}
-        command = [sys.executable, str(folder / "suite.py"), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=420)
-        say(f"suite {name}: {done.stderr.strip().splitlines()[-1:]}")
-
+    stocks = ("stock-a", "stock-b")
+    wanted = {name: "stock" for name in stocks if not (WORK / f"suite-{name}.json").is_file()}
+    wanted |= {name: name for name in trees}
     with op_suite() as folder, ThreadPoolExecutor(3) as pool:
-        list(pool.map(one, ("stock-a", "stock-b", "decoder")))
-    results = {name: load_results(OUT / f"suite-{name}.json") for name in ("stock-a", "stock-b", "decoder")}
-    compared = compare([results["stock-a"], results["stock-b"]], results["decoder"])
-    say(f"op suite on the cut against stock: {compared.summary()}")
-    for case in compared.bad:
-        say(f"  {case.verdict.value}: {case.name}: {case.reason}")
+        list(pool.map(lambda one: run_suite(folder, *one, TORCHTAILOR_QUIET="1"), wanted.items()))
+    before = [load_results(WORK / f"suite-{name}.json") for name in stocks]
+    for name in trees:
+        results = load_results(WORK / f"suite-{name}.json")
+        compared = compare(before, results)
+        passed = f"{results.count('pass')} of {len(results.cases)} passed, {len(results.crashes)} crashes"
+        say(f"op suite on {name} against stock: {passed}; {compared.summary()}")
+        for case in compared.bad:
+            say(f"  {case.verdict.value}: {case.name}: {case.reason}")
+
+
+def suite() -> None:
+    compare_suites("decoder")
+
+
+@contextmanager
+def without_packs(tree: str) -> Iterator[None]:
+    packs = list(site_of(WORK / tree).rglob("*.ttpack"))
+    for path in packs:
+        path.rename(path.with_suffix(".away"))
+    try:
+        yield
+    finally:
+        for path in packs:
+            path.with_suffix(".away").rename(path)
+
+
+PROBE = """import torch; (torch.ones(64, device="cuda") + 1).sum().item()"""
+
+
+def suite_nopack() -> None:
+    """The op suite without packs: what fails must fail by CUDA's error after our sentence, and nothing may crash."""
+    from torchtailor.artifact.launch import op_suite
+    from torchtailor.verification.suite_results import load_results
+
+    # Also what the suite itself needs to tell whether a device works.
+    words: list[str | Path] = ["record", "-o", WORK / "probe.trace", "--", sys.executable, "-c", PROBE]
+    torchtailor(*words, site=site_of(WORK / "stock"))
+    shutil.rmtree(WORK / "probed", ignore_errors=True)
+    traces: list[str | Path] = ["--workload", WORK / "decoder.trace", "--workload", WORK / "probe.trace"]
+    torchtailor("tailor", WORK / "stock", *GPU, *traces, "-o", WORK / "probed")
+    with op_suite() as folder, without_packs("probed"):
+        said = run_suite(folder, "nopack", "probed")
+    results = load_results(WORK / "suite-nopack.json")
+    (OUT / "suite-nopack.stderr").write_text(said)
+    sentences = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+    libraries = Counter(match[1] for line in sentences if (match := re.search(r"/([^/ ]+\.so[^/ ]*) needs GPU", line)))
+    failed = [case for case in results.cases if case.outcome == "fail"]
+    reasons = Counter(re.sub(r"0x[0-9a-f]+|\d+", "N", case.reason)[:110] for case in failed)
+    say(
+        f"op suite without packs: {results.count('pass')} pass, {len(failed)} fail, "
+        f"{len(results.crashes)} crashes {list(results.crashes)[:5]}; {len(sentences)} sentences, of {dict(libraries)}"
+    )
+    for reason, number in reasons.most_common(20):
+        print(f"  {number} x {reason}")
+
+
+MISS = """
+import json, sys, time
+import torch
+x = torch.randn(64, 64, device="cuda"); y = (x @ x).sum().item(); torch.cuda.synchronize()
+ops = {
+    "erfinv": lambda: torch.erfinv(x), "cumsum": lambda: torch.cumsum(x, 0), "sort": lambda: torch.sort(x, 0),
+    "topk": lambda: torch.topk(x, 5), "lgamma": lambda: torch.lgamma(x.abs()), "unique": lambda: torch.unique(x),
+    "gelu": lambda: torch.nn.functional.gelu(x), "fft": lambda: torch.fft.fft(x), "det": lambda: torch.linalg.det(x),
+    "conv": lambda: torch.nn.functional.conv2d(x[None, None], torch.ones(1, 1, 3, 3, device="cuda")),
+}
+times = {}
+for name, op in ops.items():
+    began = time.perf_counter(); op(); torch.cuda.synchronize()
+    times[name] = 1000 * (time.perf_counter() - began)
+print("times", json.dumps(times))
+"""
+
+
+def miss() -> None:
+    """The first call of operations that were not recorded, on stock and on the cut, five processes each in turn."""
+    times: dict[str, dict[str, list[float]]] = {"stock": {}, "decoder": {}}
+    for _ in range(5):
+        for tree, rows in times.items():
+            done = python(MISS, tree, TORCHTAILOR_QUIET="1")
+            for name, value in json.loads(done.stdout.partition("times")[2]).items():
+                rows.setdefault(name, []).append(value)
+    for name, stock_times in times["stock"].items():
+        before, after = statistics.median(stock_times), statistics.median(times["decoder"][name])
+        say(f"first {name}: stock {before:.1f} ms, from packs {after:.1f} ms: {after - before:+.1f} ms")
+
+
+def python(code: str, tree: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=200
+    )
+
+
+GRAPH = """
+import hashlib, sys
+import torch
+torch.manual_seed(0)
+x = torch.randn(256, 256, device="cuda")
+def work():
+    y = torch.erfinv(x.tanh() * 0.9) + torch.cumsum(x, 1) + torch.nn.functional.gelu(x) @ x
+    return torch.softmax(torch.sort(y, 1)[0], 1) + torch.lgamma(x.abs() + 1)
+if sys.argv[1:] == ["warm"]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2): work()
+    torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+try:
+    with torch.cuda.graph(graph):
+        out = work()
+    for _ in range(3): graph.replay()
+    torch.cuda.synchronize()
+    print("result", hashlib.sha256(out.cpu().numpy().tobytes()).hexdigest()[:16])
+except Exception as error:
+    print("result", type(error).__name__, str(error).splitlines()[0][:120])
+"""
+
+
+def made_trees() -> list[str]:
+    """Of the cut and the split tree those that were made."""
+    return [name for name in ("decoder", "split") if (WORK / name).is_dir()]
+
+
+def graphs() -> None:
+    """Capture a CUDA graph of kernels that were not recorded, warm and cold: as on stock."""
+    file = WORK / "graph.py"
+    file.write_text(GRAPH)
+    for how in ("warm", "cold"):
+        found = {}
+        for tree in ("stock", *made_trees()):
+            environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), "TORCHTAILOR_QUIET": "1"}
+            done = subprocess.run(
+                [sys.executable, str(file), how], capture_output=True, text=True, env=environment, check=False
+            )
+            found[tree] = done.stdout.partition("result ")[2].strip() or f"exit {done.returncode} {done.stderr[-300:]}"
+        say(f"CUDA graph, {how}: {'the same' if len(set(found.values())) == 1 else 'DIFFERENT'}: {found}")
+
+
+def eager() -> None:
+    """All containers are loaded when their library is: CUDA_MODULE_LOADING=EAGER."""
+    for tree in made_trees():
+        for name in NAMES:
+            before = program(name, "stock", CUDA_MODULE_LOADING="EAGER")
+            after = program(name, tree, CUDA_MODULE_LOADING="EAGER", TORCHTAILOR_QUIET="1")
+            verdict = "identical" if before[0] == after[0] else "DIFFERENT"
+            lines = [line for line in after[1].splitlines() if line.startswith("torchtailor:")]
+            say(
+                f"eager, {tree}, {name}: stock {before[0]} ({before[2]:.1f} s), cut {after[0]} ({after[2]:.1f} s): "
+                f"{verdict}; {len(lines)} sentences {lines[:2]}"
+            )
+
+
+LATE = """
+import ctypes, sys
+import torch
+torch.ones(1, device="cuda")
+ctypes.CDLL(sys.argv[1])
+torch.erfinv(torch.rand(8, device="cuda")); torch.fft.fft(torch.rand(64, device="cuda")); torch.cuda.synchronize()
+print("done")
+"""
+
+
+def late() -> None:
+    """The hook comes after the libraries: what it still sees of stock ones."""
+    from torchtailor.binary.elf_headers import ElfMachine
+    from torchtailor.workload.hook import HookKind, hook_library
+
+    file = WORK / "late.py"
+    file.write_text(LATE)
+    for kind in HookKind:
+        folder = WORK / f"late-{kind.name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        hook = hook_library(ElfMachine.X86_64, kind)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(site_of(WORK / "stock")),
+            "TORCHTAILOR_RECORD": str(folder),
+        }
+        done = subprocess.run(
+            [sys.executable, str(file), str(hook)], capture_output=True, text=True, env=environment, check=False
+        )
+        lines = [line.split("\t") for path in folder.rglob("*.tsv") for line in path.read_text().splitlines()]
+        loads = Counter(line[1].rsplit("/", 1)[-1] for line in lines if line and line[0] == "load")
+        say(
+            f"late, {kind.value}: {done.stdout.strip() or done.returncode}; load lines {dict(loads)}; "
+            f"{done.stderr.strip()[-300:]}"
+        )
+
+
+def unpack(wheel: Path, site: Path) -> None:
+    """Unpack a wheel as installers do: programs stay executable."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            place = Path(archive.extract(member, site))
+            if member.external_attr >> 16 & 0o111:
+                place.chmod(0o755)
+
+
+def split() -> None:
+    """Wheels of the installed distributions, split for 9.0 and installed: wheels without GPU code and packs."""
+    for name in ("wheels", "splitwheels", "split"):
+        shutil.rmtree(WORK / name, ignore_errors=True)
+    wheels = rewheel_all(site_of(WORK / "stock"), WORK / "wheels")
+    say(f"{len(wheels)} wheels made again")
+    done = torchtailor("tailor", *wheels, "--gpu", "9.0", "--nvidia", "--split", "-o", WORK / "splitwheels")
+    say("split")
+    print(done.stdout[-2500:], done.stderr[-1500:])
+    site = site_of(WORK / "split")
+    site.mkdir(parents=True)
+    made = sorted((WORK / "splitwheels").glob("*.whl"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda wheel: unpack(wheel, site), made))
+    packs = sum(wheel.stat().st_size for wheel in made if "_gpu_sm90-" in wheel.name)
+    hosts = sum(wheel.stat().st_size for wheel in made if "_gpu_sm90-" not in wheel.name)
+    say(f"split wheels: {len(made)}, without GPU code {hosts / 1e9:.3f} GB, packs {packs / 1e9:.3f} GB")
+    packs = used(WORK / "split", "*.ttpack")
+    say(f"installed: {(used(WORK / 'split') - packs) / 1e9:.3f} GB and packs of {packs / 1e9:.3f} GB")
+
+
+def split_run() -> None:
+    for name in NAMES:
+        before, _, _ = program(name, "stock")
+        after, said, seconds = program(name, "split")
+        lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+        verdict = "identical" if before == after else "DIFFERENT"
+        say(f"split, {name}: stock {before}, split {after}: {verdict} ({seconds:.1f} s); said {lines[:2]}")
+
+
+def split_suite() -> None:
+    compare_suites("split")
+
+
+def split_nopack() -> None:
+    """Without the wheels of packs: one sentence for each package that is needed."""
+    with without_packs("split"):
+        for name in NAMES:
+            result, said, _ = program(name, "split")
+            lines = [line for line in said.splitlines() if line.startswith("torchtailor:")]
+            say(f"split without packs, {name}: {result}; {len(lines)} sentences")
+            print("\n".join(lines[:4]), said.strip().splitlines()[-1:])
 
 
 if __name__ == "__main__":

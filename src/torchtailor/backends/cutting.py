@@ -22,9 +22,9 @@ from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
-from torchtailor.trust import FileName, Limit, Sha256, Size, decode_json, read_limited
+from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
@@ -58,6 +58,8 @@ class CutOptions:
     strip: bool = True
     trace: str = ""  # of a workload, as JSON: what it does not use goes to packs
     margin: str = "exact"
+    split: bool = False  # one wheel without GPU code for all GPUs, and a wheel of packs for each
+    also: tuple[str, ...] = ()  # other distributions that are split, whose packs come with this one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class WheelCut:
     changed: bool
     libraries: tuple[dict[str, object], ...]
     from_cache: bool
+    pack: PackWheel | None = None  # of a split
 
 
 class Cutter:
@@ -103,7 +106,8 @@ class Cutter:
             return _read(folder, stock) is not None
 
         with self._cache.staging() as staging:
-            orders = [WheelOrder(staging / str(gpu), self._tailor_options(gpu)) for gpu in missing]
+            also = self._options.also
+            orders = [WheelOrder(staging / str(gpu), self._tailor_options(gpu), also) for gpu in missing]
             outcomes = tailor_wheel_each(stock, orders, progress)
             for gpu, order, outcome in zip(missing, orders, outcomes, strict=True):
                 if not outcome.useless_for_target:
@@ -125,6 +129,7 @@ class Cutter:
             nvidia=options.nvidia,
             recompress=options.recompress,
             workload=TracedWorkload(decode_trace(options.trace.encode()), options.margin) if options.trace else None,
+            split=options.split,
             processes=self._processes,
         )
 
@@ -135,12 +140,20 @@ def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) ->
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+class _OutcomePack(msgspec.Struct):
+    filename: FileName
+    target: Label
+    sha256: Sha256
+    size: Size
+
+
 class _Outcome(msgspec.Struct):
     filename: FileName
     changed: bool
     sha256: Sha256
     size: Size
     libraries: list[dict[str, Any]]
+    pack: _OutcomePack | None = None
 
 
 def _read(folder: Path, stock: Path) -> WheelCut | None:
@@ -151,10 +164,15 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
     path = folder / outcome.filename if outcome.changed else stock
     if not path.is_file() or path.stat().st_size != outcome.size:
         return None
+    pack = None
+    if (made := outcome.pack) is not None:
+        pack = PackWheel(folder / made.filename, made.target, made.size, made.sha256)
+        if not pack.path.is_file() or pack.path.stat().st_size != pack.size:
+            return None
     with suppress(OSError):
         os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that
     libraries = tuple(outcome.libraries)
-    return WheelCut(path, outcome.sha256, outcome.size, outcome.changed, libraries, from_cache=True)
+    return WheelCut(path, outcome.sha256, outcome.size, outcome.changed, libraries, from_cache=True, pack=pack)
 
 
 def _write(scratch: Path, outcome: TailorResult) -> None:
@@ -166,7 +184,14 @@ def _write(scratch: Path, outcome: TailorResult) -> None:
         outcome.output.chmod(0o444)
     else:
         outcome.output.unlink()  # a copy of the stock wheel
+    packs = [
+        {"filename": pack.path.name, "target": pack.target, "sha256": pack.sha256, "size": pack.size}
+        for pack in outcome.pack_wheels
+    ]
+    for pack in outcome.pack_wheels:
+        pack.path.chmod(0o444)
     document = {
+        **({"pack": packs[0]} if packs else {}),
         "filename": outcome.output.name,
         "changed": changed,
         "sha256": outcome.sha256_after,

@@ -8,7 +8,7 @@ pass. The URL of a fetch job holds the credentials of the index, if it has any.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,15 +186,20 @@ def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
 
 def packed_entries(job: PackWheelhouse, context: JobContext) -> tuple[WheelhouseEntry, ...]:
     """The wheels of a wheelhouse, found in the cache."""
-    return tuple(_entry(wheel, context) for wheel in job.wheels)
+    return tuple(entry for wheel in job.wheels for entry in _entries(wheel, context))
 
 
-def _entry(wheel: WheelToPack, context: JobContext) -> WheelhouseEntry:
+def _entries(wheel: WheelToPack, context: JobContext) -> Iterator[WheelhouseEntry]:
+    """A wheel as it is, cut, or split in two."""
     path = context.find(wheel.sha256, wheel.filename)
     stock = StockWheel(path, wheel.filename, wheel.sha256, wheel.size, wheel.url)
     cut = _cut(wheel.cut, context) if wheel.cut else None
     if cut is None or not cut.changed:
-        return WheelhouseEntry(
+        yield WheelhouseEntry(
             path, wheel.filename, wheel.sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
         )
-    return WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT, wheel.required_by, stock, cut.libraries)
+        return
+    yield WheelhouseEntry(cut.path, cut.path.name, cut.sha256, WheelStep.CUT, wheel.required_by, stock, cut.libraries)
+    if pack := cut.pack:
+        project = WheelName.parse(Path(wheel.filename)).project
+        yield WheelhouseEntry(pack.path, pack.path.name, pack.sha256, WheelStep.PACKS, (f"{project}[{pack.target}]",))

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,9 @@ def load_catalog(directory: Path | None = None) -> Catalog:
         ) from error
 
 
+@cache
 def _read(name: str) -> dict[str, Any]:
+    """A file of the package, which nobody changes while we run."""
     return tomllib.loads(files("torchtailor.catalog").joinpath("data", name).read_text("utf-8"))
 
 

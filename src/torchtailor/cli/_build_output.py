@@ -69,7 +69,10 @@ def _wheel_result(result: WheelBuildResult) -> None:
     _wheelhouses(result.wheelhouses)
     if result.variants_index:
         index = (result.variants_index / "simple").absolute().as_uri()
-        torch = f"torch=={result.wheelhouses[0].torch_version.partition('+')[0]}"
+        first = result.wheelhouses[0]
+        torch = f"torch=={first.torch_version.partition('+')[0]}"
+        if first.requirements[0].startswith("torch["):  # split: the packs are chosen, torch is the same for all
+            torch = f"'torch[gpu]=={first.torch_version}'"
         say.print(f"{result.variants_index}: wheel variants, chosen by the GPU", markup=False)
         say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
 

@@ -88,6 +88,8 @@ class PolicyDocument(Struct):
     drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
     relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
+    split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
+    workload: Annotated[Open, Meta(description="trace, margin, pack")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):
@@ -108,6 +110,7 @@ class TailoredLibrary(Struct):
     stripped: list[str] | UnsetType = UNSET
     instructions_sha256: Annotated[Sha256, Meta(description="of its machine code")] | UnsetType = UNSET
     moved: Annotated[Open, Meta(description="to a pack, by architecture: images, stored bytes")] | UnsetType = UNSET
+    packed: Annotated[Open, Meta(description="of what a split moved, for the targets")] | UnsetType = UNSET
     pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
     relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
@@ -135,6 +138,7 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]
+    pack_wheels: Annotated[list[Open], Meta(description="of a split: path, target, size, sha256")] | UnsetType = UNSET
 
 
 class TraceLibrary(Struct):

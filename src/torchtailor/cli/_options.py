@@ -69,6 +69,14 @@ Trace = Annotated[
 Margin = Annotated[
     str, typer.Option(help="With --workload, what stays beside it: exact, library.", rich_help_panel=_WHEELS)
 ]
+Split = Annotated[
+    bool,
+    typer.Option(
+        "--split",
+        help="One wheel without GPU code for all GPUs, and a wheel of packs for each.",
+        rich_help_panel=_WHEELS,
+    ),
+]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
 Variants = Annotated[
     bool,

@@ -24,18 +24,23 @@ def run(
     """Start a program that gets the code it misses from packs."""
     import os
 
-    from torchtailor.errors import EnvironmentProblem, NoMatchError
+    from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
     from torchtailor.workload.pack import PACK_VARIABLE
     from torchtailor.workload.record import check_startable, with_preload
 
     check_startable(program[0])
     environment = with_preload()
     for path in pack or ():
+        if ":" in str(path.absolute()):
+            raise UsageError(
+                f"{path.absolute()} has a colon in it, which separates the paths of {PACK_VARIABLE}.",
+                "Give a link to it that has none.",
+            )
         if not path.exists():
             raise NoMatchError(f"{path} does not exist.", "Give a .ttpack file, or the folder that has it.")
     if pack:
         known = [part for part in environment.get(PACK_VARIABLE, "").split(":") if part]
-        environment[PACK_VARIABLE] = ":".join([*(str(path.resolve()) for path in pack), *known])
+        environment[PACK_VARIABLE] = ":".join([*(str(path.absolute()) for path in pack), *known])
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:

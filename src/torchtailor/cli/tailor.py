@@ -28,12 +28,12 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,  # a Path forgets the / at its end
         typer.Option(
             "--output",
             "-o",
             metavar="OUT",
-            help="The new file or folder; for wheels a folder.",
+            help="The new file or folder; for wheels, or with a / at its end, a folder.",
         ),
     ] = None,
     env: Annotated[
@@ -117,6 +117,14 @@ def command(
             rich_help_panel=_WORKLOAD,
         ),
     ] = False,
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
+            rich_help_panel=_SMALLER,
+        ),
+    ] = False,
     keep_removed: Annotated[
         bool,
         typer.Option(
@@ -150,6 +158,7 @@ def command(
         packs=pack,
         no_pack=no_pack,
         drop_unopened=drop_unopened,
+        split=split,
         nvidia=nvidia,
         strip=strip,
         relr=relr,
@@ -250,9 +259,10 @@ def _print_leftovers(report: TailorReport) -> None:
             made = f"{'would be' if report.options.dry_run else 'was'} left out: no pack was asked for"
         else:
             made = "would go to packs" if report.options.dry_run else f"is in packs of {size}"
-        out().print(
-            f"What the workload does not use of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False
-        )
+        what = "The GPU code" if report.options.split else "What the workload does not use"
+        out().print(f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False)
+    for pack in (pack for result in results for pack in result.pack_wheels):
+        out().print(f"For {pack.target}: {pack.path} ({human_bytes(pack.size)}).", markup=False)
     if unopened := sum(result.unopened for result in results):
         out().print(
             f"Files that the workload never opened take {human_bytes(unopened)}: --drop-unopened leaves them out.",

@@ -159,10 +159,12 @@ def cut_for(torch: Path) -> tuple[str, ...]:
     """The GPUs that torchtailor cut an installed torch for, from the manifest it left."""
     from torchtailor.wheels.distribution import MANIFEST
 
-    for place in (*torch.parent.glob(f"torch-*.dist-info/{MANIFEST}"), torch.parent / MANIFEST):
+    packs = torch.parent.glob(f"torch_gpu_*.dist-info/{MANIFEST}")  # of a torch that was split
+    found: list[Capability] = []
+    for place in (*torch.parent.glob(f"torch-*.dist-info/{MANIFEST}"), *packs, torch.parent / MANIFEST):
         try:
             document = msgspec.json.decode(read_limited(place, Limit.MANIFEST))
-            return tuple(str(Capability.parse(gpu)) for gpu in document["target"]["gpus"])
+            found += [Capability.parse(gpu) for gpu in document["target"]["gpus"]]
         except (OSError, BadInputError, KeyError, TypeError, ValueError, RecursionError):
             continue
-    return ()
+    return tuple(str(gpu) for gpu in sorted(set(found)))

@@ -117,3 +117,29 @@ def make_variant(wheel: Path, folder: Path, label: VariantLabel, version: str) -
             rows.append(RecordRow(f"{dist_info}RECORD"))
             writer.add_bytes(f"{dist_info}RECORD", Record(rows).encode())
     return target
+
+
+def make_choice(
+    folder: Path, distribution: str, version: str, requires: str = "", label: VariantLabel | None = None
+) -> Path:
+    """A wheel without files that requires another distribution: a variant of it for each GPU, and one for none."""
+    name = distribution.replace("-", "_")
+    ending = f"-{label}" if label else ""
+    target = folder / f"{name}-{version}-py3-none-any{ending}.whl"
+    required = [f"Requires-Dist: {requires}"] if requires else []
+    about = "Summary: Chooses the packages with the GPU code for a GPU"
+    lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}", about, *required, "", ""]
+    written = {
+        "METADATA": "\n".join(lines).encode(),
+        "WHEEL": b"Wheel-Version: 1.0\nGenerator: torchtailor\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if label:
+        written[INSIDE] = variants_document({str(label): label.properties})
+    rows: list[RecordRow] = []
+    with new_wheel(target) as writer:
+        for file, data in written.items():
+            writer.add_bytes(f"{name}-{version}.dist-info/{file}", data)
+            rows.append(RecordRow(f"{name}-{version}.dist-info/{file}", FileHash.of(data), len(data)))
+        rows.append(RecordRow(f"{name}-{version}.dist-info/RECORD"))
+        writer.add_bytes(f"{name}-{version}.dist-info/RECORD", Record(rows).encode())
+    return target

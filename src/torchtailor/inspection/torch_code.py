@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.artifact.libraries import loose_libraries
 from torchtailor.catalog import Capability, Catalog, CodeTarget, Fit, Gpu
+from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fitness import GpuFit, gpu_fit
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.inspection.inspect import inspect
+from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, open_pack
 
 MAIN_LIBRARY = "libtorch_cuda.so"
 _NAMED = 4
@@ -21,6 +24,7 @@ class TorchCode:
     """The GPU code of torch's own libraries and of NVIDIA's beside them."""
 
     libraries: tuple[LibraryReport, ...]
+    packed: tuple[CodeTarget, ...] = ()  # of the main library, in packs beside it
 
     @property
     def main(self) -> LibraryReport | None:
@@ -29,8 +33,12 @@ class TorchCode:
 
     @property
     def targets(self) -> tuple[CodeTarget, ...]:
-        """What the main library holds code for."""
-        return tuple(group.target for group in self.main.architectures if group.target) if self.main else ()
+        """What the main library holds code for, in itself or in packs."""
+        own = tuple(group.target for group in self.main.architectures if group.target) if self.main else ()
+        return (*own, *(code for code in self.packed if code not in own))
+
+    def runs_from_packs(self, device: Capability, catalog: Catalog) -> bool:
+        return any(catalog.rules.fit(device, code).runs for code in self.packed)
 
     def fit(self, device: Capability, catalog: Catalog) -> GpuFit | None:
         return gpu_fit(self.main, device, catalog.rules) if self.main else None
@@ -44,7 +52,19 @@ class TorchCode:
 def read_torch(torch: Path) -> TorchCode:
     """Read the libraries of an installed torch and of NVIDIA's packages beside it."""
     folders = [folder for folder in (torch / "lib", torch.parent / "nvidia") if any(loose_libraries([folder]))]
-    return TorchCode(tuple(library for library in inspect(folders).libraries if library.has_code))
+    libraries = tuple(library for library in inspect(folders).libraries if library.has_code)
+    return TorchCode(libraries, tuple(_packed(torch.parent / PACK_FOLDER)))
+
+
+def _packed(folder: Path) -> Iterator[CodeTarget]:
+    """What packs hold of the main library; a damaged one, which no program loads either, has nothing."""
+    seen: set[CodeTarget] = set()
+    for path in sorted(folder.glob(f"*/{MAIN_LIBRARY}-*{PACK_SUFFIX}")):
+        with suppress(BadInputError, OSError), open_pack(path) as pack:
+            images = [image for row in pack.rows for image in pack.container(row).entries]
+            found = {piece.target for image in images for piece in (image.parts or (image,)) if piece.target}
+            yield from sorted(found - seen, key=str)
+            seen |= found
 
 
 def suitable_gpus(codes: Sequence[CodeTarget], catalog: Catalog) -> str:

@@ -122,7 +122,8 @@ def _shown(store: Store, rows: Iterable[AboutVariant]) -> Iterator[PublishedVari
     """The wheelhouses whose torch the pages list."""
     files: dict[str, Mapping[str, IndexedFile]] = {}
     for row in rows:
-        project, _, version = row.requirements[0].partition("==")
+        named, _, version = row.requirements[0].partition("==")
+        project = named.partition("[")[0]
         place = f"{row.target}/{project}/{JSON_NAME}"
         if place not in files:
             content = store.read(place)

@@ -120,7 +120,8 @@ class _Publishing:
                 raise BadInputError(
                     f"The manifest and the index of {wheelhouse} list two hashes of {filename}.", "Build it again."
                 )
-            if wheel.step is WheelStep.CUT and not self._changed_nvidia and holds_changed_nvidia(path):
+            changed = wheel.step in (WheelStep.CUT, WheelStep.PACKS)
+            if changed and not self._changed_nvidia and holds_changed_nvidia(path):
                 offers += self._stock_instead(wheel)
             else:
                 offers.append(_offer(listed[filename], path))
@@ -131,6 +132,8 @@ class _Publishing:
         """NVIDIA's unchanged wheel instead of a changed one: by its URL, or from the cache."""
         self.result.left_out.append(wheel.output.filename)
         stock = wheel.input
+        if wheel.step is WheelStep.PACKS:
+            return  # what they were made of is there with all its code
         if stock is None:
             self.result.notes.append(f"{wheel.output.filename} was made of a wheel that is not listed.")
             return
@@ -147,7 +150,7 @@ class _Publishing:
         offers = []
         for file in _listed(folder):
             path = folder / WHEELS / file.filename
-            if not self._changed_nvidia and _is_variant(file.filename) and holds_changed_nvidia(path):
+            if not self._changed_nvidia and path.suffix == ".whl" and holds_changed_nvidia(path):
                 self.result.left_out.append(file.filename)
             else:
                 offers.append(_offer(file, path))

@@ -17,7 +17,7 @@ from torchtailor.recipes.nix import has_nix
 from torchtailor.recipes.pins import load_pins
 from torchtailor.recipes.recipe import Recipe, RecipeName
 from torchtailor.recipes.rules import RULES, AuditContext, Severity
-from torchtailor.recipes.tree import RecipeTree, find_trees, read_recipe
+from torchtailor.recipes.tree import RecipeTree, find_trees
 from torchtailor.recipes.write import matrix_of
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
@@ -111,7 +111,7 @@ def audit_context(context: AuditContext) -> tuple[AuditFinding, ...]:
 def open_tree(catalog: Catalog, tree: RecipeTree, *, release: str | None = None, with_nix: bool) -> AuditContext:
     """Read a tree's recipes, match them with the matrix and, with Nix, evaluate them."""
     pins = load_pins(tree.flox)
-    recipes = [Recipe(name, path, read_recipe(path)) for name, path in tree.recipes.items()]
+    recipes = [Recipe.read(name, path) for name, path in tree.recipes.items()]
     found = TreeRelease(catalog.release(release)) if release else identify(catalog, pins, tree, recipes)
     chosen = found.release
     recipes = [replace(recipe, variant=_named_variant(catalog, chosen, recipe.recipe_name)) for recipe in recipes]

@@ -59,6 +59,8 @@ def find_hashes(
     lock and the recipes."""
     need_tool("nix-build")
     contexts = [open_tree(catalog, tree, with_nix=False) for tree in find_trees(root)]
+    for context in contexts:
+        context.require_all_read()
     for name in names:
         if not any(name in context.names for context in contexts):
             raise NoMatchError(f"There is no recipe {name} in {root}.", "`torchtailor recipes write` writes recipes.")

@@ -168,6 +168,7 @@ def plan_migration(
 ) -> Migration:
     """What migrating one tree changes."""
     context = open_tree(catalog, tree, release=release, with_nix=with_nix)
+    context.require_all_read()
     context.identified.require(tree)
     findings: dict[str, list[AuditFinding]] = {}
     for finding in audit_context(context):

@@ -14,7 +14,7 @@ from torchtailor.recipes.evaluate import Evaluated, Evaluation, Failed
 from torchtailor.recipes.sentences import Sentence, sentences
 from torchtailor.recipes.shell import ShellCommand, commands, exports
 from torchtailor.recipes.syntax import Binding, NixSource, TextLine
-from torchtailor.recipes.tree import FileOrigin, origin
+from torchtailor.recipes.tree import FileOrigin, UnreadableFileError, origin, read_recipe
 from torchtailor.variants.matrix import ParsedName
 from torchtailor.variants.variant import Variant
 
@@ -73,6 +73,15 @@ class Recipe:
     text: str
     variant: Variant | None = None
     evaluation: Evaluation | None = None
+    unread: UnreadableFileError | None = None  # then its text is empty
+
+    @classmethod
+    def read(cls, name: str, path: Path) -> Recipe:
+        """A file that cannot be read is a recipe too, of which nothing but its name is known."""
+        try:
+            return cls(name, path, read_recipe(path))
+        except UnreadableFileError as error:
+            return cls(name, path, "", unread=error)
 
     @cached_property
     def source(self) -> NixSource:

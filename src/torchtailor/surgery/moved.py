@@ -16,7 +16,6 @@ from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
-from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
 
@@ -34,44 +33,49 @@ class MovedCode:
     keep: KeptImages
     description: Mapping[str, object]
 
+    @property
+    def digest(self) -> str:
+        """The hash of what was moved, whatever of it the targets use."""
+        return hashlib.blake2b(b"".join(sorted(set(self.keys.values()))), digest_size=16).hexdigest()
+
     @contextmanager
     def written(self, source: FileSource, folder: Path | None, beside: Path) -> Iterator[Pack]:
         """Write the pack to `folder`; without one only for as long as the block runs, on the disk of `beside`."""
         with staging_folder(beside) as scratch:
             path = (folder or scratch) / self.name
             with new_pack(path, len(self.keys), self.description) as writer:
-                for offset, key in self.keys.items():
+                for key, offset in sorted({key: offset for offset, key in self.keys.items()}.items()):
                     writer.add(key, _content(source, self.keep[offset]))
             with open_pack(path) as pack:
                 yield pack
 
 
 def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: TailorOptions) -> MovedCode | None:
-    """What the workload does not use of what is kept; None where that is nothing."""
-    workload = options.workload
-    if workload is None:
+    """What the workload does not use of what is kept, of a split all containers; None where that is nothing."""
+    if not options.packing:
         return None
     identity = library_identity(library.elf, library.code)
     keys = {
         found.container.offset: container_key(library.source, found.container)
-        for found in _unused(library, workload, identity)
-        if keep[found.container.offset]
+        for found in _unused(library, options, identity)
+        if (found.images if options.split else keep[found.container.offset])
     }
     if not keys:
         return None
     description = {
         "tool": f"torchtailor {__version__}",
         "library": name,
-        "identity": identity,
+        # the pack of a split serves every library with the same containers
+        **({"split": True} if options.split else {"identity": identity}),
         "target": options.targets.label,
     }
     digest = hashlib.blake2b(options.targets.label.encode() + b"".join(sorted(keys.values())), digest_size=4)
     return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", identity, keys, keep, description)
 
 
-def _unused(library: OpenLibrary, workload: TracedWorkload, identity: str) -> Iterator[FoundContainer]:
+def _unused(library: OpenLibrary, options: TailorOptions, identity: str) -> Iterator[FoundContainer]:
     positions = loaded_containers(library.code)
-    stays = workload.stays(identity, len(positions))
+    stays = options.workload.stays(identity, len(positions)) if options.workload else frozenset()
     for position, index in enumerate(positions):
         found = library.code.containers[index]
         if position not in stays and not found.container.bare and found.reference not in _FIXED:

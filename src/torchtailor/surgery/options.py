@@ -15,7 +15,9 @@ from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
 from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.pack import PACK_VARIABLE
 
+HOST = "host"  # in the version of a wheel whose GPU code is in packs
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
@@ -37,6 +39,7 @@ class TailorOptions:
     packs: Path | None = None  # the folder for packs; None means beside the libraries
     drop_unopened: bool = False  # leave out files that the workload never opened
     no_pack: bool = False  # make none: what the workload does not use is gone
+    split: bool = False  # all code that a hook can hand out goes to packs, one for the targets; see tailoring/split.py
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
@@ -48,6 +51,16 @@ class TailorOptions:
             raise UsageError(
                 "--pack, --no-pack and --drop-unopened belong to --workload.",
                 "Add --workload TRACE, or leave the option out.",
+            )
+        if self.split and (self.workload or self.recompress or self.targets.keep_ptx):
+            raise UsageError(
+                "--split moves all code to packs as it is; --workload, --recompress and --keep-ptx do not go with it.",
+                "Leave them out, or cut without --split.",
+            )
+        if self.packs and ":" in str(self.packs.absolute()):
+            raise UsageError(
+                f"{self.packs.absolute()} has a colon in it, which separates the paths of {PACK_VARIABLE}.",
+                "Choose another folder with --pack.",
             )
         if self.packs and self.no_pack:
             raise UsageError("--pack and --no-pack exclude each other.", "Leave one out.")
@@ -70,7 +83,7 @@ class TailorOptions:
 
     @property
     def drops(self) -> Drops:
-        return Drops.of([*default_rules(), *self.drop], self.policy)
+        return Drops.of([*(() if self.split else default_rules()), *self.drop], self.policy)
 
     def unopened(self, sizes: Mapping[str, int]) -> int:
         """Bytes of these files that the workload never opened."""
@@ -88,7 +101,9 @@ class TailorOptions:
 
     @property
     def label(self) -> str:
-        """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`."""
+        """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`, `host`."""
+        if self.split:
+            return HOST
         return f"{self.targets.label}.{self.workload.label}" if self.workload else self.targets.label
 
     @property
@@ -101,6 +116,26 @@ class TailorOptions:
         if self.image_cache is not None:
             return self.image_cache
         return cache_folder() / "images"
+
+    @property
+    def packing(self) -> bool:
+        """Whether code goes to packs."""
+        return self.split or self.workload is not None
+
+    @property
+    def for_each_target(self) -> tuple[TailorOptions, ...]:
+        """The same for each of the GPUs alone."""
+        archs = self.targets.archs
+        each = (
+            replace(self.targets, archs=tuple(arch for arch in archs if arch.capability == device))
+            for device in self.targets.devices
+        )
+        return tuple(replace(self, policy=replace(self.policy, targets=targets)) for targets in each)
+
+    @property
+    def without_targets(self) -> TailorOptions:
+        """The same for no GPU."""
+        return replace(self, policy=replace(self.policy, targets=replace(self.targets, archs=())))
 
     def with_default_strip(self) -> TailorOptions:
         """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
@@ -132,6 +167,7 @@ class TailorOptions:
                 **unified,
             },
             "policy": {
+                **({"split": True} if self.split else {}),
                 "strip": self.strip,
                 "nvidia": self.nvidia,
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,

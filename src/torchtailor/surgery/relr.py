@@ -33,9 +33,9 @@ from torchtailor.binary.elf_headers import (
     Segment,
     SegmentType,
 )
-from torchtailor.disk import staging_folder
+from torchtailor.disk import staging_folder, write_at
 from torchtailor.errors import BadInputError
-from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, write_at, write_patches
+from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, write_patches
 from torchtailor.surgery.headers import SPARE_HEADERS, TABLE_MARK, TABLE_SECTION, TableHome, find_home, program_headers
 from torchtailor.surgery.layout import (
     MAX_HOLES,

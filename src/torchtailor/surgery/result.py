@@ -75,6 +75,8 @@ class LibraryResult:
     pack: str = ""  # the name of that pack
     pack_size: int = 0
     pack_sha256: str = ""
+    packed: Mapping[str, CodeTally] = field(default_factory=dict)  # of what was moved, what a split's pack has
+    moved_digest: str = ""  # of the keys of all that a split moved: of the same code it is the same
     filler: int = 0  # bytes of filler that patchelf had left, which left the file
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     relr: int = 0  # bytes saved by packed relocations; such a library needs glibc 2.36

@@ -15,9 +15,10 @@ from functools import cached_property
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
 from torchtailor.binary.instructions import got_address
+from torchtailor.disk import write_at
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
-from torchtailor.surgery.files import FileSource, copy_range, write_at, write_patches
+from torchtailor.surgery.files import FileSource, copy_range, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,
     HeaderTable,

@@ -3,6 +3,7 @@ the environment is usable throughout."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
 from torchtailor.artifact.sites import active_environment, project_environment
-from torchtailor.disk import disk_errors, give_to, hash_file, sync_folder
+from torchtailor.disk import disk_errors, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -24,15 +25,24 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
 from torchtailor.tailoring.folder import read_code_in
 from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
+from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_library
 from torchtailor.tailoring.manifest import dropped_json, library_json
-from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
+from torchtailor.tailoring.packs import (
+    check_tools,
+    folder_name,
+    libraries_below,
+    pack_folder,
+    pack_place,
+    put_hook,
+)
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.trust import inside, leads_inside
 from torchtailor.workload.pack import PackPlace
 
 _ALREADY_CUT = "it was already cut for this target"
+_RESTORE = "`torchtailor restore`"
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             progress.advance(job.size)
         done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
         return _result(site, [*done, *skipped], plan.dropped.values(), plan.notes, options)
+    check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
         chains = reconcile(journal)
@@ -326,6 +337,8 @@ def _drop_all(
     """Leave out what the rules name; returns these files, and why others stay."""
     changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
     notes: list[str] = []
+    stays = [name for name in plan.found if name not in plan.dropped]
+    stubs = stand_ins(plan.dropped.values(), stays, lambda name: read_chunks(plan.site / name), lambda _: _RESTORE)
     places: dict[Path, dict[str, int]] = {}
     for name, file in plan.dropped.items():
         path, owners = plan.site / name, plan.found[name]
@@ -354,6 +367,7 @@ def _drop_all(
             dropped=dropped_json(file),
             mode=path.stat().st_mode & 0o7777,
             record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
+            added=_stub_rows(stubs.get(name)),
         )
         changes[name] = change, seen
         progress.advance(file.size)
@@ -366,12 +380,19 @@ def _drop_all(
             notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
             continue
         known.pop(name, None)
+        if stub := stubs.get(name):
+            write_atomically(plan.site / stub[0], stub[1], durable=True)
+            give_to(plan.site / stub[0], (plan.site / name).lstat())
         (plan.site / name).unlink()
         known[name] = Gone.GONE
         gone.append(plan.dropped[name])
     for folder in {(plan.site / file.path).parent for file in gone}:
         sync_folder(folder)
     return gone, notes
+
+
+def _stub_rows(stub: tuple[str, bytes] | None) -> tuple[AddedFile, ...]:
+    return (AddedFile(stub[0], hashlib.sha256(stub[1]).hexdigest(), len(stub[1])),) if stub else ()
 
 
 def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.drops import ReadCode, sizes_in
+from torchtailor.artifact.drops import DroppedFile, ReadCode, sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
 from torchtailor.artifact.libraries import LibraryFile, is_shared_name, loose_code_files, may_be_elf
 from torchtailor.binary.elf import ElfFile
@@ -33,9 +33,17 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
-from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place, put_hook
+from torchtailor.tailoring.packs import (
+    check_tools,
+    folder_name,
+    libraries_below,
+    pack_folder,
+    pack_place,
+    put_hook,
+)
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
@@ -78,6 +86,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     options = options.with_default_strip()
     progress = progress or NoProgress()
     _check_places(folder, output)
+    check_tools(options, libraries_below(folder))
     with disk_errors(output.parent):
         if not options.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +123,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
                 return whole
             tree.link_second_names()
             added = _put_hooks(folder, scratch / "tree", owners, results, options)
+            _put_stand_ins(folder, scratch / "tree", owners, dropped, sizes, added)
             _update_records(folder, scratch / "tree", installed, results, frozenset(dropped), added)
             names = {"kind": ArtifactKind.FOLDER.value, "name": folder.resolve().name}
             document = manifest(options, names, {}, libraries, dropped.values())
@@ -145,6 +155,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     check_replaceable(target)
     _check_not_hooked(library)
+    check_tools(options, [library])
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
@@ -328,6 +339,31 @@ def _put_hooks(
         for owner in owners.get(name, ())[:1]:
             rows.setdefault(owner.dist_info, {}).update((row.path, row) for row in own)
     return {place: list(own.values()) for place, own in rows.items()}
+
+
+def _put_stand_ins(
+    folder: Path,
+    tree: Path,
+    owners: Mapping[str, tuple[InstalledDistribution, ...]],
+    dropped: Mapping[str, DroppedFile],
+    sizes: Mapping[str, int],
+    added: dict[Path, list[RecordRow]],
+) -> None:
+    """Write what stands in for extension modules that were left out; their rows go to those that are added."""
+
+    def command(name: str) -> str:
+        owner = next(iter(owners.get(name, ())), None)
+        return f"installing {owner.metadata.name} {owner.metadata.version} again" if owner else "the stock folder"
+
+    present = [name for name in sizes if name not in dropped]
+    for name, (place, text) in stand_ins(
+        dropped.values(), present, lambda name: read_chunks(folder / name), command
+    ).items():
+        (tree / place).write_bytes(text)
+        for owner in owners.get(name, ())[:1]:
+            site = owner.dist_info.parent.relative_to(folder).as_posix()
+            listed = place if site == "." else place.removeprefix(f"{site}/")
+            added.setdefault(owner.dist_info, []).append(RecordRow(listed, FileHash.of(text), len(text)))
 
 
 def _update_records(

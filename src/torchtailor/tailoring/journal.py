@@ -23,6 +23,7 @@ import msgspec
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import give_to, hash_file, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.errors import BadInputError
+from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import environment_manifest
 from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.wheels.distribution import MANIFEST
@@ -244,7 +245,7 @@ def _remove_added(site: Path, recorded: Chains, chains: Chains) -> None:
     wanted = {file.path for chain in chains.values() for file in chain[-1].added}
     for path in {file.path for chain in recorded.values() for change in chain for file in change.added} - wanted:
         place = inside(site, path)
-        if not path.startswith(f"{PACK_FOLDER}/") or not leads_inside(site, place):
+        if not leads_inside(site, place) or not (path.startswith(f"{PACK_FOLDER}/") or is_stand_in(place)):
             continue
         place.unlink(missing_ok=True)
         for folder in (place.parent, place.parent.parent):

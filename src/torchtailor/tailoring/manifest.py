@@ -89,13 +89,16 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             "sha256_before": library.sha256_in,
             "sha256_after": library.sha256_out,
             "instructions_sha256": library.instructions_sha256,
-            "kept": _tallies(library.kept),
-            "dropped": _tallies(library.dropped),
+            "kept": tallies_json(library.kept),
+            "dropped": tallies_json(library.dropped),
             "stripped": list(library.stripped),
         }
         if library.moved:
-            document["moved"] = _tallies(library.moved)
-            document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
+            document["moved"] = tallies_json(library.moved)
+            if library.packed:
+                document["packed"] = tallies_json(library.packed)
+            if library.pack:
+                document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
         if library.filler:
             document["filler"] = library.filler
         if library.zeroed:
@@ -125,5 +128,6 @@ def label_of(data: bytes) -> str:
     return str(label)
 
 
-def _tallies(tallies: Mapping[str, CodeTally]) -> dict[str, dict[str, int]]:
+def tallies_json(tallies: Mapping[str, CodeTally]) -> dict[str, dict[str, int]]:
+    """Images and bytes, by architecture."""
     return {name: {"images": tally.images, "stored": tally.stored} for name, tally in tallies.items()}

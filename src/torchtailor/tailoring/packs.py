@@ -7,13 +7,18 @@ nothing from another. Each has its copy of the hook; the first that is loaded se
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
 from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file
+from torchtailor.errors import BadInputError
+from torchtailor.surgery.hooked import patchelf
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
@@ -30,12 +35,40 @@ def pack_folder(distribution: str = "") -> str:
 
 
 def pack_place(root: Path, library: str, options: TailorOptions, folder: str = PACK_FOLDER) -> PackPlace | None:
-    """The place for the pack of a library, both at paths below `root`; None without a workload."""
-    if options.workload is None:
+    """The place for the pack of a library, both at paths below `root`; None where no code goes to packs."""
+    if not options.packing:
         return None
     above = PurePosixPath(library).parent.as_posix()
     place = None if options.no_pack else options.packs or root / folder
     return PackPlace(place, os.path.relpath(folder, above))
+
+
+def check_tools(options: TailorOptions, libraries: Iterable[Path]) -> None:
+    """Refuse, before anything is written, where what moves code out of these libraries is not installed."""
+    if not options.packing or options.dry_run:
+        return
+    patchelf()
+    for library in libraries:
+        with suppress(BadInputError, OSError):  # what is no library is said later
+            hook_for(library)
+            return
+
+
+def check_tools_for(options: TailorOptions, platform: str) -> None:
+    """The same for a wheel, by its platform tag."""
+    if not options.packing or options.dry_run:
+        return
+    patchelf()
+    for machine in ElfMachine:
+        if platform.endswith(machine.arch):
+            hook_library(machine, HookKind.NEEDED)
+
+
+def libraries_below(folder: Path) -> Iterator[Path]:
+    """Files in a folder that are shared libraries by name."""
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(place, name) for name in sorted(names) if ".so" in name)
 
 
 def put_hook(folder: Path, library: Path) -> Path:

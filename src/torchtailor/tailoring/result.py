@@ -15,6 +15,19 @@ COPIED = "Nothing was cut: copied unchanged."
 
 
 @dataclass(frozen=True, slots=True)
+class PackWheel:
+    """A wheel of the packs for one GPU, which a split makes beside the one without GPU code."""
+
+    path: Path
+    target: str  # the GPU: `sm90`
+    size: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": str(self.path), "target": self.target, "size": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True)
 class TailorResult:
     """One input: what it was, where the output is, and its libraries."""
 
@@ -31,6 +44,7 @@ class TailorResult:
     dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
+    pack_wheels: tuple[PackWheel, ...] = ()  # of a split
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -60,6 +74,8 @@ class TailorResult:
     def useless_for_target(self) -> bool:
         """Whether there is GPU code, and none of it runs on the target."""
         with_code = [library for library in self.libraries if library.has_gpu_code]
+        if any(library.moved_digest for library in with_code):
+            return not any(library.packed for library in with_code)
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,4 +97,5 @@ class TailorResult:
             "notes": list(self.notes),
             "dropped_files": [dropped_json(file) for file in self.dropped_files],
             "libraries": [library_json(library) for library in self.libraries],
+            **({"pack_wheels": [wheel.to_json() for wheel in self.pack_wheels]} if self.pack_wheels else {}),
         }

@@ -127,6 +127,7 @@ def tailor(
     driver: str | None = None,
     workload: Sequence[str | Path] = (),
     margin: str = "exact",
+    split: bool = False,
     keep_removed: bool = False,
     dry_run: bool = False,
     processes: int = 0,
@@ -136,7 +137,7 @@ def tailor(
 
     `paths` are libraries, wheels or folders, which are never changed: their outputs go to `output`. Without paths the
     environment `env`, or the active one, is cut in place. `gpus` are such as "9.0", "sm_90", "RTX 4090", "native".
-    `workload` are traces of programs: what they do not use goes to packs.
+    `workload` are traces of programs: what they do not use goes to packs; with `split` all GPU code does.
     """
     options = tailor_options(
         gpus,
@@ -144,6 +145,7 @@ def tailor(
         lto=lto,
         drop=tuple(drop),
         workload=read_workload([Path(trace) for trace in workload], margin) if workload else None,
+        split=split,
         strip=strip,
         relr=relr,
         nvidia=nvidia,
@@ -155,9 +157,7 @@ def tailor(
         processes=processes,
     )
     places = [Path(path) for path in paths]
-    report = tailor_inputs(
-        places, options, output=Path(output) if output else None, env=Path(env) if env else None, progress=progress
-    )
+    report = tailor_inputs(places, options, output=output or None, env=Path(env) if env else None, progress=progress)
     if report.error:
         raise report.error
     return report.results
@@ -188,7 +188,7 @@ def tailor_inputs(
     paths: Sequence[Path],
     options: TailorOptions,
     *,
-    output: Path | None = None,
+    output: Path | str | None = None,
     env: Path | None = None,
     progress: Progress | None = None,
 ) -> TailorReport:
@@ -201,6 +201,11 @@ def tailor_inputs(
         raise UsageError("An environment is cut in place; -o does not go with it.", "Leave out -o, or name a PATH.")
     if options.keep_removed and not in_place:
         raise UsageError("--keep-removed is for environments: other inputs are never changed.", "Leave it out.")
+    if options.split and in_place:
+        raise UsageError(
+            "--split makes new wheels or folders; an environment is not split in place.",
+            "Name wheels or a folder, and -o.",
+        )
     started = time.monotonic()
     if in_place:
         if options.relr:
@@ -225,7 +230,7 @@ def _libraries(done: TailorResult | TailorFailure) -> tuple[LibraryResult, ...]:
 
 
 def _tailor_paths(
-    paths: Sequence[Path], output: Path | None, options: TailorOptions, progress: Progress | None
+    paths: Sequence[Path], output: Path | str | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
@@ -266,15 +271,24 @@ def _tailor_one(task: TailorTask, options: TailorOptions, progress: Progress | N
         return TailorFailure(task.source, error)
 
 
-def plan_tasks(paths: Sequence[Path], output: Path | None, *, dry_run: bool = False) -> list[TailorTask]:
-    """What each path is and where its output goes; nothing is read or written yet."""
+def plan_tasks(paths: Sequence[Path], output: Path | str | None, *, dry_run: bool = False) -> list[TailorTask]:
+    """What each path is and where its output goes, into a folder if that ends with `/`; nothing is read or written
+    yet."""
     found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
     several = len(found) > 1
-    if several and output is not None and output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
-    if output is None and dry_run:  # nothing is written: any free name will do
-        output = Path(tempfile.gettempdir(), f"torchtailor-dry-run-{os.getpid()}")
-    tasks = [TailorTask(kind, source, _output(source, kind, output, several=several)) for source, kind in found]
+    into_folder = isinstance(output, str) and output.endswith(os.sep)
+    place = Path(output) if output is not None else None
+    if place is not None and place.exists() and not place.is_dir():
+        if several:
+            raise UsageError(f"{place} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
+        if into_folder:
+            raise UsageError(f"{place} is a file, not a folder.", f"Leave out the {os.sep} at its end to replace it.")
+    if place is None and dry_run:  # nothing is written: any free name will do
+        place = Path(tempfile.gettempdir(), f"torchtailor-dry-run-{os.getpid()}")
+    tasks = [
+        TailorTask(kind, source, _output(source, kind, place, several=several, into_folder=into_folder))
+        for source, kind in found
+    ]
     if not tasks:
         raise NoMatchError(
             "There is nothing to cut.", "Name libraries, wheels or folders; or an environment with --env."
@@ -299,9 +313,12 @@ def _check_glibc() -> None:
         )
 
 
-def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool) -> Path:
+def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool, into_folder: bool) -> Path:
     if kind is ArtifactKind.WHEEL:
         return output or Path.cwd()  # a new wheel has a new name
     if output is None:
         raise UsageError(f"No output was given for {source.name}.", "Add -o OUT; inputs are never changed.")
-    return output / source.resolve().name if several else output
+    if several:
+        return output / source.resolve().name
+    # Of one folder, the output is the folder that is named.
+    return output / source.name if into_folder and kind is ArtifactKind.LIBRARY else output

@@ -15,7 +15,7 @@ from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.artifact.sites import installed_path
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
-from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, staging_folder
+from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import needs_nvidia_option
@@ -23,11 +23,20 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
-from torchtailor.tailoring.packs import folder_name, hook_for, pack_folder, pack_place
+from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
+from torchtailor.tailoring.split import (
+    SPLIT_NOTE,
+    host_metadata,
+    pack_version,
+    served_gpus,
+    split_note,
+    write_pack_wheel,
+)
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
@@ -48,6 +57,7 @@ class WheelOrder:
 
     output: Path
     options: TailorOptions
+    also: tuple[str, ...] = ()  # of a split: other distributions that are split, whose packs come with this one's
 
     @property
     def folder(self) -> Path:
@@ -84,9 +94,14 @@ class _MemberJob:
 def tailor_wheel(wheel: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
     """Cut the libraries of a wheel; `output` is the folder for the new wheel, or its file name.
 
-    A wheel in which nothing is cut is copied unchanged, so that a folder of wheels stays complete.
+    A wheel in which nothing is cut is copied unchanged, so that a folder of wheels stays complete. A split gives a
+    wheel of packs for each target beside it.
     """
-    return tailor_wheel_each(wheel, [WheelOrder(output, options)], progress)[0]
+    if not options.split:
+        return tailor_wheel_each(wheel, [WheelOrder(output, options)], progress)[0]
+    each = tailor_wheel_each(wheel, [WheelOrder(output, one) for one in options.for_each_target], progress)
+    served = [result for result in each if not result.useless_for_target] or each
+    return replace(served[0], pack_wheels=tuple(pack for result in each for pack in result.pack_wheels))
 
 
 def tailor_wheel_each(
@@ -103,6 +118,7 @@ def tailor_wheel_each(
             distribution = WheelDistribution.of(archive)
         except UnusualRecordError as error:
             return tuple(_left_alone(wheel, order, error) for order in orders)
+        check_tools_for(first.options, distribution.name.platform)
         makings = [_Making.of(distribution, order) for order in orders]
         for order in orders:
             if not order.options.dry_run:
@@ -111,11 +127,52 @@ def tailor_wheel_each(
             jobs = _jobs(distribution, scratch, [making.options for making in makings], makings)
             progress.begin(wheel.name, sum(job.size for job in jobs))
             libraries, stock_sha256 = _cut_all(distribution, jobs, first.options, progress)
+            if first.options.split:
+                return _finish_split(makings, jobs, libraries, stock_sha256, finished)
             packed: _Packed = {}
             results = []
             for index, making in enumerate(makings):
                 own = {name: each[index] for name, each in libraries.items()}
                 results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
+    return tuple(results)
+
+
+def _finish_split(
+    makings: Sequence[_Making],
+    jobs: Sequence[_MemberJob],
+    libraries: Mapping[str, tuple[LibraryResult, ...]],
+    stock_sha256: str,
+    finished: ExitStack,
+) -> tuple[TailorResult, ...]:
+    """One wheel without GPU code for all orders, and for each a wheel of packs."""
+    first = makings[0]
+    for name, each in libraries.items():
+        if len({one.sha256_out for one in each}) != 1:
+            raise CheckFailedError(f"{name} without its GPU code is not the same for all GPUs.", "Report it.")
+    by_order = [{name: each[index] for name, each in libraries.items()} for index in range(len(makings))]
+    split = _worth_it(by_order[0], first.options)
+    version = pack_version(first.distribution, split.values(), _earlier_label(first.distribution))
+    served = any(one.packed for each in by_order for one in each.values())
+    host = first.finish(0, jobs, by_order[0], stock_sha256, {}, finished, packs=version if served else "")
+    results = []
+    for index, making in enumerate(makings):
+        own = {name: replace(one, path=name) for name, one in by_order[index].items() if name in split}
+        result = replace(host, libraries=tuple(own[name] for name in sorted(own)))
+        if host.output is None or not host.changed or result.useless_for_target:
+            results.append(result)
+            continue
+        folder = making.order.folder
+        if folder != first.order.folder:
+            link_or_copy(host.output, folder / host.output.name)
+            result = replace(result, output=folder / host.output.name)
+        packs = {
+            job.member.name: job.packs(index) / one.pack
+            for job in jobs
+            if (one := own[job.member.name]).moved_digest and job.member.name not in making.dropped
+        }
+        rows = [own[name] for name in packs]
+        wheel = write_pack_wheel(making.distribution, folder, version, making.options, packs, rows)
+        results.append(replace(result, pack_wheels=(wheel,)))
     return tuple(results)
 
 
@@ -172,9 +229,10 @@ class _Making:
         stock_sha256: str,
         packed: _Packed,
         finished: ExitStack,
+        packs: str = "",
     ) -> TailorResult:
-        """Write the wheel, or copy the stock one where nothing was cut."""
-        options, wheel, target = self.options, self.distribution.path, self.target
+        """Write the wheel, or copy the stock one where nothing was cut; `packs` is the version of a split's packs."""
+        options, wheel, target = self.order.options, self.distribution.path, self.target
         cut = {name: one for name, one in _worth_it(cut, options).items() if name not in self.dropped}
         jobs = [job for job in jobs if job.member.name in cut]
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
@@ -187,34 +245,44 @@ class _Making:
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
         sizes = {one.name: one.size for one in self.distribution.archive.files if one.name not in self.dropped}
         result = replace(result, dropped_files=dropped, unopened=options.unopened(sizes))
-        if options.dry_run or result.useless_for_target:
+        if options.dry_run or (result.useless_for_target and not packs):
             return result
         if not result.differs:
             return _copied(result, self.order.folder)
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
-        packed_in = [changed[name] for name in changed if cut[name].relr]
-        if packed_in:
-            target = _for_relr(target, {_machine(path) for path in packed_in})
+        if packed_in := _with_relr(changed, cut):
+            target = _for_relr(target, map(_machine, packed_in))
+        listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
+        if packs:  # what is for one GPU is in its packs' manifest
+            listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
         document = manifest(
-            options.with_default_strip(),
+            (options.without_targets if packs else options).with_default_strip(),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
             {"name": target.name, "version": self.version},
-            [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries],
+            listed,
             dropped,
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
         left_out = frozenset(self.dropped)
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            tags = WheelName.parse(target).tags if packed_in else []
-            _write(writer, self, changed, cut, document, packed, effort, left_out, added, tags)
+            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs)
         made = finished.enter_context(WheelArchive(target))
         self._check_members(made, changed, left_out)
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
+
+    def stand_ins(self) -> dict[str, tuple[str, bytes]]:
+        """What stands in for extension modules that are left out."""
+        archive, metadata = self.distribution.archive, self.distribution.metadata
+        again = f"`pip install --force-reinstall --no-deps {metadata.name}=={metadata.version}`"
+        present = [one.name for one in archive.files if one.name not in self.dropped]
+        return stand_ins(
+            self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
+        )
 
     def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], left_out: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
@@ -228,9 +296,13 @@ class _Making:
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
 
 
+def _with_relr(changed: Mapping[str, Path], results: Mapping[str, LibraryResult]) -> list[Path]:
+    return [path for name, path in changed.items() if results[name].relr]
+
+
 def _for_relr(target: Path, machines: Iterable[str]) -> Path:
     """The name of a wheel whose libraries need a newer glibc than its stock one promises."""
-    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, machines)))
+    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, set(machines))))
 
 
 def _machine(library: Path) -> str:
@@ -248,7 +320,7 @@ def _added(
             continue
         folder = pack_folder(job.distribution)
         files[f"{folder}/{HOOK_NAME}"] = hook_for(job.cut(index))
-        if options.packs is None and not options.no_pack:
+        if options.packs is None and not options.no_pack and not options.split:
             files[f"{folder}/{result.pack}"] = job.packs(index) / result.pack
     return dict(sorted(files.items()))
 
@@ -260,14 +332,18 @@ def _effort(options: TailorOptions, size: int) -> Effort:
 
 
 def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str:
-    earlier = f"{distribution.dist_info}/{MANIFEST}"
-    archive = distribution.archive
     return labelled_version(
         distribution.metadata.version,
         options.label,
         stock_local=distribution.stock_local,
-        earlier_label=label_of(archive.read(earlier)) if earlier in archive.members else "",
+        earlier_label=_earlier_label(distribution),
     )
+
+
+def _earlier_label(distribution: WheelDistribution) -> str:
+    earlier = f"{distribution.dist_info}/{MANIFEST}"
+    archive = distribution.archive
+    return label_of(archive.read(earlier)) if earlier in archive.members else ""
 
 
 def _jobs(
@@ -372,9 +448,12 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
     pack = pack_place(job.folder, installed_path(job.member.name), options, pack_folder(job.distribution))
     if pack and pack.folder and options.packs is None:
         pack = replace(pack, folder=job.packs(index))
-    return cut_library(
+    result = cut_library(
         job.member.name, job.unpacked, target, options, proprietary=job.proprietary, sha256=sha256, pack=pack
     )
+    if options.split and any(one.sha256_out == result.sha256_out for one in earlier):
+        target.unlink(missing_ok=True)  # the first is what is written
+    return result
 
 
 def _copied(result: TailorResult, folder: Path) -> TailorResult:
@@ -394,12 +473,14 @@ def _write(
     effort: Effort,
     left_out: frozenset[str],
     added: Mapping[str, Path],
-    tags: Sequence[str],
+    packs: str,
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
     metadata_name = f"{distribution.dist_info}/METADATA"
+    packed_in = _with_relr(changed, results)
+    tags = WheelName.parse(_for_relr(making.target, map(_machine, packed_in))).tags if packed_in else []
     for member in distribution.payload():
         if member.name in left_out:
             continue
@@ -415,6 +496,10 @@ def _write(
             cut.unlink()
         elif member.name == metadata_name:
             metadata = with_version(distribution.archive.read(metadata_name), version)
+            if packs:
+                gpus = served_gpus(making.options, results.values())
+                also = making.order.also
+                metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, also)
             writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
             rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
         elif tags and member.name == f"{distribution.dist_info}/WHEEL":
@@ -429,6 +514,14 @@ def _write(
     for name, file in added.items():
         writer.add_file(name, file, DEFAULT_MODE)
         rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
+    for place, data in making.stand_ins().values():
+        writer.add_bytes(distribution.renamed(place, version), data)
+        rows.append(RecordRow(distribution.renamed(place, version), FileHash.of(data), len(data)))
+    if packs:
+        name = folder_name(distribution.metadata.name)
+        note = split_note(name, version, results.values())
+        writer.add_bytes(f"{pack_folder(name)}/{SPLIT_NOTE}", note)
+        rows.append(RecordRow(f"{pack_folder(name)}/{SPLIT_NOTE}", FileHash.of(note), len(note)))
     dist_info = distribution.renamed(f"{distribution.dist_info}/", version)
     writer.add_bytes(f"{dist_info}{MANIFEST}", document)
     rows.append(RecordRow(f"{dist_info}{MANIFEST}", FileHash.of(document), len(document)))

@@ -108,6 +108,8 @@ def _device_check(device: GpuDevice, code: TorchCode, catalog: Catalog, wanted: 
     held = ", ".join(map(str, code.targets)) or "nothing"
     what = f"{device.name} ({device.compute})"
     details = {"gpu": device.name, "capability": str(device.compute), "code": [str(one) for one in code.targets]}
+    if not fit.fit.runs and code.runs_from_packs(device.compute, catalog):
+        return Check.of(Level.GPU, name, True, f"{what} runs this torch: its code is in packs", **details)
     if not fit.fit.runs:
         reason = (
             f"{what} runs none of the code in this torch ({held}): every kernel would fail with 'no kernel image is "

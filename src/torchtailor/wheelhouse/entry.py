@@ -19,6 +19,7 @@ class WheelStep(Enum):
     CUT = "cut"
     UNCHANGED = "unchanged"
     BUILT = "built"
+    PACKS = "packs"  # made beside a wheel that was split: the packs for one GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class WheelhouseEntry:
 
     @property
     def input_size(self) -> int:
+        if self.step is WheelStep.PACKS:  # part of what the other wheel was made of
+            return 0
         return self.stock.size if self.stock else self.size
 
     def to_json(self) -> dict[str, object]:

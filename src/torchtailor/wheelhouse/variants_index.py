@@ -11,12 +11,20 @@ from packaging.version import Version
 
 from torchtailor.disk import hash_file, new_folder
 from torchtailor.index.pages import IndexedFile, index_pages
-from torchtailor.index.variants import Properties, VariantLabel, index_document_name, make_variant, variants_document
+from torchtailor.index.variants import (
+    Properties,
+    VariantLabel,
+    index_document_name,
+    make_choice,
+    make_variant,
+    variants_document,
+)
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.wheelhouse import SIMPLE, WHEELS, add_metadata, add_wheel, write_pages
 from torchtailor.wheels.name import WheelName
 
 FOLDER = "variants"
+_TORCH = "torch"  # others may hold libraries of NVIDIA's: where they are not published, the stock ones are
 
 
 def write_variants_index(
@@ -29,13 +37,19 @@ def write_variants_index(
         files: dict[str, IndexedFile] = {}
         documents: dict[str, dict[str, Properties]] = {}
         for label, entries in wheelhouses:
+            split = {entry.required_by[0].partition("[")[0] for entry in entries if entry.step is WheelStep.PACKS}
             for entry in entries:
-                if entry.stock is None:
+                is_split = entry.name.project in split
+                if (is_split or entry.step is WheelStep.PACKS) and entry.filename not in files:
+                    files[entry.filename] = add_wheel(entry.path, entry.filename, entry.sha256, wheels, cache)
+                if entry.step is WheelStep.PACKS and label:
+                    _add_choice(entry, label, wheels, files, documents)
+                if entry.stock is None or (is_split and entry.name.project == _TORCH):
                     continue
                 stock = entry.stock
                 if stock.filename not in files:
                     files[stock.filename] = add_wheel(stock.path, stock.filename, stock.sha256, wheels, cache)
-                if entry.step is WheelStep.CUT and label:
+                if entry.step is WheelStep.CUT and label and not is_split:
                     _add_variant(entry.path, stock, label, wheels, files, documents)
         for name, variants in documents.items():
             _add_document(name, variants_document(variants), wheels, files)
@@ -58,6 +72,26 @@ def _add_variant(
     wheel = make_variant(cut, wheels, label, version)
     documents.setdefault(index_document_name(name.distribution, version), {})[str(label)] = label.properties
     files[wheel.name] = add_metadata(wheel, hash_file(wheel))
+
+
+def _add_choice(
+    packs: WheelhouseEntry,
+    label: VariantLabel,
+    wheels: Path,
+    files: dict[str, IndexedFile],
+    documents: dict[str, dict[str, Properties]],
+) -> None:
+    """A variant that requires the packs for its GPU, and an empty wheel for where none fits."""
+    choice, version = packs.name.project.rpartition("-")[0], packs.name.version
+    document = index_document_name(choice.replace("-", "_"), version)
+    if str(label) in documents.setdefault(document, {}):
+        return
+    documents[document][str(label)] = label.properties
+    for wheel in (
+        make_choice(wheels, choice, version, f"{packs.name.project}=={version}", label),
+        make_choice(wheels, choice, version),
+    ):
+        files[wheel.name] = add_metadata(wheel, hash_file(wheel))
 
 
 def _add_document(name: str, content: bytes, wheels: Path, files: dict[str, IndexedFile]) -> None:

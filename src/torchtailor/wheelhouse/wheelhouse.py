@@ -10,6 +10,7 @@ No times and no paths of this machine are in it: the same input and version give
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +64,11 @@ class Wheelhouse:
 
     @property
     def pip_line(self) -> str:
-        return f"pip install --index-url {self.index_url} {' '.join(self.requirements)}"
+        return f"pip install --index-url {self.index_url} {shlex.join(self.requirements)}"
 
     @property
     def uv_line(self) -> str:
-        return f"uv pip install --default-index {self.index_url} {' '.join(self.requirements)}"
+        return f"uv pip install --default-index {self.index_url} {shlex.join(self.requirements)}"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -142,7 +143,11 @@ def manifest(
         "tool": {"name": "torchtailor", "version": torchtailor.__version__},
         **description.to_json(),
         **more,
-        "requirements": [f"{name}=={versions[name]}" for name in description.requested if name in versions],
+        "requirements": [
+            f"{name}=={versions[project]}"
+            for name in description.requested
+            if (project := name.partition("[")[0]) in versions
+        ],
         "wheels": [entry.to_json() for entry in sorted(entries, key=lambda entry: entry.name.project)],
         "totals": {
             "input_bytes": sum(entry.input_size for entry in entries),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 
@@ -45,6 +45,14 @@ class Metadata:
             classifiers=tuple(headers.get_all("Classifier", ())),
             requires=tuple(headers.get_all("Requires-Dist", ())),
         )
+
+
+def with_lines(data: bytes, lines: Iterable[str]) -> bytes:
+    """The same METADATA with more lines at the end of its headers; every other byte stays."""
+    end = re.search(rb"\r?\n\r?\n", data)
+    head, body = (data[: end.start()], data[end.start() :]) if end else (data.rstrip(b"\r\n"), b"\n")
+    newline = "\r\n" if b"\r\n" in head else "\n"
+    return head + "".join(f"{newline}{line}" for line in lines).encode() + body
 
 
 def with_version(data: bytes, version: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -21,6 +21,7 @@ _SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|pla
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
 _LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
 _PYTHON = (".py", ".pyc", ".pth")
+_BYTECODE = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]*\.pyc")
 _CERTIFICATES = ".pem"  # the first connection of a program reads them, which may come long after its start
 
 
@@ -68,17 +69,21 @@ class TracedWorkload:
         return self.trace.label
 
     def unopened(self, sizes: Mapping[str, int]) -> list[str]:
-        """Of these files, by path and size, those that were never opened: large ones, and small ones that only
-        compilers read. Python's own are found by other names than they were asked for, and licences stay."""
+        """Of these files, by path and size, those that were never opened: large ones, small ones that only compilers
+        read, and bytecode of modules that were not imported, which Python makes again from their source. Python's
+        sources are found by other names than they were asked for, and licences stay."""
         if not self.trace.opened:
             return []
         opened = set(self.trace.opened)
+        imports = any(path.endswith(_PYTHON) for path in opened)  # else it is not known what was imported
         used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
         return [
             path
             for path, size in sizes.items()
-            if (size >= _LARGE or path.endswith(_FOR_COMPILERS))
-            and not path.endswith((*_PYTHON, _CERTIFICATES))
+            if (
+                (imports and _is_unused_bytecode(path, sizes, opened))
+                or ((size >= _LARGE or path.endswith(_FOR_COMPILERS)) and not path.endswith((*_PYTHON, _CERTIFICATES)))
+            )
             and not _LICENCE.search(path)
             and _below_site(path) not in opened
             and path.rsplit("/", 1)[-1] not in used
@@ -94,6 +99,13 @@ class TracedWorkload:
         used = self._used.get(identity, frozenset())
         whole = bool(used) and margins()[self.margin].keeps is Scope.LIBRARY
         return frozenset(range(count)) if whole else used
+
+
+def _is_unused_bytecode(path: str, sizes: Mapping[str, int], opened: Collection[str]) -> bool:
+    """Whether a file is the bytecode of a module whose source is there, and neither was opened."""
+    match = _BYTECODE.fullmatch(path)
+    source = f"{match['folder']}{match['module']}.py" if match else ""
+    return source in sizes and _below_site(path) not in opened and _below_site(source) not in opened
 
 
 def _below_site(path: str) -> str:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
-from torchtailor.disk import new_file
+from torchtailor.disk import new_file, write_at
 from torchtailor.errors import BadInputError
-from torchtailor.gpucode.fatbin import Container, read_container
+from torchtailor.gpucode.fatbin import CONTAINER_HEADER, Container, read_container
 from torchtailor.trust import Limit
 
 PACK_FOLDER = "torchtailor-packs"
@@ -79,6 +79,7 @@ class PackWriter:
         self._fd = fd
         self._description = json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
         self._rows: dict[bytes, PackRow] = {}
+        self._empty: tuple[int, int, int] | None = None
         self._end = _aligned(_HEADER.size + count * _ROW.size + len(self._description))
 
     def add(self, key: bytes, chunks: Iterable[bytes]) -> None:
@@ -87,11 +88,13 @@ class PackWriter:
             return
         start, size, crc = self._end, 0, 0
         for chunk in chunks:
-            _write(self._fd, chunk, start + size)
-            size += len(chunk)
+            size += write_at(self._fd, start + size, chunk)
             crc = zlib.crc32(chunk, crc)
+        if size == CONTAINER_HEADER.size:  # containers without code are all the same: one serves for all
+            self._empty = self._empty or (start, size, crc)
+            start, size, crc = self._empty
         self._rows[key] = PackRow(key, start, size, crc)
-        self._end = _aligned(start + size)
+        self._end = max(self._end, _aligned(start + size))
 
     @property
     def count(self) -> int:
@@ -106,16 +109,9 @@ class PackWriter:
         fields = (_MAGIC, _VERSION, len(self._rows), _HEADER.size, at, len(self._description), size)
         checks = (zlib.crc32(rows), zlib.crc32(self._description), 0)
         header = _HEADER.pack(*fields, *checks, 0)[:_CHECKED]
-        _write(self._fd, header + struct.pack("<I", zlib.crc32(header)) + rows + self._description, 0)
+        write_at(self._fd, 0, header + struct.pack("<I", zlib.crc32(header)) + rows + self._description)
         os.ftruncate(self._fd, size)
         return size
-
-
-def _write(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, at)
-        view, at = view[done:], at + done
 
 
 def _aligned(size: int) -> int:

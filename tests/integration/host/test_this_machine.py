@@ -18,6 +18,8 @@ from torchtailor.host import store
 from torchtailor.host.detect import detect
 from torchtailor.host.probe import ReplayProbe
 
+pytestmark = pytest.mark.xdist_group("host")  # the commands run once for several tests
+
 
 def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -30,17 +32,31 @@ def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_detect_agrees_with_what_the_system_says(tmp_path: Path) -> None:
-    result = run("detect", "--json", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def detected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `detect --json --record machine.json` printed (host.json) and recorded."""
+    folder = tmp_path_factory.mktemp("detected")
+    result = run("detect", "--json", "--record", "machine.json", cwd=folder)
     assert result.returncode == 0, result.stderr
-    host = store.loads(result.stdout.encode(), "stdout")
+    (folder / "host.json").write_text(result.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recommended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """What `recommend --json` says here."""
+    return run("recommend", "--json", cwd=tmp_path_factory.mktemp("recommended"))
+
+
+def test_detect_agrees_with_what_the_system_says(detected: Path) -> None:
+    host = store.loads((detected / "host.json").read_bytes(), "stdout")
     assert host.cpu.arch == platform.machine()
     assert host.cpu.usable <= len(os.sched_getaffinity(0)) <= host.cpu.threads
     assert set(host.cpu.flags) >= {"fpu"} or set(host.cpu.flags) >= {"fp"}
     assert host.cpu.microarchitecture != "unknown"
     assert host.system.kernel == platform.release()
     assert host.room.memory_total == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert abs(host.room.disk_free - shutil.disk_usage(tmp_path).free) < 20e9
+    assert abs(host.room.disk_free - shutil.disk_usage(detected).free) < 20e9
     git = host.tool("git")
     assert (git is not None) == (shutil.which("git") is not None)
     assert not any(note.topic == "failed" for note in host.notes)
@@ -56,10 +72,9 @@ def test_detect_is_quick(tmp_path: Path) -> None:
     assert sum(os.times()[:4]) - sum(before[:4]) < 3.0
 
 
-def test_recommend_fits_this_machine(tmp_path: Path) -> None:
-    result = run("recommend", "--json", cwd=tmp_path)
-    assert result.returncode in (0, 3), result.stderr
-    answer = json.loads(result.stdout)
+def test_recommend_fits_this_machine(recommended: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
+    assert recommended.returncode in (0, 3), recommended.stderr
+    answer = json.loads(recommended.stdout)
     host = detect()
     if not host.gpus:
         assert answer["best"] is None or answer["best"]["gpu"] is None
@@ -71,19 +86,18 @@ def test_recommend_fits_this_machine(tmp_path: Path) -> None:
         assert isa.runs_on(host.cpu.flags)
 
 
-def test_a_saved_description_gives_the_same_recommendation(tmp_path: Path) -> None:
-    (tmp_path / "host.json").write_text(run("detect", "--json", cwd=tmp_path).stdout)
-    here = json.loads(run("recommend", "--json", cwd=tmp_path).stdout)
-    there = json.loads(run("recommend", "--json", "--from", "host.json", cwd=tmp_path).stdout)
+def test_a_saved_description_gives_the_same_recommendation(
+    detected: Path, recommended: subprocess.CompletedProcess[str]
+) -> None:
+    here = json.loads(recommended.stdout)
+    there = json.loads(run("recommend", "--json", "--from", "host.json", cwd=detected).stdout)
     here.pop("command"), there.pop("command")  # only this machine has an environment to install into
     assert here == there
 
 
-def test_a_recording_of_this_machine_replays(tmp_path: Path) -> None:
-    result = run("detect", "--json", "--record", "machine.json", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    first = store.loads(result.stdout.encode(), "stdout")
-    again = detect(ReplayProbe.load(tmp_path / "machine.json"))
+def test_a_recording_of_this_machine_replays(detected: Path) -> None:
+    first = store.loads((detected / "host.json").read_bytes(), "stdout")
+    again = detect(ReplayProbe.load(detected / "machine.json"))
     assert msgspec.structs.replace(again, taken=first.taken, room=first.room) == first
 
 
@@ -115,7 +129,7 @@ def test_a_hanging_nvidia_smi_does_not_hang_us(tmp_path: Path, monkeypatch: pyte
         assert any(note.topic == "nvidia-smi-hangs" for note in host.notes)
 
 
-@pytest.mark.parametrize("said", ["garbage", "0, x", "-"])
+@pytest.mark.parametrize("said", ["0, x", *(pytest.param(said, marks=pytest.mark.slow) for said in ("garbage", "-"))])
 def test_a_nonsensical_nvidia_smi_is_said(said: str, tmp_path: Path) -> None:
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a real driver")

@@ -13,7 +13,7 @@ from torchtailor.backends.nix import run as nix_runs
 from torchtailor.backends.nix.many import build_recipes, plan_recipes
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
-from torchtailor.errors import ExitCode, NoMatchError, UsageError
+from torchtailor.errors import BadInputError, ExitCode, NoMatchError, UsageError
 
 pytestmark = [needs_nix, pytest.mark.nix]
 ISAS = {"x86_64": ("avx2", "avx512", "armv9"), "aarch64": ("armv8_2", "armv9", "avx2")}[platform.machine()]
@@ -46,6 +46,16 @@ def test_what_matches_is_built_and_other_platforms_are_left_out(
         plan_recipes(catalog, tree, ["sm90-*"], tmp_path / "out")
     with pytest.raises(NoMatchError, match="other platforms"):
         plan_recipes(catalog, tree, [OTHER], tmp_path / "out")
+
+
+def test_a_file_that_cannot_be_read_stops_only_what_wants_it(catalog: Catalog, tree: Path, tmp_path: Path) -> None:
+    pkgs = tree / ".flox" / "pkgs"
+    (pkgs / "notes.nix").write_bytes(b"\xff")
+    assert [job.name for job in plan_recipes(catalog, tree, [], tmp_path / "out").jobs] == [FIRST, SECOND]
+    (pkgs / f"{SECOND}.nix").write_bytes(b"\xff")
+    assert [job.name for job in plan_recipes(catalog, tree, [FIRST], tmp_path / "out").jobs] == [FIRST]
+    with pytest.raises(BadInputError, match=rf"{SECOND}\.nix is not UTF-8"):
+        plan_recipes(catalog, tree, [], tmp_path / "out")
 
 
 def test_one_that_fails_does_not_stop_the_others(

@@ -29,6 +29,7 @@ FLAGS = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of these on one worker, so that the site is made once."""
     for item in items:

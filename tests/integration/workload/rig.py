@@ -85,6 +85,7 @@ class Pack:
     header: dict[str, int] = field(default_factory=dict)
     rows: list[tuple[bytes, int, int, int, int]] | None = None
     magic: bytes = b"TTPACK\r\n"
+    meta: Mapping[str, object] = field(default_factory=lambda: {"made": "by a test"})
 
     def write(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ class Pack:
 
     def to_bytes(self) -> bytes:
         keys = sorted(self.containers)
-        meta = json.dumps({"made": "by a test"}).encode()
+        meta = json.dumps(self.meta, separators=(",", ":"), sort_keys=True).encode()
         rows_at, meta_at = 64, 64 + 40 * len(keys)
         data, rows = b"", []
         start = meta_at + len(meta)

@@ -195,6 +195,78 @@ def test_packs_of_two_gpus_are_one_container(rig: Rig, tmp_path: Path) -> None:
     ]
 
 
+def split_site(rig: Rig, tmp_path: Path, *targets: int) -> Path:
+    """A library of a split distribution as it is installed, with the packs of these GPUs beside it."""
+    site = tmp_path / "site-packages"
+    note = site / FOLDER / "torch" / "split.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("torch\n2.15.0+cu132.host\nlibcode.so\n")
+    for target in targets:
+        code = {
+            key_of(stock): container(entry(f"{number} for {target}".encode(), target))
+            for number, stock in enumerate(STOCK)
+        }
+        meta = {"library": "libcode.so", "split": True, "target": f"sm{target}"}
+        Pack(code, meta=meta).write(site / FOLDER / f"torch_gpu_sm{target}" / "libcode.so-0000.ttpack")
+    return rig.library(site / "torch" / "lib" / "libcode.so", CODES, renamed=True)
+
+
+def test_packs_of_a_split_are_found_and_are_no_misses(rig: Rig, tmp_path: Path) -> None:
+    library = split_site(rig, tmp_path, 90)
+    misses = tmp_path / "misses.tsv"
+    done = rig.run(
+        f"open={library}", "load=0,library", "load=5,module", STANDIN_SM="90", TORCHTAILOR_MISSES=str(misses)
+    )
+    assert done.arrived == [
+        arrival("library", container(entry(b"0 for 90", 90))),
+        arrival("module", container(entry(b"5 for 90", 90))),
+    ]
+    assert done.said == ""
+    assert not misses.exists()
+
+
+def test_packs_of_a_split_for_two_gpus(rig: Rig, tmp_path: Path) -> None:
+    library = split_site(rig, tmp_path, 80, 90)
+    for sm in ("80", "90"):
+        done = rig.run(f"open={library}", "load=1,library", STANDIN_SM=sm)
+        both = container(entry(b"1 for 80", 80), entry(b"1 for 90", 90))
+        assert (done.arrived, done.said) == ([arrival("library", both)], "")
+
+
+@pytest.mark.parametrize(("sm", "extra"), [("90", "sm90"), ("120", "sm120"), ("103", "sm103"), ("", "sm90")])
+def test_without_the_packs_of_a_split_one_sentence_names_the_command(
+    rig: Rig, tmp_path: Path, sm: str, extra: str
+) -> None:
+    library = split_site(rig, tmp_path)
+    loads = [f"load={number},library" for number in range(3)]
+    done = rig.run(f"open={library}", *loads, STANDIN_SM=sm)
+    assert done.answers == [NO_BINARY] * 3
+    assert done.said.count("\n") == 1
+    assert f"{library} has its GPU code in a package of its own, and " in done.said
+    assert f"Run `pip install 'torch[{extra}]==2.15.0+cu132.host'`" in done.said
+
+
+@pytest.mark.parametrize(
+    ("installed", "sm", "said"),
+    [(80, "90", True), (90, "80", True), (86, "80", True), (86, "89", False), (120, "121", False), (100, "120", True)],
+)
+def test_the_packs_of_a_split_for_another_gpu(rig: Rig, tmp_path: Path, installed: int, sm: str, said: bool) -> None:
+    library = split_site(rig, tmp_path, installed)
+    done = rig.run(f"open={library}", "load=0,library", "load=1,library", STANDIN_SM=sm)
+    assert done.said.count(f"`pip install 'torch[sm{sm}]==2.15.0+cu132.host'`") == done.said.count("\n") == said
+
+
+@pytest.mark.parametrize(
+    "note", ["", "torch", "torch\n2.15", "to`rch\n2.15\nlibcode.so\n", "torch\n2 15\nlibcode.so\n"]
+)
+def test_a_note_that_says_nothing(rig: Rig, tmp_path: Path, note: str) -> None:
+    library = split_site(rig, tmp_path)
+    (tmp_path / "site-packages" / FOLDER / "torch" / "split.txt").write_text(note)
+    done = rig.run(f"open={library}", "load=0,library", STANDIN_SM="90")
+    assert "no pack with it was found" in done.said
+    assert "pip install" not in done.said
+
+
 def test_two_packs_of_which_one_cannot_be_walked(rig: Rig, tmp_path: Path) -> None:
     """Its checksum is right, so it is what was written: the first is used as it is."""
     odd = container(b"\xff" * 64)

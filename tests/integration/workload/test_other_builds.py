@@ -28,7 +28,7 @@ from tests.integration.workload.rig import (
 )
 from tests.integration.workload.test_hook import ALL, CODES, DAMAGED, KEPT, MOVED, NO_BINARY, PACK, STOCK
 
-pytestmark = pytest.mark.xdist_group("hook-builds")  # what is compiled is used by all
+pytestmark = pytest.mark.xdist_group("hook")  # what is compiled is used by all
 
 OTHER = "aarch64" if platform.machine() == "x86_64" else "x86_64"
 KINDS = [f"qemu-{OTHER}", "address", "thread"]

@@ -51,8 +51,8 @@ def graph(workshop: Workshop, root: Path, *names: str, options: WheelOptions | N
         done = run_job(fetch, here)
         assert isinstance(done, Fetched)
         fetched[fetch.wheel.url] = done
-    cuts = [job for jobs in cut_jobs(plan, fetched) for job in jobs]
-    packs = [pack_job(variant, fetched, plan.options) for variant in plan.plans]
+    cuts = [job for jobs in cut_jobs(plan, fetched, {}) for job in jobs]
+    packs = [pack_job(variant, fetched, plan.options, {}) for variant in plan.plans]
     return [*fetches, *cuts, *packs]
 
 

@@ -128,6 +128,24 @@ def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_pat
     assert publish(workshop.out, open_store(str(tmp_path / "own")), cache=cache).left_out == []
 
 
+def test_nvidia_s_split_wheels_and_packs_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
+    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, split=True, variants=True))
+    store = memory_store("split")
+    left = publish(workshop.out, store, cache=Cache(workshop.root / "cache")).left_out
+    assert {"nvidia_cublas_cu12", "nvidia_cublas_cu12_gpu_sm90"} <= {name.split("-")[0] for name in left}
+    assert not any(name.startswith(("torch", "nvidia_nccl")) for name in left)
+    for folder in ("cu128-sm90", "variants"):
+        assert list(read_page(store, f"{folder}/torch/index.json")) == [
+            "torch-2.8.0+cu128.host-cp313-cp313-manylinux_2_28_x86_64.whl"
+        ]
+        assert list(read_page(store, f"{folder}/nvidia-cublas-cu12/index.json")) == [
+            "nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux2014_x86_64.whl"
+        ]
+        assert store.read(f"{folder}/nvidia-cublas-cu12-gpu-sm90/index.json") is None
+        (packs,) = read_page(store, f"{folder}/torch-gpu-sm90/index.json")
+        assert packs.startswith("torch_gpu_sm90-2.8.0+cu128.p")
+
+
 def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
     workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, variants=True))
     store = memory_store("variants")

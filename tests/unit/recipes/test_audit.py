@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.errors import BadInputError, ExitCode, NoMatchError
 from torchtailor.recipes.audit import audit, audit_context, open_tree
+from torchtailor.recipes.migrate import plan_migration
 from torchtailor.recipes.rules import RULES
 from torchtailor.recipes.tree import find_trees, tree_at
 
@@ -131,9 +133,40 @@ def test_what_cannot_be_audited(catalog: Catalog, tmp_path: Path) -> None:
         find_trees(tmp_path / "nope")
     with pytest.raises(NoMatchError, match="no recipes"):
         find_trees(tmp_path)
-    (tmp_path / "a.nix").write_bytes(b"\xff\xfe{ }: 1")
-    with pytest.raises(BadInputError, match="UTF-8"):
-        audit(catalog, tmp_path, use_nix=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "line", "said"),
+    [
+        ("notes", lambda path: path.write_bytes(b"\xff\xfe{ }: 1"), 1, "not UTF-8 text: byte 0xff at position 0"),
+        (
+            "pytorch-python313-cuda13_0-sm90-avx2",
+            lambda path: path.write_bytes(b"{ }:\n# caf\xe9\n1"),
+            2,
+            "not UTF-8 text: byte 0xe9 at position 10",
+        ),
+        ("cudnn", lambda path: path.symlink_to("gone"), 1, "a link to a file that does not exist"),
+    ],
+    ids=["not text", "Latin-1", "link to nothing"],
+)
+def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_goes_on(
+    catalog: Catalog, tmp_path: Path, name: str, spoil: Callable[[Path], object], line: int, said: str
+) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", "sm90-*")
+    pkgs = tmp_path / ".flox" / "pkgs"
+    edited = pkgs / "pytorch-python313-cuda13_0-sm90-avx512.nix"
+    edited.write_text(edited.read_text().replace('gpuArchSM = "9.0"', 'gpuArchSM = "8.0"'))
+    rest = {file: rules for file, rules in rules_of(catalog, tmp_path).items() if file != f"{name}.nix"}
+    assert {"edited", "arch-list"} & rest[edited.name]
+    (pkgs / f"{name}.nix").unlink(missing_ok=True)
+    spoil(pkgs / f"{name}.nix")
+    assert {file: rules for file, rules in rules_of(catalog, tmp_path).items() if file != f"{name}.nix"} == rest
+    (report,) = audit(catalog, tmp_path, use_nix=False)
+    found = [item for item in report.findings if item.file == f".flox/pkgs/{name}.nix" and item.rule != "file-unknown"]
+    assert [(item.rule, item.line, item.message) for item in found] == [("unreadable", line, f"it is {said}")]
+    assert not report.passed()
+    with pytest.raises(BadInputError, match=rf"{name}\.nix is {said[:5]}"):  # nothing changes what it cannot read
+        plan_migration(catalog, tree_at(tmp_path))
 
 
 def test_a_plain_folder_of_recipes_is_a_tree_too(catalog: Catalog, tmp_path: Path) -> None:

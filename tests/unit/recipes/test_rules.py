@@ -251,6 +251,7 @@ TREE_RULES = {
     "sibling-repository",
     "sibling-torch",
     "wheel-target",
+    "unreadable",
     "edited",
     "stale",
 }

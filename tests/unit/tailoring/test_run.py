@@ -149,6 +149,39 @@ def test_several_inputs_and_folders_of_wheels(tmp_path: Path, library: Path, fat
         plan_tasks([], None)
 
 
+def test_a_slash_at_the_end_of_the_output_means_a_folder(
+    tmp_path: Path, fat: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "libfat.so"
+    library.write_bytes(fat)
+    line = ["tailor", str(library), "--gpu", "9.0", "-o", f"{tmp_path}/new/deep/"]
+    assert main([*line, "--dry-run"]) == ExitCode.OK
+    assert not (tmp_path / "new").exists()
+    assert main(line) == ExitCode.OK
+    place = tmp_path / "new" / "deep"
+    assert place.is_dir()
+    assert (place / "libfat.so").stat().st_size < len(fat)
+    (result,) = tailor(library, gpus="9.0", output=f"{tmp_path}/other/")
+    assert result.output == tmp_path / "other" / "libfat.so"
+    (result,) = tailor(library, gpus="9.0", output=tmp_path / "plain")  # as before: a file
+    assert result.output == tmp_path / "plain"
+    assert (tmp_path / "plain").is_file()
+    assert main([*line[:-1], f"{tmp_path}/plain/"]) == ExitCode.USAGE
+    assert "plain is a file, not a folder" in capsys.readouterr().err
+
+
+def test_a_slash_changes_nothing_for_folders_and_wheels(tmp_path: Path, fat: bytes) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "libfat.so").write_bytes(fat)
+    (result,) = tailor(folder, gpus="9.0", output=f"{tmp_path}/out/")
+    assert result.output == tmp_path / "out"
+    assert (tmp_path / "out" / "libfat.so").is_file()
+    wheel = build_wheel(tmp_path, {"demo/libfat.so": fat})
+    (result,) = tailor(wheel, gpus="9.0", output=f"{tmp_path}/house/")
+    assert result.output is not None and result.output.parent == tmp_path / "house"
+
+
 def test_a_wheel_goes_to_the_current_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from torchtailor.errors import EnvironmentProblem, ImpossibleError
 from torchtailor.workload import hook
 from torchtailor.workload.hook import PREFIX, HookKind, check_program, hook_library, renamed_symbols
 
+pytestmark = pytest.mark.xdist_group("hook-files")  # it is compiled once
 ROOT = Path(__file__).parents[3]
 TOOL = ROOT / "tools" / "build_hook.py"
 

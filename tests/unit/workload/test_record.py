@@ -108,3 +108,12 @@ def test_a_margin_without_a_workload(tmp_path: Path) -> None:
     (tmp_path / "libx.so").touch()
     done = torchtailor("tailor", tmp_path / "libx.so", "--gpu", "9.0", "--margin", "library", "-o", tmp_path / "out")
     assert done.returncode == 2 and "--margin needs --workload" in done.stderr
+
+
+def test_run_refuses_a_pack_whose_path_has_a_colon(tmp_path: Path) -> None:
+    place = tmp_path / "a:b"
+    place.mkdir()
+    line = [sys.executable, "-m", "torchtailor", "run", "--pack", str(place), "--", sys.executable, "-c", "print(1)"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has a colon in it" in done.stderr.replace("\n", " ")

@@ -132,3 +132,23 @@ def test_unopened_files() -> None:
     }
     assert workload.unopened(sizes) == ["torch/lib/libother.so", "torch/include/a.h"]
     assert TracedWorkload(Trace()).unopened(sizes) == []  # nothing is known of what was opened
+
+
+def test_bytecode_of_modules_that_were_not_imported_counts_as_unopened() -> None:
+    opened = ("torch/__pycache__/used.cpython-312.pyc", "torch/compiled.py", "torch/lib/libc10.so")
+    sizes = {
+        "env/lib/python3.12/site-packages/torch/used.py": 10,
+        "env/lib/python3.12/site-packages/torch/__pycache__/used.cpython-312.pyc": 10,
+        "env/lib/python3.12/site-packages/torch/unused.py": 10,
+        "env/lib/python3.12/site-packages/torch/__pycache__/unused.cpython-312.pyc": 10,
+        "env/lib/python3.12/site-packages/torch/__pycache__/unused.cpython-312.opt-1.pyc": 10,
+        "env/lib/python3.12/site-packages/torch/compiled.py": 10,  # recorded where there was no bytecode
+        "env/lib/python3.12/site-packages/torch/__pycache__/compiled.cpython-312.pyc": 10,
+        "env/lib/python3.12/site-packages/torch/__pycache__/sourceless.cpython-312.pyc": 10,
+        "env/lib/python3.12/site-packages/torch/alone.pyc": 10,
+    }
+    assert TracedWorkload(Trace(opened=opened)).unopened(sizes) == [
+        "env/lib/python3.12/site-packages/torch/__pycache__/unused.cpython-312.pyc",
+        "env/lib/python3.12/site-packages/torch/__pycache__/unused.cpython-312.opt-1.pyc",
+    ]
+    assert TracedWorkload(Trace(opened=("torch/lib/libc10.so",))).unopened(sizes) == []

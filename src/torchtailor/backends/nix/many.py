@@ -145,6 +145,8 @@ def _select(catalog: Catalog, tree: RecipeTree, globs: Sequence[str]) -> list[Re
     for recipe in context.recipes:
         names = [recipe.name, *([recipe.variant.short_name] if recipe.variant and recipe.is_torch_like else [])]
         wanted = any(fnmatchcase(n, p) for n in names for p in patterns) if patterns else recipe.is_recipe
+        if recipe.unread and wanted:
+            raise recipe.unread
         if recipe.readable and wanted:
             found.append(recipe)
     return found

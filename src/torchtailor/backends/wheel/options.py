@@ -22,6 +22,7 @@ class WheelOptions:
     keep_ptx: bool = False
     strip: bool = True
     workload: TracedWorkload | None = None  # what stays in place; the rest goes to packs
+    split: bool = False  # one wheel without GPU code for all GPUs, and a wheel of packs for each
     variants: bool = False  # also an index of wheel variants
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
@@ -32,6 +33,11 @@ class WheelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"2\.\d{1,2}", self.glibc):
             raise UsageError(f"--glibc {self.glibc!r} is not a version such as 2.28.", "Write --glibc 2.28.")
+        if self.split and (self.workload or self.recompress or self.keep_ptx):
+            raise UsageError(
+                "--split moves all code to packs as it is; --workload, --recompress and --keep-ptx do not go with it.",
+                "Leave them out, or build without --split.",
+            )
         words = [word.strip() for item in self.companions for word in item.split(",")]
         companions = tuple(dict.fromkeys(word for word in words if word not in ("", "torch")))
         object.__setattr__(self, "companions", companions)
@@ -54,6 +60,7 @@ class WheelOptions:
             self.strip,
             self.workload.trace.to_bytes().decode() if self.workload else "",
             self.workload.margin if self.workload else "exact",
+            self.split,
         )
 
     def to_json(self) -> dict[str, object]:
@@ -65,6 +72,7 @@ class WheelOptions:
             "nvidia": bool(self.nvidia),
             "recompress": self.recompress,
             "keep_ptx": self.keep_ptx,
+            **({"split": True} if self.split else {}),
             **used,
             "strip": self.strip,
             "glibc": self.glibc,

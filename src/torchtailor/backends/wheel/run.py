@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from torchtailor.backends.cutting import WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
     FetchWheel,
@@ -60,18 +61,23 @@ def fetch_jobs(plan: WheelPlan) -> list[FetchWheel]:
     return [FetchWheel(file.address) for file in plan.files]
 
 
-def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched]) -> Iterator[list[CutWheel]]:
-    """For each wheel, the cuts for all GPUs that need it."""
-    wanted: dict[str, dict[str, CutWheel]] = {}
-    for variant in plan.plans:
-        for wheel in variant.wheels:
-            if job := _cut_job(variant, wheel, fetched, plan.options):
-                wanted.setdefault(wheel.file.url, {})[job.gpu] = job
-    for jobs in wanted.values():
-        yield list(jobs.values())
+Cuts = Mapping[str, WheelCut | None]  # that are done, by the keys of their jobs
 
 
-def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions) -> PackWheelhouse:
+def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched], cuts: Cuts) -> Iterator[list[CutWheel]]:
+    """For each wheel, the cuts for all GPUs that need it; those of torch are made when all others are done."""
+    for of_torch in (False, True):
+        wanted: dict[str, dict[str, CutWheel]] = {}
+        for variant in plan.plans:
+            for wheel in variant.wheels:
+                of_this = (wheel.name == "torch") is of_torch
+                if of_this and (job := _cut_job(variant, wheel, fetched, plan.options, cuts)):
+                    wanted.setdefault(wheel.file.url, {})[job.gpu] = job
+        for jobs in wanted.values():
+            yield list(jobs.values())
+
+
+def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts) -> PackWheelhouse:
     wheels = [
         WheelToPack(
             filename=wheel.file.filename,
@@ -79,15 +85,18 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
             size=wheel.size,
             url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
-            cut=_cut_job(variant, wheel, fetched, options),
+            cut=_cut_job(variant, wheel, fetched, options, cuts),
             why=_WHY.get(wheel.treatment, ""),
         )
         for wheel in variant.wheels
     ]
     companions = (str(canonicalize_name(Requirement(word).name)) for word in options.companions)
     details = {"options": options.to_json(), "gives": variant.gives}
+    gpu = variant.variant.gpu
+    extra = f"[{gpu.capability.sm}]" if options.split and gpu else ""
+    requested = (f"torch{extra}", *(f"{name}{extra}" for name in companions))
     description = WheelhouseDescription.of(
-        variant.variant, Method.WHEEL, details, build=variant.label, requested=("torch", *companions)
+        variant.variant, Method.WHEEL, details, build=variant.label, requested=requested
     )
     return PackWheelhouse(description, tuple(wheels))
 
@@ -96,13 +105,25 @@ _WHY = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia
 
 
 def _cut_job(
-    variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions
+    variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
 ) -> CutWheel | None:
     gpu = variant.variant.gpu
     if wheel.treatment is not Treatment.CUT or gpu is None:
         return None
-    stock = fetched[wheel.file.url]
-    return CutWheel(stock.sha256, wheel.file.filename, str(gpu.capability), options.cut_options)
+    cut = options.cut_options
+    if options.split and wheel.name == "torch":
+        cut = replace(cut, also=tuple(_with_packs(variant, fetched, options, cuts)))
+    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, str(gpu.capability), cut)
+
+
+def _with_packs(
+    variant: VariantPlan, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
+) -> Iterator[str]:
+    """The libraries of NVIDIA's that were split: the extras of torch bring their packs too."""
+    for wheel in sorted(variant.wheels, key=lambda one: one.name):
+        job = _cut_job(variant, wheel, fetched, options, cuts) if wheel.name.startswith("nvidia-") else None
+        if job and (done := cuts.get(job.key)) and done.pack:
+            yield wheel.name
 
 
 def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuildResult:
@@ -121,7 +142,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         work.cut(fetched)
         packed = []
         for variant in plan.plans:
-            job = pack_job(variant, fetched, plan.options)
+            job = pack_job(variant, fetched, plan.options, context.cuts)
             packed.append((variant, job, work.pack(variant, job)))
             ended[variant.name].close()  # done, even if the next one fails
         variants_index = _write_variants_index(packed, context) if plan.options.variants else None
@@ -155,7 +176,7 @@ class _Run:
         self._stage("cut")
         began = time.monotonic()
         size = 0
-        for jobs in cut_jobs(self._plan, fetched):
+        for jobs in cut_jobs(self._plan, fetched, self._context.cuts):
             stock = self._context.find(jobs[0].sha256, jobs[0].filename).stat().st_size
             size += sum(stock for cut in cut_all(jobs, self._context) if not cut.from_cache)
         self._measure(CUT_KEY, size, began)

@@ -74,6 +74,11 @@ class AuditContext:
         found = {r.recipe_name.parsed.python for r in self.recipes if r.recipe_name and r.recipe_name.parsed.python}
         return tuple(sorted(found & set(self.release.pythons), key=python_key))
 
+    def require_all_read(self) -> None:
+        """Refuse to change a tree of which a file cannot be read."""
+        if unread := next((recipe.unread for recipe in self.recipes if recipe.unread), None):
+            raise unread
+
     def owns(self, recipe: Recipe) -> bool:
         """Whether the release is certain and its recipes include the recipe's CUDA version."""
         build = recipe.variant.build if recipe.variant else None

@@ -1,4 +1,4 @@
-"""Rules about the file as Nix: whether it parses, evaluates and is unchanged."""
+"""Rules about the file as Nix: whether it can be read, parses, evaluates and is unchanged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ from torchtailor.recipes.rules.base import AuditContext, Severity, recipe_rule
 from torchtailor.recipes.tree import FileOrigin
 
 
+@recipe_rule(
+    "unreadable",
+    Severity.ERROR,
+    "a file that cannot be read or is not UTF-8 text",
+    "Save it as UTF-8, bring back what it links to, or delete it.",
+)
+def unreadable(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
+    if recipe.unread:
+        yield recipe.unread.line, f"it {recipe.unread.reason}"
+
+
 @recipe_rule("syntax", Severity.ERROR, "a file that is not valid Nix", "Fix the syntax, or write the recipe again.")
 def syntax(recipe: Recipe, context: AuditContext) -> Iterator[tuple[int, str]]:
-    if recipe.readable:
+    if recipe.readable or recipe.unread:
         return
     error = check_syntax(recipe.path) if has_nix() else None
     if error:

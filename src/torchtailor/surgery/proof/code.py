@@ -30,6 +30,8 @@ def check_images(
     policy: Policy | None,
     proven: ProvenImages | None,
     pack: Pack | None = None,
+    *,
+    split: bool = False,
 ) -> None:
     """Check each image that was kept, and what was lost with those that were not; what is in a pack counts as kept."""
     same = _copied_whole(before.source, after.source, pairs)
@@ -40,7 +42,10 @@ def check_images(
         packed = pack if pair.after.container.ticket else None
         source = packed.source if packed else after.source
         kept = list(images) if is_same else _match(before.source, source, pair, proven)
-        if policy is None or not pair.before.can_be_cut:
+        if split and packed is None:
+            if not is_same:
+                raise pair.problem("was not moved to a pack and is not as it was")
+        elif policy is None or not pair.before.can_be_cut:
             if len(kept) != len(images):
                 raise pair.problem("lost images although nothing was to be cut")
         elif own is None:

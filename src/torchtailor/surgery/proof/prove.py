@@ -37,11 +37,13 @@ def prove(
     stripped: bool,
     proven: ProvenImages | None,
     pack: Pack | None = None,
+    split: bool = False,
 ) -> None:
     """Raise CheckFailedError unless `output` is the stock library cut by `policy` (None: cut nothing).
 
     `proven` are pairs of payloads that unpack to the same bytes; None means that all must be stored as before. `pack`
-    has the containers that were moved out: together with the output it must be all that the policy keeps.
+    has the containers that were moved out: together with the output it must be all that the policy keeps. With `split`
+    the policy is for the pack alone, and what was not moved must be as it was.
     """
     try:
         output.searched = _where_code_may_be(before, ElfFile(output))
@@ -53,7 +55,7 @@ def prove(
     check_segments(before.elf, after.elf)
     check_sections(before.elf, after.elf, stripped=stripped)
     pairs = pair_containers(before.code, after.code)
-    check_images(before, after, pairs, policy, proven, pack)
+    check_images(before, after, pairs, policy, proven, pack, split=split)
     changed = check_pointers(before.elf, after.elf, before.code, after.code, pairs)
     changed = sorted([*changed, *check_symbols(before.elf, after.elf)])
     check_loaded_bytes(before, after, pairs, changed)

@@ -32,6 +32,11 @@ class CutRecord:
         return self.row.get("status") in _UNTOUCHED
 
     @property
+    def split(self) -> bool:
+        """Whether all its code that a hook can hand out went to packs, for whichever GPU."""
+        return bool(self.manifest.get("policy", {}).get("split"))
+
+    @property
     def sha256(self) -> str:
         """Of the file that was written; empty where none was."""
         return str(self.row.get("sha256_after", ""))
@@ -66,7 +71,8 @@ class CutRecord:
     def policy(self, catalog: Catalog) -> Policy:
         """The policy it was cut by."""
         target = self.manifest.get("target", {})
-        archs = TorchArch.parse_list(" ".join(target.get("archs") or target.get("gpus", ())))
+        named = " ".join(target.get("archs") or target.get("gpus", ()))
+        archs = TorchArch.parse_list(named) if named else ()  # of a split its libraries are for none
         targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
         policy = Policy(targets, catalog.rules, unified_tegra=unified, keep_lto=keeps_lto(self.manifest))
         return policy.for_library(self.library)
@@ -100,8 +106,10 @@ def dropped_files(artifact: Artifact) -> frozenset[str]:
 
 
 def cut_records(artifact: Artifact) -> Iterator[CutRecord]:
-    """Every library of every manifest."""
+    """Every library of every manifest; those of a split's packs are no libraries."""
     for owner, manifest in artifact.tailored.items():
+        if manifest.get("output", {}).get("kind") == "packs":
+            continue
         for row in manifest.get("libraries", ()):
             yield CutRecord(owner, installed_path(str(row.get("path", ""))), manifest, row)
 

@@ -80,9 +80,12 @@ def _of_target(name: str, target: Mapping[str, Any], catalog: Catalog) -> Expect
 
 
 def _manifest_gpus(artifact: Artifact) -> tuple[Capability, ...]:
-    """The GPUs that all cut distributions of the artifact were cut for."""
-    sets = [
-        {Capability.parse(text) for text in manifest.get("target", {}).get("gpus", ())}
-        for manifest in artifact.tailored.values()
-    ]
-    return tuple(sorted(set.intersection(*sets))) if sets else ()
+    """The GPUs that all cut distributions of the artifact were cut for; of one that was split, those of its packs."""
+    sets: dict[str, set[Capability]] = {}
+    for owner, manifest in artifact.tailored.items():
+        gpus = {Capability.parse(text) for text in manifest.get("target", {}).get("gpus", ())}
+        if manifest.get("output", {}).get("kind") == "packs":
+            sets.setdefault(f"packs of {manifest['input']['name']}", set()).update(gpus)
+        elif gpus or not manifest.get("policy", {}).get("split"):
+            sets[owner] = gpus
+    return tuple(sorted(set.intersection(*sets.values()))) if sets else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ def artifact_facts(
         "made": _made(artifact),
         "install": _install(artifact),
         "libraries": rows,
+        "packs": [_packed(facts) for facts in libraries if facts.packed.containers],
     }
 
 
@@ -61,6 +63,17 @@ def _row(facts: LibraryFacts) -> dict[str, Any]:
         "owner": facts.file.owner,
         "size": facts.file.size,
         "bytes": {HOST: max(facts.file.size - gpu, 0), **codes},
+    }
+
+
+def _packed(facts: LibraryFacts) -> dict[str, Any]:
+    """What a library keeps of its GPU code, for the program that was recorded, and what is in packs."""
+    return {
+        "name": facts.name,
+        "stays": sum(group.stored for group in facts.gpu.architectures) if facts.gpu else 0,
+        "in_packs": facts.packed.stored,
+        "containers": facts.packed.containers,
+        "missing": facts.packed.missing,
     }
 
 
@@ -117,7 +130,7 @@ def _install(artifact: Artifact) -> list[str]:
     """Commands that install it."""
     if artifact.manifest.get("requirements") and (artifact.path / "simple").is_dir():
         index = (artifact.path / "simple").absolute().as_uri()
-        wanted = " ".join(artifact.manifest["requirements"])
+        wanted = shlex.join(artifact.manifest["requirements"])
         return [
             f"pip install --index-url {index} {wanted}",
             f"uv pip install --default-index {index} {wanted}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ def fit_checks(
 
 def _in_packs(facts: LibraryFacts, gpu: Capability, catalog: Catalog) -> str:
     """Code of packs that the GPU uses; empty where there is none."""
-    targets = {piece.target for image in facts.packed.images for piece in (image.parts or (image,)) if piece.target}
+    images = (packed.image for packed in facts.packed.images)
+    targets = {piece.target for image in images for piece in (image.parts or (image,)) if piece.target}
     policy = Policy(Targets((TorchArch(gpu),)), catalog.rules)
     return ", ".join(sorted(str(target) for target in targets if policy.fits(gpu, target)))
 
@@ -147,6 +148,45 @@ def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:
     return {"library": report.name, "gpu": str(fit.device), "verdict": fit.verdict, "holds": held}
 
 
+@dataclass
+class _LeftCode:
+    """The code that is left in what was cut, by whether the targets can use it."""
+
+    libraries: int = 0
+    kept: int = 0
+    shared: int = 0  # for other GPUs, in libraries that a split makes for all
+    foreign: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)  # for other GPUs, where it is not known what needs it
+    removed: dict[str, None] = field(default_factory=dict)
+
+    def add(
+        self,
+        record: CutRecord,
+        facts: LibraryFacts,
+        report: LibraryReport,
+        gpus: Sequence[Capability],
+        catalog: Catalog,
+    ) -> None:
+        policy = record.policy(catalog)
+        others = set(gpus) - set(policy.devices)
+        if others and not record.split:
+            self.removed |= dict.fromkeys(_removed(record, facts, others, catalog))
+        if others or record.split:
+            policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
+        self.libraries += report.has_code
+        for group in report.container_groups:
+            for image, size in zip(group.images, group.stored_by_image, strict=True):
+                where = f"{facts.file.short_name} ({image.label})"
+                if policy.allows(image):
+                    self.kept += size
+                elif record.split:
+                    self.shared += size
+                elif not group.can_be_cut:
+                    self.left[where] += size
+                elif size:
+                    self.foreign[where] += size
+
+
 def foreign_checks(
     artifact: Artifact, libraries: Sequence[LibraryFacts], gpus: Sequence[Capability], catalog: Catalog
 ) -> Iterator[Check]:
@@ -161,27 +201,12 @@ def foreign_checks(
             reason = f"not tailored: there is no torchtailor.json; all {human_bytes(total)} of GPU code are there"
             yield Check.not_applicable(Level.STATIC, name, reason)
         return
-    foreign: Counter[str] = Counter()
-    left: Counter[str] = Counter()
-    removed: dict[str, None] = {}
-    looked_at = kept = 0
+    code = _LeftCode()
     for facts in libraries:
         record = cut_record(artifact, facts)
-        if record is None or record.untouched or facts.gpu is None:
-            continue
-        policy = record.policy(catalog)
-        if not set(gpus) <= set(policy.devices):
-            removed |= dict.fromkeys(_removed(record, facts, set(gpus) - set(policy.devices), catalog))
-            policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
-        looked_at += facts.gpu.has_code
-        for group in facts.gpu.container_groups:
-            for image, size in zip(group.images, group.stored_by_image, strict=True):
-                if policy.allows(image):
-                    kept += size
-                elif not group.can_be_cut:
-                    left[f"{facts.file.short_name} ({image.label})"] += size
-                elif size:
-                    foreign[f"{facts.file.short_name} ({image.label})"] += size
+        if record is not None and not record.untouched and facts.gpu is not None:
+            code.add(record, facts, facts.gpu, gpus, catalog)
+    foreign, left, removed, looked_at, kept = code.foreign, code.left, code.removed, code.libraries, code.kept
     left += _foreign_files(artifact, gpus, catalog)
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
     wanted = ", ".join(map(str, gpus or cut_for))
@@ -202,7 +227,9 @@ def foreign_checks(
             f" {human_bytes(left.total())} for other GPUs were left, because it is not known that nothing needs"
             f" them: {most}"
         )
-    yield Check.of(Level.STATIC, name, True, reason, libraries=looked_at, bytes=kept, left=left)
+    if code.shared:
+        reason += f"; {human_bytes(code.shared)} that no hook can hand out stay for all GPUs"
+    yield Check.of(Level.STATIC, name, True, reason, libraries=looked_at, bytes=kept, left=left, shared=code.shared)
 
 
 def _removed(record: CutRecord, facts: LibraryFacts, others: Collection[Capability], catalog: Catalog) -> Iterator[str]:
@@ -222,6 +249,8 @@ def _foreign_files(artifact: Artifact, gpus: Sequence[Capability], catalog: Cata
     left: Counter[str] = Counter()
     for owner, manifest in artifact.tailored.items():
         archs = " ".join(map(str, gpus)) or " ".join(manifest.get("target", {}).get("archs", ()))
+        if not archs:
+            continue  # the wheel of a split that is for all GPUs
         policy = Policy(Targets(TorchArch.parse_list(archs)), catalog.rules)
         found = (file.code() for file in artifact.code_files if file.owner in ("", owner))
         files = [file for file in found if file]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.catalog import Catalog
+from torchtailor.catalog import Catalog, TorchArch
 from torchtailor.disk import hash_file
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.format import counted, human_bytes
+from torchtailor.gpucode.fatbin import Image
+from torchtailor.gpucode.policy import Policy
+from torchtailor.gpucode.targets import Targets
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import cut_record
 from torchtailor.verification.static.read import LibraryFacts
@@ -38,6 +42,9 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
     if missing and len(without) == len(moved):
         reason = "what the workload does not use was left out (--no-pack): other programs fail with CUDA's own error"
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
+    if missing and any(_is_split(artifact, facts) for facts in moved):
+        reason = "its GPU code is in packages of its own, and none was given: verify the wheels of both together"
+        return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if missing:
         shown = ", ".join(f"{library} ({number})" for library, number in list(missing.items())[:_SHOWN])
         reason = f"containers that were moved to packs are in none: {shown}; set TORCHTAILOR_PACK to their folder"
@@ -51,6 +58,11 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
     return Check.of(Level.STATIC, name, True, reason, containers=containers, libraries=len(moved))
 
 
+def _is_split(artifact: Artifact, facts: LibraryFacts) -> bool:
+    record = cut_record(artifact, facts)
+    return record is not None and record.split
+
+
 def _made_without(artifact: Artifact, facts: LibraryFacts) -> bool:
     record = cut_record(artifact, facts)
     workload = record.manifest.get("policy", {}).get("workload", {}) if record else {}
@@ -62,13 +74,29 @@ def _nothing_foreign(artifact: Artifact, moved: Sequence[LibraryFacts], catalog:
     foreign: list[str] = []
     for facts in moved:
         record = cut_record(artifact, facts)
-        policy = record.policy(catalog) if record else None
-        labels = {image.label for image in facts.packed.images if policy and not policy.allows(image)}
+        whole = record.policy(catalog) if record else None
+        labels = set()
+        for target, images in _by_target(facts).items():
+            policy = _policy_for(target, whole) if target and whole else whole
+            labels |= {image.label for image in images if policy and not policy.allows(image)}
         foreign += [f"{facts.file.short_name} ({label})" for label in sorted(labels)]
     if foreign:
         reason = f"code that the target cannot use is in packs: {', '.join(foreign[:_SHOWN])}"
         return Check.of(Level.STATIC, name, False, reason, foreign=foreign)
     return Check.of(Level.STATIC, name, True, "all code in them is for the target")
+
+
+def _by_target(facts: LibraryFacts) -> dict[str, list[Image]]:
+    """What is in packs, by the GPU that a split made them for."""
+    images: dict[str, list[Image]] = {}
+    for packed in facts.packed.images:
+        images.setdefault(packed.target, []).append(packed.image)
+    return images
+
+
+def _policy_for(target: str, policy: Policy) -> Policy:
+    archs = tuple(TorchArch(gpu) for gpu in policy.rules.gpus if gpu.sm == target)
+    return replace(policy, targets=Targets(archs))
 
 
 def _hook(moved: Sequence[LibraryFacts], libraries: Sequence[LibraryFacts]) -> Check:

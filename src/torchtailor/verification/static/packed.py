@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.binary.source import ByteSource
@@ -18,6 +19,13 @@ from torchtailor.wheels.archive import WheelArchive, open_member
 from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PACK_VARIABLE, Pack, open_pack
 
 
+class PackedImage(NamedTuple):
+    """An image in a pack; `target` is the GPU of a split's pack."""
+
+    image: Image
+    target: str = ""
+
+
 @dataclass(frozen=True)
 class PackedCode:
     """What was moved out of one library, as far as packs have it."""
@@ -25,7 +33,7 @@ class PackedCode:
     containers: int = 0
     missing: int = 0  # containers that no pack has
     stored: int = 0  # bytes in packs
-    images: tuple[Image, ...] = ()
+    images: tuple[PackedImage, ...] = ()
     problems: tuple[str, ...] = ()  # packs and containers that are damaged
 
 
@@ -96,7 +104,7 @@ class OpenPacks:
         """Each container of a library, with the file that has its code; and what was moved."""
         containers: list[tuple[FoundContainer, ByteSource]] = []
         moved = missing = stored = 0
-        images: list[Image] = []
+        images: list[PackedImage] = []
         problems = list(self._problems)
         for found in code.containers:
             key = found.container.ticket
@@ -104,20 +112,24 @@ class OpenPacks:
                 containers.append((found, own))
                 continue
             moved += 1
-            place: tuple[FoundContainer, ByteSource] | None = None
-            for pack in self._packs:
+            places: list[tuple[FoundContainer, ByteSource]] = []
+            for pack in self._packs:  # the hook hands out what all of them have, one for each kind of GPU
                 row = pack.find(key)
-                if row is None or place:
+                if row is None:
                     continue
                 try:
                     container = pack.container(row)
                 except BadInputError as error:
                     problems.append(error.message)
                     continue
-                place = found._replace(container=container), pack.source
+                places.append((found._replace(container=container), pack.source))
                 stored += row.size
-                images += container.entries
-            missing += place is None
-            containers.append(place or (found, own))
+                images += (PackedImage(image, _split_target(pack)) for image in container.entries)
+            missing += not places
+            containers += places or [(found, own)]
         problems = problems if moved else []
         return containers, PackedCode(moved, missing, stored, tuple(images), tuple(problems))
+
+
+def _split_target(pack: Pack) -> str:
+    return str(pack.description.get("target", "")) if pack.description.get("split") is True else ""

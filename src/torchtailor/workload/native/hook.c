@@ -45,19 +45,59 @@ static struct exchanged *exchanged_at(const void *from, const void *seen, size_t
     return buckets[bucket] = new;
 }
 
+/* The compute capability of this thread's GPU, or else of the first: 90 for 9.0; 0 where it is not known. */
+static unsigned gpu_number(void) {
+    enum { MAJOR = 75, MINOR = 76 };
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!driver) return 0;
+    int (*current)(int *) = (int (*)(int *))(uintptr_t)tt_real_symbol(driver, "cuCtxGetDevice");
+    int (*attribute)(int *, int, int) = (int (*)(int *, int, int))(uintptr_t)tt_real_symbol(driver, "cuDeviceGetAttribute");
+    int device = 0, major = 0, minor = 0;
+    if (current && current(&device)) device = 0;
+    int known = attribute && !attribute(&major, MAJOR, device) && !attribute(&minor, MINOR, device);
+    dlclose(driver);
+    return known && major > 0 && minor >= 0 ? (unsigned)(major * 10 + minor) : 0;
+}
+
+/* Says, once for each package, that the one for this GPU is not installed. Without the lock. */
+static void check_package(const char *library, const struct tt_package *missing, const struct tt_found *found) {
+    enum { SAID = 32 };
+    static char said[SAID][sizeof missing->name];
+    static size_t count;
+    unsigned gpu = gpu_number();
+    for (size_t i = 0; i < found->target_count; i++) /* code of the same major version and no newer minor runs */
+        if (!gpu || (found->targets[i] / 10 == gpu / 10 && found->targets[i] <= gpu)) return;
+    struct tt_package package;
+    if (missing) package = *missing;
+    else if (!tt_find_package(library, &package)) return;
+    tt_acquire();
+    int again = count == SAID;
+    for (size_t i = 0; i < count; i++) again |= !strcmp(said[i], package.name);
+    if (!again) memcpy(said[count++], package.name, sizeof package.name);
+    tt_release();
+    if (again) return;
+    char target[16] = "sm90";
+    if (gpu) snprintf(target, sizeof target, "sm%u", gpu);
+    tt_say("torchtailor: %s has its GPU code in a package of its own, and %s is not installed. Run `pip install "
+           "'%s[%s]==%s'` with the index that it came from.\n", library,
+           gpu ? "the one for this GPU" : "none for a GPU", package.name, target, package.version);
+}
+
 static const void *from_pack(const void *ticket, const struct tt_place *place) {
     const uint8_t *key = (const uint8_t *)ticket + 24;
     struct tt_found found = {0};
+    struct tt_package package;
     char text[2 * TT_KEY + 1];
     tt_acquire();
     struct exchanged *known = exchanged_at(ticket, key, TT_KEY);
     const void *container = NULL;
+    int missing = 0;
     if (known && known->to != ticket) {
         container = known->to;
     } else if (tt_find_container(place->path, key, &found)) {
         container = found.container;
-        tt_note_miss(place, key, found.pack);
-    } else {
+        if (!found.split) tt_note_miss(place, key, found.pack);
+    } else if (!(missing = tt_find_package(place->path, &package))) {
         tt_key_text(key, text);
         tt_say("torchtailor: %s needs GPU code (container %.12s) that was moved to a pack, and no pack with it was found "
                "(looked in %s). Put the pack there, set TORCHTAILOR_PACK, or run `torchtailor restore`.\n",
@@ -66,6 +106,7 @@ static const void *from_pack(const void *ticket, const struct tt_place *place) {
     }
     if (known) known->to = container;
     tt_release();
+    if (missing || found.target_count) check_package(place->path, missing ? &package : NULL, &found);
     return container;
 }
 

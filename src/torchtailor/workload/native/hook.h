@@ -61,13 +61,22 @@ void tt_lead_cudart_here(tt_dlsym_function ours);
 void tt_lead_deepbound_here(size_t first, const void *real, tt_dlsym_function ours);
 
 /* --- packs.c: containers by key */
+enum { TT_TARGETS = 8 };
 struct tt_found {
     const void *container;
     const char *pack; /* where it came from, for people */
+    int split;        /* from a pack that has all code of a library for a GPU: nothing was missed */
+    unsigned targets[TT_TARGETS], target_count; /* of such packs: 90 for sm_90 */
     char looked[3 * PATH_MAX];
 };
 /* With the lock held. */
 int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_found *found);
+
+/* The distribution whose packs have all code of a library, as it is installed. */
+struct tt_package {
+    char name[128], version[128];
+};
+int tt_find_package(const char *library, struct tt_package *package);
 
 /* --- record.c: what is told to people and written to files */
 void tt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

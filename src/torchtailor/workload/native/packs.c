@@ -14,6 +14,7 @@
 enum { HEADER = 64, ROW = 40, ALIGNMENT = 64, MAX_PARENTS = 8, MAX_SOURCES = 64 };
 #define FOLDER "torchtailor-packs"
 #define SUFFIX ".ttpack"
+#define NOTE "split.txt"
 
 struct pack {
     struct pack *next;
@@ -22,6 +23,8 @@ struct pack {
     const uint8_t *bytes, *rows; /* NULL: refused */
     size_t size;
     uint32_t count;
+    int split;       /* it has all code of its library for one GPU */
+    unsigned target; /* that GPU: 90 for sm_90 */
     char path[];
 };
 struct listing { /* a folder's packs, or one file's, as they were when it was first needed */
@@ -100,6 +103,20 @@ static const char *check(const uint8_t *bytes, uint64_t size) {
     return overlap(bytes, rows, count) ? "parts of it overlap" : NULL;
 }
 
+/* Of the description, which is JSON without spaces, what makes a difference here. */
+static void read_description(struct pack *pack) {
+    static const char split[] = "\"split\":true", target[] = "\"target\":\"sm";
+    const char *text = (const char *)pack->bytes + tt_u64(pack->bytes + 24);
+    size_t size = (size_t)tt_u64(pack->bytes + 32);
+    if (!memmem(text, size, split, sizeof split - 1)) return;
+    pack->split = 1;
+    const char *at = memmem(text, size, target, sizeof target - 1);
+    if (!at) return;
+    for (at += sizeof target - 1; at < text + size && *at >= '0' && *at <= '9' && pack->target < 1000; at++)
+        pack->target = pack->target * 10 + (unsigned)(*at - '0');
+    if (at >= text + size || *at != '"') pack->target = 0; /* for several GPUs */
+}
+
 static struct pack *open_pack(const char *path, const uid_t *owner) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
@@ -145,6 +162,7 @@ static struct pack *open_pack(const char *path, const uid_t *owner) {
     pack->size = (size_t)info.st_size;
     pack->rows = pack->bytes + tt_u64(pack->bytes + 16);
     pack->count = tt_u32(pack->bytes + 12);
+    read_description(pack);
     return pack;
 }
 
@@ -355,6 +373,11 @@ int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_
     if (search.count) {
         found->container = search.count == 1 ? search.parts[0] : merge(&search);
         found->pack = search.packs[0]->path;
+        for (size_t i = 0; i < search.count; i++) {
+            found->split |= search.packs[i]->split;
+            if (search.packs[i]->split && search.packs[i]->target && found->target_count < TT_TARGETS)
+                found->targets[found->target_count++] = search.packs[i]->target;
+        }
         return 1;
     }
     const char *slash = strrchr(library, '/');
@@ -362,4 +385,70 @@ int tt_find_container(const char *library, const uint8_t key[TT_KEY], struct tt_
     snprintf(found->looked, sizeof found->looked, "%s%s%.*s/" FOLDER " and in its parent folders", named,
              *named ? ", " : "", length, library);
     return 0;
+}
+
+/* --- the package that has all code of a library */
+
+static int plain(const char *text) {
+    for (const char *at = text; *at; at++)
+        if (!((*at >= '0' && *at <= '9') || (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') ||
+              strchr("._+!-", *at)))
+            return 0;
+    return *text != '\0';
+}
+
+/* The note of a distribution: its name, its version, and the names of its libraries, a line each. */
+static int read_note(const char *path, const char *library, struct tt_package *package) {
+    char text[16384], *rest = text;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    if (size <= 0) return 0;
+    text[size] = '\0';
+    const char *name = strsep(&rest, "\n"), *version = rest ? strsep(&rest, "\n") : NULL;
+    if (!version || !plain(name) || !plain(version)) return 0;
+    while (rest)
+        if (!strcmp(strsep(&rest, "\n"), library)) {
+            snprintf(package->name, sizeof package->name, "%s", name);
+            snprintf(package->version, sizeof package->version, "%s", version);
+            return 1;
+        }
+    return 0;
+}
+
+static int find_note(const char *place, const char *library, struct tt_package *package) {
+    DIR *folder = opendir(place);
+    int found = 0;
+    for (struct dirent *entry; folder && !found && (entry = readdir(folder));) {
+        char path[3 * PATH_MAX];
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s/" NOTE, place, entry->d_name);
+        found = read_note(path, library, package);
+    }
+    if (folder) closedir(folder);
+    return found;
+}
+
+static int find_package_around(const char *library, struct tt_package *package) {
+    char folder[PATH_MAX], path[PATH_MAX + sizeof FOLDER + 1];
+    snprintf(folder, sizeof folder, "%s", library);
+    const char *slash = strrchr(library, '/'), *name = slash ? slash + 1 : library;
+    for (int level = 0; level <= MAX_PARENTS; level++) {
+        char *end = strrchr(folder, '/');
+        if (!end) break;
+        *end = '\0';
+        snprintf(path, sizeof path, "%s/" FOLDER, folder);
+        if (find_note(path, name, package)) return 1;
+    }
+    return 0;
+}
+
+int tt_find_package(const char *library, struct tt_package *package) {
+    char real[PATH_MAX];
+    tt_busy++;
+    int found = find_package_around(library, package) ||
+                (realpath(library, real) && strcmp(real, library) && find_package_around(real, package));
+    tt_busy--;
+    return found;
 }

@@ -1,0 +1,187 @@
+"""Split wheels: one without GPU code for all GPUs, and a wheel of packs for each GPU.
+
+    torch-2.15.0+cu132.host-cp312-cp312-manylinux_2_28_x86_64.whl            libraries and the hook
+    torch_gpu_sm90-2.15.0+cu132.p1a2b3c4-py3-none-manylinux_2_28_x86_64.whl  the packs for one GPU
+
+`torch[sm90]` requires the second. Its version names the code that was moved, of all GPUs: wheels with the same code,
+such as those for several Pythons, require the same packs. Packs of several GPUs may be installed side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from torchtailor import __version__
+from torchtailor.catalog import Capability, CodeTarget
+from torchtailor.disk import hash_file
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult
+from torchtailor.tailoring.manifest import SCHEMA, tallies_json
+from torchtailor.tailoring.packs import folder_name, pack_folder
+from torchtailor.tailoring.result import PackWheel
+from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
+from torchtailor.wheels.metadata import with_lines
+from torchtailor.wheels.name import WheelName, labelled_version
+from torchtailor.wheels.record import FileHash, Record, RecordRow
+from torchtailor.wheels.write import DEFAULT_MODE, new_wheel
+
+CHOICE = "gpu"  # the extra whose package a wheel variant chooses
+SPLIT_NOTE = "split.txt"  # beside the hook: what to install, and for which libraries
+_LICENCE_FILE = re.compile(r"licenses/|[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
+_COPIED_FIELDS = ("metadata-version", "license-expression", "license", "license-file")
+_DIGITS = 7
+
+
+def pack_distribution(distribution: str, target: str) -> str:
+    """The name of the distribution with the packs for a GPU: `torch-gpu-sm90`."""
+    return f"{canonicalize_name(distribution)}-gpu-{target}"
+
+
+def choice_distribution(distribution: str) -> str:
+    """The name of the distribution whose wheel variants each require the packs for their GPU."""
+    return f"{canonicalize_name(distribution)}-{CHOICE}"
+
+
+def pack_version(distribution: WheelDistribution, libraries: Iterable[LibraryResult], earlier: str = "") -> str:
+    """The version of the packs: that of the wheel, with a hash of what was moved."""
+    rows = sorted(f"{one.path} {one.moved_digest}\n" for one in libraries if one.moved_digest)
+    digest = hashlib.sha256("".join(rows).encode()).hexdigest()[:_DIGITS]
+    stock = distribution.metadata.version
+    return labelled_version(stock, f"p{digest}", stock_local=distribution.stock_local, earlier_label=earlier)
+
+
+def served_gpus(options: TailorOptions, libraries: Iterable[LibraryResult]) -> list[Capability]:
+    """The known GPUs that can use some of what was moved."""
+    labels = {label for one in libraries if one.moved_digest for label in one.moved}
+    codes = [code for label in sorted(labels) if (code := _code(label))]
+    return sorted(gpu for gpu in options.policy.rules.gpus if any(options.policy.fits(gpu, code) for code in codes))
+
+
+def _code(label: str) -> CodeTarget | None:
+    try:
+        return CodeTarget.parse(label)
+    except ValueError:
+        return None
+
+
+def host_metadata(
+    metadata: bytes, distribution: str, version: str, gpus: Iterable[Capability], also: Sequence[str]
+) -> bytes:
+    """METADATA with an extra for each GPU that requires its packs, and those of the distributions in `also`."""
+    lines: list[str] = []
+    for extra, required in [
+        *((gpu.sm, pack_distribution(distribution, gpu.sm)) for gpu in gpus),
+        (CHOICE, choice_distribution(distribution)),
+    ]:
+        lines.append(f"Provides-Extra: {extra}")
+        lines.append(f'Requires-Dist: {required}=={version}; extra == "{extra}"')
+        lines += [f'Requires-Dist: {name}[{extra}]; extra == "{extra}"' for name in also]
+    return with_lines(metadata, lines)
+
+
+def split_note(distribution: str, version: str, libraries: Iterable[LibraryResult]) -> bytes:
+    """What the hook reads where no pack is found: the distribution and its version, and the libraries it is for."""
+    names = sorted(Path(one.path).name for one in libraries if one.moved_digest)
+    return "".join(f"{line}\n" for line in (canonicalize_name(distribution), version, *names)).encode()
+
+
+def write_pack_wheel(
+    stock: WheelDistribution,
+    folder: Path,
+    version: str,
+    options: TailorOptions,
+    packs: Mapping[str, Path],
+    libraries: Sequence[LibraryResult],
+) -> PackWheel:
+    """Write the wheel of packs for one GPU; `packs` are files by the path of their library.
+
+    Nothing in it depends on the Python of the stock wheel.
+    """
+    target = options.targets.label
+    name = pack_distribution(stock.metadata.name, target)
+    escaped = folder_name(name)
+    platform = stock.name.platform
+    path = folder / str(WheelName(escaped, version, "", "py3", "none", platform))
+    dist_info = f"{escaped}-{version}.dist-info"
+    written: dict[str, bytes] = {
+        "METADATA": _metadata(stock, name, version, target),
+        "WHEEL": _wheel_file(platform),
+        MANIFEST: _manifest(stock, options, path.name, version, libraries),
+    }
+    rows: list[RecordRow] = []
+    with new_wheel(path, threads=options.workers) as writer:
+        for library in sorted(packs):
+            pack = packs[library]
+            place = f"{pack_folder(escaped)}/{pack.name}"
+            writer.add_file(place, pack, DEFAULT_MODE)
+            rows.append(RecordRow(place, FileHash.from_hex(hash_file(pack)), pack.stat().st_size))
+        for member in stock.payload():
+            own, _, rest = member.name.partition("/")
+            if own == stock.dist_info and not member.is_dir and _LICENCE_FILE.match(rest):
+                row = stock.record.get(member.name)
+                writer.copy(stock.archive, member, f"{dist_info}/{rest}")
+                rows.append(RecordRow(f"{dist_info}/{rest}", row.hash if row else None, member.size))
+        for file, data in written.items():
+            writer.add_bytes(f"{dist_info}/{file}", data)
+            rows.append(RecordRow(f"{dist_info}/{file}", FileHash.of(data), len(data)))
+        rows.append(RecordRow(f"{dist_info}/RECORD"))
+        writer.add_bytes(f"{dist_info}/RECORD", Record(rows).encode())
+    return PackWheel(path, target, path.stat().st_size, hash_file(path))
+
+
+def _metadata(stock: WheelDistribution, name: str, version: str, target: str) -> bytes:
+    """METADATA with the licence of the stock wheel, whose code it is."""
+    fields = list(_header_fields(stock.archive.read(f"{stock.dist_info}/METADATA").decode("utf-8", "replace")))
+    kept = [
+        text
+        for field, text in fields
+        if field in _COPIED_FIELDS or (field == "classifier" and text.partition(":")[2].strip().startswith("License"))
+    ]
+    first = [text for text in kept if text.lower().startswith("metadata-version")] or ["Metadata-Version: 2.1"]
+    rest = [text for text in kept if not text.lower().startswith("metadata-version")]
+    about = f"Summary: GPU code of {stock.metadata.name} {stock.metadata.version} for {target}"
+    return "\n".join([*first, f"Name: {name}", f"Version: {version}", about, *rest, "", ""]).encode()
+
+
+def _header_fields(text: str) -> Iterator[tuple[str, str]]:
+    """The fields of METADATA in their order, each with its continuation lines."""
+    head = re.split(r"\r?\n\r?\n", text, maxsplit=1)[0]
+    for field in re.findall(r"^[^\s:]+:[^\n]*(?:\n[ \t][^\n]*)*", head.replace("\r\n", "\n"), re.MULTILINE):
+        yield field.partition(":")[0].lower(), field
+
+
+def _wheel_file(platform: str) -> bytes:
+    tags = "".join(f"Tag: py3-none-{one}\n" for one in platform.split("."))
+    return f"Wheel-Version: 1.0\nGenerator: torchtailor {__version__}\nRoot-Is-Purelib: false\n{tags}".encode()
+
+
+def _manifest(
+    stock: WheelDistribution, options: TailorOptions, filename: str, version: str, libraries: Sequence[LibraryResult]
+) -> bytes:
+    """The manifest of a wheel of packs: which libraries it is for, and what it has for them."""
+    settings = options.to_json()
+    document = {
+        "schema": SCHEMA,
+        "tool": {"name": "torchtailor", "version": __version__},
+        **settings,
+        "target": settings["target"] | {"label": options.targets.label},
+        "input": {"kind": "wheel", "name": stock.metadata.name, "version": stock.metadata.version},
+        "output": {"kind": "packs", "name": filename, "version": version},
+        "libraries": [
+            {
+                "path": one.path,
+                "status": one.status.value,
+                "pack": {"name": one.pack, "size": one.pack_size, "sha256": one.pack_sha256},
+                "packed": tallies_json(one.packed),
+            }
+            for one in sorted(libraries, key=lambda one: one.path)
+            if one.moved_digest
+        ],
+    }
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()

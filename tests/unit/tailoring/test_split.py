@@ -1,0 +1,193 @@
+"""--split for wheels and folders: what is made, what is refused, and that nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tailoring.helpers import check_records, install, options, tree
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.catalog import load_catalog
+from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
+from torchtailor.inspection.torch_code import read_torch
+from torchtailor.surgery import moved
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.tailoring import packs as packing
+from torchtailor.tailoring import run
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.wheels.metadata import Metadata, with_lines
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.hook import HOOK_NAME
+from torchtailor.workload.pack import open_pack
+from torchtailor.workload.trace import Trace
+
+LICENCE = {"torch-2.10.0.dist-info/licenses/LICENSE": b"BSD", "torch-2.10.0.dist-info/entry_points.txt": b""}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, fat: bytes) -> Path:
+    content = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": fat, **LICENCE}
+    return build_wheel(tmp_path, content, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64")
+
+
+def split(gpu: str = "9.0", **more: object) -> TailorOptions:
+    return replace(options(gpu), split=True, **more)  # type: ignore[arg-type]
+
+
+def test_a_wheel_for_two_gpus(tmp_path: Path, wheel: Path) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", split("8.0,9.0"))
+    assert result.output is not None
+    assert [pack.target for pack in result.pack_wheels] == ["sm80", "sm90"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        result.output.name,
+        *(pack.path.name for pack in result.pack_wheels),
+    }
+    site = tmp_path / "site"
+    for made in (result.output, *(pack.path for pack in result.pack_wheels)):
+        with zipfile.ZipFile(made) as archive:
+            assert archive.testzip() is None
+        install(made, site)
+    check_records(site)
+    with zipfile.ZipFile(result.pack_wheels[1].path) as archive:
+        names = archive.namelist()
+    (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    assert f"{info}/licenses/LICENSE" in names  # the code is under the licence of its wheel
+    assert f"{info}/entry_points.txt" not in names
+    code = read_torch(site / "torch")
+    found = {str(target) for target in code.targets}
+    assert {"sm_80", "sm_90"} <= {name.removesuffix("a") for name in found}
+    assert code.main is not None and not code.main.architectures
+
+
+def test_a_library_that_has_nothing_for_one_of_the_gpus(tmp_path: Path, wheel: Path) -> None:
+    """The packs for that GPU are not made, and the wheel for all is the same."""
+    both = tailor_wheel(wheel, tmp_path / "both", split("3.5,9.0"))
+    alone = tailor_wheel(wheel, tmp_path / "alone", split("9.0"))
+    assert [pack.target for pack in both.pack_wheels] == ["sm90"]
+    assert tree(tmp_path / "both") == tree(tmp_path / "alone")
+    assert alone.output is not None
+
+
+def test_nothing_at_all_for_the_gpu(tmp_path: Path, wheel: Path) -> None:
+    report = run.tailor_inputs([wheel], split("3.5"), output=tmp_path / "out")
+    assert report.error is not None and "no GPU code that runs on 3.5" in report.error.message
+    assert not list((tmp_path / "out").glob("*.whl"))
+
+
+def test_a_dry_run_writes_nothing_and_knows_the_sizes(tmp_path: Path, wheel: Path) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", split("9.0", dry_run=True))
+    assert not (tmp_path / "out").exists()
+    (library,) = result.libraries
+    assert library.packed
+    assert library.size_after < library.size_before
+
+
+def test_a_folder(tmp_path: Path, wheel: Path) -> None:
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    result = tailor_folder(tmp_path / "env", tmp_path / "out", split("8.0,9.0"))
+    (library,) = result.libraries
+    there = tmp_path / "out" / "lib" / "python3.13" / "site-packages"
+    assert {path.name for path in (there / "torchtailor-packs" / "torch").iterdir()} == {library.pack, HOOK_NAME}
+    check_records(there)
+    with open_pack(there / "torchtailor-packs" / "torch" / library.pack) as pack:
+        labels = {image.label.removesuffix("a") for row in pack.rows for image in pack.container(row).entries}
+    assert {"sm_80", "sm_90"} <= labels
+
+
+def test_a_container_that_the_gpu_does_not_use_is_in_the_pack_and_empty(tmp_path: Path, wheel: Path) -> None:
+    """So that the driver answers as it does on stock, without a sentence about packs."""
+    nothing = split("9.0", policy=options("3.5").policy)
+    (tmp_path / "libx.so").write_bytes(zipfile.ZipFile(wheel).read("torch/lib/libtorch_cuda.so"))
+    result = tailor_file(tmp_path / "libx.so", tmp_path / "out" / "libx.so", nothing)
+    (library,) = result.libraries
+    with open_pack(tmp_path / "out" / "torchtailor-packs" / library.pack) as pack:
+        assert pack.rows
+        assert [len(pack.container(row).entries) for row in pack.rows] == [0] * len(pack.rows)
+        assert len({row.offset for row in pack.rows}) == 1
+
+
+def test_the_proof_finds_a_pack_that_lacks_code(tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        moved, "_content", lambda _source, _images: iter([bytes.fromhex("50ed55ba01001000") + bytes(8)])
+    )
+    with pytest.raises(CheckFailedError):
+        tailor_wheel(wheel, tmp_path / "out", split())
+    assert not list((tmp_path / "out").glob("*.whl"))
+
+
+def test_an_environment_is_not_split_in_place(tmp_path: Path, wheel: Path) -> None:
+    install(wheel, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
+    with pytest.raises(UsageError, match="not split in place"):
+        run.tailor_inputs([], split(), env=tmp_path / "env")
+
+
+def test_what_does_not_go_with_it() -> None:
+    workload = TracedWorkload(Trace(opened=("x",)))
+    for more in ({"workload": workload}, {"recompress": True}):
+        with pytest.raises(UsageError, match="--split"):
+            split(**more)
+    with pytest.raises(UsageError, match="--split"):
+        split("9.0+PTX")
+
+
+@pytest.mark.parametrize("how", ["wheel", "folder", "library", "environment"])
+@pytest.mark.parametrize("missing", ["patchelf", "hook"])
+def test_what_is_not_installed_is_said_before_anything_is_written(
+    tmp_path: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, how: str, missing: str
+) -> None:
+    def absent(*_: object) -> None:
+        raise EnvironmentProblem(f"no {missing}.", "Install it.")
+
+    monkeypatch.setattr(packing, "patchelf" if missing == "patchelf" else "hook_library", absent)
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    chosen = replace(options(), workload=TracedWorkload(Trace(opened=("x",))))
+    before = tree(tmp_path / "env")
+    out = tmp_path / "a" / "out"
+    with pytest.raises(EnvironmentProblem, match=missing):
+        match how:
+            case "wheel":
+                tailor_wheel(wheel, out, chosen)
+            case "folder":
+                tailor_folder(tmp_path / "env", out, chosen)
+            case "library":
+                tailor_file(site / "torch" / "lib" / "libtorch_cuda.so", out / "libx.so", chosen)
+            case "environment":
+                tailor_environment(site, chosen)
+    assert not (tmp_path / "a").exists()
+    assert tree(tmp_path / "env") == before
+
+
+def test_a_folder_for_packs_with_a_colon(tmp_path: Path) -> None:
+    workload = TracedWorkload(Trace(opened=("x",)))
+    with pytest.raises(UsageError, match="colon"):
+        replace(options(), workload=workload, packs=tmp_path / "a:b")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("body", ["", "\n\nA description\n\nVersion: none\n"])
+def test_more_lines_in_metadata(newline: str, body: str) -> None:
+    text = f"Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0{body}".replace("\n", newline)
+    changed = with_lines(text.encode(), ["Provides-Extra: sm90", 'Requires-Dist: torch-gpu-sm90==1; extra == "sm90"'])
+    assert Metadata.parse(changed, "x").requires == ('torch-gpu-sm90==1; extra == "sm90"',)
+    assert changed.decode().rstrip().endswith("Version: none" if body else '"sm90"')
+
+
+def test_gpus_of_extras_are_those_that_the_code_serves(tmp_path: Path, wheel: Path) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", split())
+    assert result.output is not None
+    with zipfile.ZipFile(result.output) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith("METADATA")]
+        lines = archive.read(name).decode().splitlines()
+    extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: sm")}
+    known = {gpu.sm for gpu in load_catalog().gpus}
+    assert {"sm80", "sm90"} <= extras <= known
+    assert "sm35" not in extras
+    shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,42 @@
+"""Makes wheels of installed distributions again: their files as RECORD lists them, stored, with a new RECORD."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+
+from torchtailor.artifact.installed import InstalledDistribution, installed_in
+
+_WRITTEN_BY_INSTALLERS = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+
+
+def rewheel_all(site: Path, folder: Path) -> list[Path]:
+    """A wheel of each distribution in a site-packages folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [rewheel(one, site, folder) for one in installed_in(site)]
+
+
+def rewheel(one: InstalledDistribution, site: Path, folder: Path) -> Path:
+    info = one.dist_info.name
+    lines = (one.dist_info / "WHEEL").read_text().splitlines()
+    tags = [line.partition(":")[2].strip() for line in lines if line.startswith("Tag:")]
+    python, abi, _ = tags[0].split("-")
+    platforms = ".".join(dict.fromkeys(tag.split("-")[2] for tag in tags))
+    target = folder / f"{info.removesuffix('.dist-info')}-{python}-{abi}-{platforms}.whl"
+    rows = []
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, strict_timestamps=False) as wheel:
+        for row in one.record:
+            path = site / row.path
+            made_later = row.path.endswith(".pyc") or row.path.startswith(("..", "/"))
+            if made_later or (path.parent == one.dist_info and path.name in _WRITTEN_BY_INSTALLERS):
+                continue
+            wheel.write(path, row.path)
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+            rows.append(
+                f"{row.path},sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')},{path.stat().st_size}"
+            )
+        wheel.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,", ""]))
+    return target
