@@ -463,6 +463,23 @@ def _copied(result: TailorResult, folder: Path) -> TailorResult:
     return replace(result, output=target, notes=(COPIED,))
 
 
+def _written_anew(
+    making: _Making, changed: Mapping[str, Path], results: Mapping[str, LibraryResult], packs: str
+) -> dict[str, bytes]:
+    """METADATA with the new version, and WHEEL where the tags are others."""
+    distribution = making.distribution
+    metadata_name, wheel_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", "WHEEL"))
+    metadata = with_version(distribution.archive.read(metadata_name), making.version)
+    if packs:
+        gpus = served_gpus(making.options, results.values())
+        metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)
+    packed_in = _with_relr(changed, results)
+    if not packed_in:
+        return {metadata_name: metadata}
+    tags = WheelName.parse(_for_relr(making.target, map(_machine, packed_in))).tags
+    return {metadata_name: metadata, wheel_name: with_tags(distribution.archive.read(wheel_name), tags)}
+
+
 def _write(
     writer: WheelWriter,
     making: _Making,
@@ -478,9 +495,7 @@ def _write(
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
-    metadata_name = f"{distribution.dist_info}/METADATA"
-    packed_in = _with_relr(changed, results)
-    tags = WheelName.parse(_for_relr(making.target, map(_machine, packed_in))).tags if packed_in else []
+    anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
         if member.name in left_out:
             continue
@@ -494,18 +509,10 @@ def _write(
                 writer.add_file(name, cut, mode)
             rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
             cut.unlink()
-        elif member.name == metadata_name:
-            metadata = with_version(distribution.archive.read(metadata_name), version)
-            if packs:
-                gpus = served_gpus(making.options, results.values())
-                also = making.order.also
-                metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, also)
-            writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
-            rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
-        elif tags and member.name == f"{distribution.dist_info}/WHEEL":
-            wheel = with_tags(distribution.archive.read(member.name), tags)
-            writer.add_bytes(name, wheel, member.mode or DEFAULT_MODE)
-            rows.append(RecordRow(name, FileHash.of(wheel), len(wheel)))
+        elif member.name in anew:
+            data = anew[member.name]
+            writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
+            rows.append(RecordRow(name, FileHash.of(data), len(data)))
         else:
             writer.copy(distribution.archive, member, name)
             row = distribution.record.get(member.name)
