@@ -87,9 +87,9 @@ class PolicyDocument(Struct):
     recompress: RecompressionPolicy | None
     drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
+    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
     split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
     workload: Annotated[Open, Meta(description="trace, margin, pack")] | UnsetType = UNSET
-    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):

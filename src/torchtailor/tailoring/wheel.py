@@ -251,12 +251,11 @@ class _Making:
             return _copied(result, self.order.folder)
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
+        if packed_in := _with_relr(changed, cut):
+            target = _for_relr(target, map(_machine, packed_in))
         listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
-        packed_in = [changed[name] for name in changed if cut[name].relr]
-        if packed_in:
-            target = _for_relr(target, {_machine(path) for path in packed_in})
         document = manifest(
             (options.without_targets if packs else options).with_default_strip(),
             {"kind": kind.value, "name": wheel.name, "sha256": stock_sha256, "size": size},
@@ -268,8 +267,7 @@ class _Making:
         left_out = frozenset(self.dropped)
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            tags = WheelName.parse(target).tags if packed_in else []
-            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs, tags)
+            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs)
         made = finished.enter_context(WheelArchive(target))
         self._check_members(made, changed, left_out)
         for name in changed:
@@ -298,9 +296,13 @@ class _Making:
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
 
 
+def _with_relr(changed: Mapping[str, Path], results: Mapping[str, LibraryResult]) -> list[Path]:
+    return [path for name, path in changed.items() if results[name].relr]
+
+
 def _for_relr(target: Path, machines: Iterable[str]) -> Path:
     """The name of a wheel whose libraries need a newer glibc than its stock one promises."""
-    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, machines)))
+    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, set(machines))))
 
 
 def _machine(library: Path) -> str:
@@ -461,18 +463,21 @@ def _copied(result: TailorResult, folder: Path) -> TailorResult:
     return replace(result, output=target, notes=(COPIED,))
 
 
-def _described(
-    making: _Making, results: Mapping[str, LibraryResult], packs: str, tags: Sequence[str]
+def _written_anew(
+    making: _Making, changed: Mapping[str, Path], results: Mapping[str, LibraryResult], packs: str
 ) -> dict[str, bytes]:
-    """METADATA with the new version, and what requires the packs of a split; WHEEL where its tags change."""
+    """METADATA with the new version, and WHEEL where the tags are others."""
     distribution = making.distribution
-    name = f"{distribution.dist_info}/METADATA"
-    metadata = with_version(distribution.archive.read(name), making.version)
+    metadata_name, wheel_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", "WHEEL"))
+    metadata = with_version(distribution.archive.read(metadata_name), making.version)
     if packs:
         gpus = served_gpus(making.options, results.values())
         metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)
-    wheel = f"{distribution.dist_info}/WHEEL"
-    return {name: metadata} | ({wheel: with_tags(distribution.archive.read(wheel), tags)} if tags else {})
+    packed_in = _with_relr(changed, results)
+    if not packed_in:
+        return {metadata_name: metadata}
+    tags = WheelName.parse(_for_relr(making.target, map(_machine, packed_in))).tags
+    return {metadata_name: metadata, wheel_name: with_tags(distribution.archive.read(wheel_name), tags)}
 
 
 def _write(
@@ -486,12 +491,11 @@ def _write(
     left_out: frozenset[str],
     added: Mapping[str, Path],
     packs: str,
-    tags: Sequence[str],
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
-    described = _described(making, results, packs, tags)
+    anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
         if member.name in left_out:
             continue
@@ -505,8 +509,8 @@ def _write(
                 writer.add_file(name, cut, mode)
             rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
             cut.unlink()
-        elif member.name in described:
-            data = described[member.name]
+        elif member.name in anew:
+            data = anew[member.name]
             writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
             rows.append(RecordRow(name, FileHash.of(data), len(data)))
         else:

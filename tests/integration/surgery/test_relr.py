@@ -14,6 +14,7 @@ from tests.integration.surgery.builds import Toolchain, build, run, runner, tool
 from tests.integration.surgery.test_elflint import complaints
 from tests.integration.surgery.test_survival import VARIANTS, patchelf, quietly
 from tests.unit.surgery.checks import options
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, SegmentType
 from torchtailor.errors import BadInputError, CheckFailedError
@@ -21,6 +22,9 @@ from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.proof.relr import prove_relr
 from torchtailor.surgery.relr import with_relr
+from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.wheels.archive import WheelArchive
+from torchtailor.wheels.distribution import WheelDistribution
 
 COUNT = 6000
 # pointers side by side, with gaps, at odd addresses, in a constant table and in zeroed memory's neighbourhood
@@ -109,6 +113,25 @@ def test_it_can_be_cut_again(tmp_path: Path, tools: Toolchain, program: Path) ->
     assert not tailor_library(both, again, options("9.0", relr=True)).relr
     tailor_library(stock, once, options("9.0"))
     assert run(program, tools, again) == run(program, tools, once) != run(program, tools, both)
+
+
+def test_a_wheel_says_which_glibc_it_needs(tmp_path: Path, tools: Toolchain) -> None:
+    library = with_pointers(tmp_path, tools).read_bytes()
+    wheel = build_wheel(
+        tmp_path, {"x/libx.so": library}, name="x", version="1.0", tag="cp313-cp313-manylinux_2_28_x86_64"
+    )
+    result = tailor_wheel(wheel, tmp_path / "out", options("9.0", relr=True))
+    assert result.output is not None
+    assert result.output.name == "x-1.0+sm90-cp313-cp313-manylinux_2_36_x86_64.whl"
+    with WheelArchive(result.output) as archive:
+        distribution = WheelDistribution.of(archive)
+        for member in archive.files:
+            distribution.check(member)
+        text = archive.read(f"{distribution.dist_info}/WHEEL").decode()
+    assert re.findall("^Tag: (.*)$", text, re.MULTILINE) == ["cp313-cp313-manylinux_2_36_x86_64"]
+    plain = tailor_wheel(wheel, tmp_path / "plain", options("9.0"))
+    assert plain.output is not None
+    assert "manylinux_2_28" in plain.output.name
 
 
 def test_only_where_it_gains(tmp_path: Path, tools: Toolchain) -> None:
