@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import platformdirs
 
@@ -36,7 +36,7 @@ _TEMPORARY = ".torchtailor-"
 _FILE = ".tmp"
 _LOCK = "lock"
 _POLL = 0.02  # seconds between two tries for a lock
-_CHUNK = 256 << 10  # stays in a core's cache between the reading and the hashing
+_CHUNK = 1 << 20  # stays in a core's cache; after each, a thread that hashes has to wait for Python's lock
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -242,6 +242,13 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copystat(source, writer.name)
 
 
+def copy_into_staging(source: str, target: str) -> None:
+    """The same where nobody can see the copy yet: nothing is there, and it need not appear whole."""
+    with open(source, "rb", buffering=0) as reader, open(target, "xb") as writer:  # noqa: PTH123
+        _copy_bytes(reader, writer)
+    shutil.copystat(source, target)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """The same bytes at a second place: a hard link where the disk allows it, else a copy."""
     check_replaceable(target)
@@ -292,7 +299,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _copy_bytes(reader: BinaryIO, writer: BinaryIO) -> None:
+def _copy_bytes(reader: IO[bytes], writer: IO[bytes]) -> None:
     size = os.fstat(reader.fileno()).st_size
     done = 0
     try:

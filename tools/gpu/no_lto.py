@@ -1,11 +1,14 @@
 """What cuFFT loses without LTO-IR: transforms by stock, by a cut with LTO-IR and by one without, compared bit for bit.
 
-    PYTHONPATH=src:.carry/py312 python3 tools/gpu/no_lto.py [--library libcufft.so.12] [--gpu 9.0] [--out no_lto.json]
+    PYTHONPATH=src:.carry/py312 python3 tools/gpu/no_lto.py [--library libcufft.so.12] [--gpu 9.0] [--seconds 200]
+        [--out no_lto.json]
 
 Without --library it is the cuFFT beside the installed torch. Copies are cut in $WORK (default: a temporary folder) and
-used through cuFFT's C interface and the driver's, without torch. Each group of transforms runs in a process of its own;
-one that dies is recorded and the next runs. Stock runs twice, to know which transforms repeat themselves. Exits with 1
-where the cut that keeps LTO-IR differs from stock; what fails without LTO-IR is listed.
+used through cuFFT's C interface and the driver's, without torch. Four processes work at the same time: stock twice, to
+know which transforms repeat themselves, and the two cuts. One that dies is recorded with the transform that it died of,
+and the next goes on behind it. What was done is kept in $WORK: after --seconds it ends with 2, and the same command
+goes on from there. Exits with 1 where the cut that keeps LTO-IR differs from stock; what fails without LTO-IR is
+listed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_char_p, c_int, c_longlong, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +39,7 @@ FORWARD, INVERSE = -1, 1
 LOAD_COMPLEX, STORE_COMPLEX = 0, 4  # callbacks
 PATIENT_JIT = 1  # a property of plans: kernels are linked for the size
 BYTES = {R32F: 4, R64F: 8, R16F: 2, C16F: 4, C32F: 8, C64F: 16}
-TIMEOUT_S = 240
-MOST_VALUES = 1 << 23
+MOST_VALUES = 1 << 21
 
 POWERS = tuple(2**n for n in range(1, 23))
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 31, 61, 97, 127, 131, 251, 257, 509, 1021, 2039, 4093, 7919, 65537, 1000003)
@@ -103,12 +108,18 @@ def groups() -> dict[str, list[Transform]]:
     halves = [(2**n,) for n in range(1, 19)]
     made["half c2c"] = [Transform(shape, C16F, C16F, batch=batch) for shape in halves for batch in (1, 7)]
     made["half r2c"] = [Transform(shape, R16F, C16F, batch=batch) for shape in halves[1:] for batch in (1, 7)]
-    some = [(n,) for n in (*POWERS[3:14], *MIXED[:26], *PRIMES[:14])]
+    some = [(n,) for n in (*POWERS[3:14:2], *MIXED[:26:3], *PRIMES[:14:3])]  # each is compiled: a second or more
     made["c2c linked for the size"] = [Transform(shape, C32F, C32F, patient=True) for shape in some]
     made["r2c linked for the size"] = [Transform(shape, R32F, C32F, patient=True) for shape in some]
-    called = [(n,) for n in (16, 64, 100, 127, 256, 1000, 1024, 4096, 7919, 65536)] + [(64, 64), (100, 120)]
+    called = [(n,) for n in (16, 100, 127, 256, 1000, 4096, 7919, 65536)] + [(64, 64), (100, 120)]
     made["c2c with callbacks"] = [Transform(s, C32F, C32F, callback=word) for s in called for word in ("load", "store")]
     return made
+
+
+@cache
+def transforms() -> dict[str, Transform]:
+    """By group and name, those first of which the fewest are needed to see something."""
+    return {f"{group}: {one.name}": one for group, each in reversed(groups().items()) for one in each}
 
 
 CALLBACKS = r"""
@@ -200,12 +211,18 @@ def half_size(one: Transform) -> int:
     return int(np.prod((*one.shape[:-1], one.shape[-1] // 2 + 1))) * one.batch
 
 
+@cache
+def noise(kind: str) -> bytes:
+    """The same values for all transforms: making them takes longer than transforming them."""
+    return np.random.default_rng(19).standard_normal(2 * MOST_VALUES + (1 << 20)).astype(kind).tobytes()
+
+
 def input_of(one: Transform) -> bytes:
     real = one.output in (R32F, R64F)
-    count = half_size(one) if real else one.values
-    values = np.random.default_rng(19).standard_normal(count * (2 if one.input in (C16F, C32F, C64F) else 1))
+    count = (half_size(one) if real else one.values) * (2 if one.input in (C16F, C32F, C64F) else 1)
     types = {R32F: "<f4", C32F: "<f4", R64F: "<f8", C64F: "<f8", R16F: "<f2", C16F: "<f2"}
-    return values.astype(types[one.input]).tobytes()
+    kind = types[one.input]
+    return noise(kind)[: count * int(kind[-1])]
 
 
 def output_size(one: Transform) -> int:
@@ -213,34 +230,74 @@ def output_size(one: Transform) -> int:
     return (half_size(one) if real else one.values) * BYTES[one.output]
 
 
-def run_group(library: str, name: str, gpu: str) -> int:
-    """In a process of its own: a line of JSON for each transform."""
+def work(library: str, journal: Path, gpu: str) -> int:
+    """In a process of its own: what is not in the journal yet, a line before each transform and one after it."""
+    begun, _ = read_journal(journal)
     driver = Driver()
     fft = Fft(library, driver, gpu)
-    for one in groups()[name]:
-        try:
-            said = fft.run(one)
-        except CudaError as error:
-            said = f"error {error}"
-        print(json.dumps([one.name, said]), flush=True)
+    with journal.open("a") as lines:
+        for name, one in transforms().items():
+            if name in begun:
+                continue
+            print(json.dumps([name]), file=lines, flush=True)
+            try:
+                said = fft.run(one)
+            except CudaError as error:
+                said = f"error {error}"
+            print(json.dumps([name, said]), file=lines, flush=True)
+            if said.startswith("error") and not usable(driver):
+                return 3  # all others would fail too: the next process goes on
     return 0
 
 
-def results_of(library: Path, gpu: str, environment: dict[str, str]) -> dict[str, str]:
-    """By group and transform, a hash or what failed."""
-    found: dict[str, str] = {}
-    for name, transforms in groups().items():
-        command = [sys.executable, __file__, "--library", str(library), "--gpu", gpu, "--group", name]
+def usable(driver: Driver) -> bool:
+    """Whether the context survived the last error."""
+    try:
+        driver.free(driver.upload(bytes(64)))
+    except CudaError:
+        return False
+    return True
+
+
+def read_journal(path: Path) -> tuple[set[str], dict[str, str]]:
+    """The transforms that were begun, and what came of those that ended."""
+    begun: set[str] = set()
+    ended: dict[str, str] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, *said = json.loads(line)
+        begun.add(name)
+        if said:
+            ended[name] = said[0]
+    return begun, ended
+
+
+def run_to_end(library: Path, journal: Path, gpu: str, environment: dict[str, str], deadline: float) -> None:
+    """Let processes work until all transforms were tried: one that dies takes a single transform with it."""
+    command = [sys.executable, __file__, "--library", str(library), "--gpu", gpu, "--journal", str(journal)]
+    while set(transforms()) - read_journal(journal)[0]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        before = len(read_journal(journal)[1])
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
-            )
-            lines, end = done.stdout.splitlines(), f"exit {done.returncode} {done.stderr.strip()[-200:]}"
-        except subprocess.TimeoutExpired as error:
-            lines, end = (error.stdout or b"").decode().splitlines(), f"longer than {TIMEOUT_S} s"
-        said = dict(json.loads(line) for line in lines)
-        found |= {f"{name}: {one.name}": said.get(one.name, f"error {end}") for one in transforms}
-    return found
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=left)
+        except subprocess.TimeoutExpired:
+            forget_unfinished(journal)
+            return
+        begun, ended = read_journal(journal)
+        lost = begun - set(ended)
+        if not lost and len(ended) == before:
+            raise SystemExit(f"{library} cannot be used: {done.stderr.strip()[-2000:]}")
+        with journal.open("a") as lines:
+            for name in lost:
+                end = f"error exit {done.returncode} {done.stderr.strip()[-200:]}"
+                print(json.dumps([name, end]), file=lines)
+
+
+def forget_unfinished(journal: Path) -> None:
+    """What the clock cut off is tried again by the next run."""
+    _, ended = read_journal(journal)
+    journal.write_text("".join(f"{json.dumps([name, said])}\n" for name, said in ended.items()))
 
 
 def installed_library() -> Path:
@@ -269,9 +326,12 @@ def cut(library: Path, target: Path, gpu: str, *options: str) -> None:
     subprocess.run([*command, "-o", str(target)], check=True)
 
 
-def compared(stock: dict[str, str], again: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str]]:
+def compared(
+    names: list[str], stock: dict[str, str], again: dict[str, str], other: dict[str, str]
+) -> Iterator[tuple[str, str]]:
     """Each transform that works with stock, and what the other library makes of it."""
-    for name, expected in stock.items():
+    for name in names:
+        expected = stock[name]
         if expected.startswith("error"):
             continue
         said = other[name]
@@ -287,33 +347,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path)
     parser.add_argument("--gpu", default="9.0")
+    parser.add_argument("--seconds", type=float, default=200, help="after so long, stop; run it again to go on")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--group", help=argparse.SUPPRESS)
+    parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     library = (options.library or installed_library()).resolve()
-    if options.group:
-        return run_group(str(library), options.group, options.gpu)
-    work = Path(os.environ.get("WORK") or tempfile.mkdtemp())
-    work.mkdir(parents=True, exist_ok=True)
-    builds = {"with LTO-IR": work / "with" / library.name, "without LTO-IR": work / "without" / library.name}
+    if options.journal:
+        return work(str(library), options.journal, options.gpu)
+    deadline = time.monotonic() + options.seconds
+    folder = Path(os.environ.get("WORK") or tempfile.mkdtemp()) / "no-lto"
+    folder.mkdir(parents=True, exist_ok=True)
+    builds = {"with LTO-IR": folder / "with" / library.name, "without LTO-IR": folder / "without" / library.name}
     for path, words in zip(builds.values(), ((), ("--no-lto",)), strict=True):
         if not path.exists():
             cut(library, path, options.gpu, *words)
+    runs = {"stock": library, "stock again": library, **builds}
+    journals = {name: folder / f"{name.replace(' ', '-')}.jsonl" for name in runs}
     environment = environment_for(library)
-    stock, again = (results_of(library, options.gpu, environment) for _ in range(2))
-    document: dict[str, Any] = {"library": library.name, "gpu": options.gpu, "stock": stock}
+    with ThreadPoolExecutor(len(runs)) as pool:
+        arguments = (options.gpu, environment, deadline)
+        for future in [pool.submit(run_to_end, path, journals[name], *arguments) for name, path in runs.items()]:
+            future.result()
+    results = {name: read_journal(journal)[1] for name, journal in journals.items()}
+    stock, again = results["stock"], results["stock again"]
+    document: dict[str, Any] = {"library": library.name, "gpu": options.gpu, **results}
     sizes = {name: path.stat().st_size for name, path in builds.items()}
     print(f"{library.name}: stock {library.stat().st_size / 1e6:.1f} MB", end="")
     print("".join(f", {name} {size / 1e6:.1f} MB" for name, size in sizes.items()))
-    refused = sorted({f"{name.split(':')[0]}: {said}" for name, said in stock.items() if said.startswith("error")})
-    print(f"{sum(not said.startswith('error') for said in stock.values())} of {len(stock)} transforms work with stock")
+    tried = [name for name in transforms() if all(name in said for said in results.values())]
+    print(f"{len(tried)} of {len(transforms())} transforms were tried with each library", end="; ")
+    print(f"{sum(not stock[name].startswith('error') for name in tried)} of them work with stock")
+    refused = sorted({f"{name.split(':')[0]}: {stock[name]}" for name in tried if stock[name].startswith("error")})
     for line in refused:
         print(f"  stock refuses {line}")
     failed = False
-    for name, path in builds.items():
-        found = dict(compared(stock, again, results_of(path, options.gpu, environment)))
-        document[name] = found
-        print(f"\n{name}:\n| transforms | number | identical | fail or differ |\n|---|---|---|---|")
+    for build in builds:
+        found = dict(compared(tried, stock, again, results[build]))
+        print(f"\n{build}:\n| transforms | number | identical | fail or differ |\n|---|---|---|---|")
         for group in groups():
             own = {key.split(": ", 1)[1]: said for key, said in found.items() if key.startswith(f"{group}: ")}
             wrong = {key: said for key, said in own.items() if said not in ("identical",)}
@@ -321,9 +391,12 @@ def main() -> int:
             rest = f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""
             print(f"| {group} | {len(own)} | {len(own) - len(wrong)} | {shown}{rest} |")
         bad = [said for said in found.values() if said.startswith("error") or said == "differs"]
-        failed |= bool(bad) and name == "with LTO-IR"
+        failed |= bool(bad) and build == "with LTO-IR"
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
+    if len(tried) < len(transforms()):
+        print(f"\nThe time was up: run it again with the same $WORK to go on ({folder.parent}).")
+        return 2
     return int(failed)
 
 

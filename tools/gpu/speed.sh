@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 export OUT=${OUT:-$PWD/build/gpu} WORK=${WORK:-/tmp/torchtailor-prove}
-export PYTHONPATH="$PWD/src:$PWD/.carry/py312"
+export PYTHONPATH="$PWD/src:$PWD/.carry/py312${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$WORK"
 python3 -m compileall -q src .carry/py312 > /dev/null 2>&1 || true # as an installer does: else every start compiles everything
 if [ ! -d "$WORK/stock" ]; then
@@ -30,6 +30,25 @@ for words in ([sys.executable, "-c", "pass"], [sys.executable, "-c", "import tor
         subprocess.run(words, check=True)
         times.append(time.perf_counter() - start)
     print(f"start of {words[-1]!r}: {min(times):.2f} s")
+PYTHON
+    python3 - "$WORK" << 'PYTHON'
+import sys, tempfile, time
+from pathlib import Path
+
+from torchtailor.surgery.library import tailor_library
+from torchtailor.tailoring.run import tailor_options
+
+# what everything waits for: the slowest libraries, one after the other
+options = tailor_options("9.0", nvidia=True, strip=True)
+work = Path(sys.argv[1])
+libraries = sorted(work.glob("stock/**/*.so*"), key=lambda path: -path.stat().st_size)
+with tempfile.TemporaryDirectory(dir=work) as out:
+    for library in [path for path in libraries if not path.is_symlink()][:8]:
+        start, first, every = time.perf_counter(), time.thread_time(), time.process_time()
+        result = tailor_library(library, Path(out) / "out.so", options)
+        spent = (time.perf_counter() - start, time.thread_time() - first, time.process_time() - every)
+        print(f"{library.name}: {result.size_before / 1e6:.0f} -> {result.size_after / 1e6:.0f} MB, "
+              "{:.2f} s, {:.2f} of the first thread, {:.2f} of all".format(*spent))
 PYTHON
     python3 benchmarks/tailor_stack.py "$WORK/stock" --gpu 9.0 --rounds 3 --copy-to "$WORK"
     if [ $# -gt 0 ]; then

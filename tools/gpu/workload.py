@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -242,13 +243,22 @@ def without_packs(tree: str) -> Iterator[None]:
             path.with_suffix(".away").rename(path)
 
 
+PROBE = """import torch; (torch.ones(64, device="cuda") + 1).sum().item()"""
+
+
 def suite_nopack() -> None:
     """The op suite without packs: what fails must fail by CUDA's error after our sentence, and nothing may crash."""
     from torchtailor.artifact.launch import op_suite
     from torchtailor.verification.suite_results import load_results
 
-    with op_suite() as folder, without_packs("decoder"):
-        said = run_suite(folder, "nopack", "decoder")
+    # Also what the suite itself needs to tell whether a device works.
+    words: list[str | Path] = ["record", "-o", WORK / "probe.trace", "--", sys.executable, "-c", PROBE]
+    torchtailor(*words, site=site_of(WORK / "stock"))
+    shutil.rmtree(WORK / "probed", ignore_errors=True)
+    traces: list[str | Path] = ["--workload", WORK / "decoder.trace", "--workload", WORK / "probe.trace"]
+    torchtailor("tailor", WORK / "stock", *GPU, *traces, "-o", WORK / "probed")
+    with op_suite() as folder, without_packs("probed"):
+        said = run_suite(folder, "nopack", "probed")
     results = load_results(WORK / "suite-nopack.json")
     (OUT / "suite-nopack.stderr").write_text(said)
     sentences = [line for line in said.splitlines() if line.startswith("torchtailor:")]
@@ -398,6 +408,15 @@ def late() -> None:
         )
 
 
+def unpack(wheel: Path, site: Path) -> None:
+    """Unpack a wheel as installers do: programs stay executable."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            place = Path(archive.extract(member, site))
+            if member.external_attr >> 16 & 0o111:
+                place.chmod(0o755)
+
+
 def split() -> None:
     """Wheels of the installed distributions, split for 9.0 and installed: wheels without GPU code and packs."""
     for name in ("wheels", "splitwheels", "split"):
@@ -411,7 +430,7 @@ def split() -> None:
     site.mkdir(parents=True)
     made = sorted((WORK / "splitwheels").glob("*.whl"))
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda wheel: subprocess.run(["python3", "-m", "zipfile", "-e", wheel, site], check=True), made))
+        list(pool.map(lambda wheel: unpack(wheel, site), made))
     packs = sum(wheel.stat().st_size for wheel in made if "_gpu_sm90-" in wheel.name)
     hosts = sum(wheel.stat().st_size for wheel in made if "_gpu_sm90-" not in wheel.name)
     say(f"split wheels: {len(made)}, without GPU code {hosts / 1e9:.3f} GB, packs {packs / 1e9:.3f} GB")

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.installed import InstalledDistribution, installed_in
-from torchtailor.artifact.libraries import LibraryFile, loose_code_files, loose_libraries, packed_libraries
+from torchtailor.artifact.libraries import (
+    LibraryFile,
+    is_placeholder,
+    loose_code_files,
+    loose_libraries,
+    packed_libraries,
+)
 from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sites_below
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
@@ -247,6 +253,11 @@ def open_artifact(path: Path) -> Artifact:
         raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     if path.suffix == ".whl" or magic in _ZIP_MAGICS:
         return Artifact(path, ArtifactKind.WHEEL, (path,))
+    if magic == MAGIC and is_placeholder(path):
+        raise BadInputError(
+            f"{path} was left out with --drop-unopened, and this file only says so.",
+            "Run `torchtailor restore`, or install its package again.",
+        )
     if magic == MAGIC or (magic and is_code_file(path.name)):
         return Artifact(path, ArtifactKind.LIBRARY)
     if not magic:

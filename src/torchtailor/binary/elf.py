@@ -36,6 +36,7 @@ from torchtailor.binary.source import BufferSource, Bytes, ByteSource
 from torchtailor.errors import BadInputError
 
 _MAX_SECTIONS = 1 << 20
+_BLOCK = 1 << 10  # relocations that are looked at together: most often none of them is wanted
 _EXTENDED = 0xFFFF  # the true number does not fit 16 bits and stands in section header 0
 
 
@@ -82,8 +83,15 @@ class RelaTable:
 
     def pointing_to(self, targets: Collection[int]) -> list[int]:
         """Indices of RELATIVE relocations that lead to one of the addresses."""
-        kind, infos = self._relative_info, self.infos
-        return [i for i, addend in enumerate(self.addends) if addend in targets and infos[i] == kind]
+        kind, infos, addends = self._relative_info, self.infos, self.addends
+        wanted = frozenset(targets)
+        return [
+            i
+            for start in range(0, len(addends), _BLOCK)
+            if not wanted.isdisjoint(block := addends[start : start + _BLOCK])
+            for i, addend in enumerate(block, start)
+            if addend in wanted and infos[i] == kind
+        ]
 
     def relocation(self, index: int) -> Relocation:
         return Relocation(self.record_offset(index), self.places[index], self.addends[index])
@@ -237,6 +245,16 @@ class ElfFile:
             relocation = self._relr_relocation(place)
             if start <= relocation.addend < end:
                 yield relocation
+
+    def pointers_into(self, start: int, end: int) -> dict[int, int]:
+        """Where the relative relocations lead whose targets lie in an address range, by the address of the pointer."""
+        places, addends = self.rela.places, self.rela.addends
+        found = {places[index]: addends[index] for index in self.rela.pointing_into(start, end)}
+        for place in self.relr:
+            addend = self._relr_relocation(place).addend
+            if start <= addend < end:
+                found[place] = addend
+        return found
 
     def relocations_to(self, targets: Collection[int]) -> Iterator[Relocation]:
         """The relative relocations that lead to one of the addresses."""

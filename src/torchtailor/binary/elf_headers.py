@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 MAGIC = b"\x7fELF"
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -65,6 +66,8 @@ class SectionType(IntEnum):
     NOBITS = 8
     DYNSYM = 11
     RELR = 19
+    VERNEED = 0x6FFFFFFE
+    VERSYM = 0x6FFFFFFF
 
 
 class SectionFlag(IntFlag):
@@ -79,17 +82,25 @@ class DynamicTag(IntEnum):
 
     NULL = 0
     NEEDED = 1
+    PLTRELSZ = 2
+    HASH = 4
     STRTAB = 5
+    SYMTAB = 6
     RELA = 7
     RELASZ = 8
     RELAENT = 9
     STRSZ = 10
+    SYMENT = 11
     SONAME = 14
     RPATH = 15
+    JMPREL = 23
     RUNPATH = 29
     RELRSZ = 35
     RELR = 36
     RELRENT = 37
+    RELACOUNT = 0x6FFFFFF9
+    VERDEFNUM = 0x6FFFFFFD
+    VERNEED = 0x6FFFFFFE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +190,8 @@ class DynamicEntry:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
-    """A pointer the loader fills with "load address plus addend"."""
+class Relocation(NamedTuple):
+    """A pointer the loader fills with "load address plus addend" (a tuple: there are hundreds of thousands)."""
 
     record_offset: int | None  # of the RELA record in the file; None for RELR, whose addend is in place only
     place: int  # virtual address of the pointer

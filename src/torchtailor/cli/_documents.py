@@ -87,6 +87,7 @@ class PolicyDocument(Struct):
     recompress: RecompressionPolicy | None
     drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
     lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
+    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
     split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
     workload: Annotated[Open, Meta(description="trace, margin, pack")] | UnsetType = UNSET
 
@@ -112,6 +113,7 @@ class TailoredLibrary(Struct):
     packed: Annotated[Open, Meta(description="of what a split moved, for the targets")] | UnsetType = UNSET
     pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
+    relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
     could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET
@@ -350,6 +352,87 @@ class NixBuildDocument(Struct):
     seconds: Seconds
 
 
+class FarmJobDocument(Struct):
+    """A job of a plan."""
+
+    key: Annotated[str, Meta(description="of its first output in the store")]
+    kind: str
+    label: str
+    needs: Annotated[list[str], Meta(description="keys of the jobs that it waits for")]
+    seconds: Annotated[float, Meta(description="expected, on one core")]
+    memory: Bytes
+    in_store: bool
+
+
+class ExpectedTimeDocument(Struct):
+    workers: int
+    seconds: Seconds
+    efficiency: Annotated[float, Meta(description="share of the workers' time that is work")]
+
+
+class FarmPlanDocument(Struct):
+    on: str
+    store: str
+    variants: list[str]
+    jobs: list[FarmJobDocument]
+    jobs_to_run: int
+    core_hours: float
+    critical_path_seconds: Annotated[float, Meta(description="of the longest chain of jobs")]
+    expected: list[ExpectedTimeDocument]
+
+
+class FarmFailureDocument(Struct):
+    variant: str
+    job: str
+    error: str
+    hint: str
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+
+
+class FarmOutcomeDocument(Struct):
+    """A job that ran."""
+
+    key: str
+    label: str
+    worker: str
+    seconds: Seconds
+    done: bool
+    hits: Annotated[int, Meta(description="files that a cache had")]
+    misses: int
+
+
+class RefusedWorkerDocument(Struct):
+    worker: str
+    reason: str
+
+
+class FarmBuildDocument(Struct):
+    """While it runs, stderr has one JSON object a line for each event."""
+
+    wheelhouses: list[WheelhouseDocument]
+    variants_index: str | None
+    failed: list[FarmFailureDocument]
+    jobs: list[FarmOutcomeDocument]
+    jobs_in_store: Annotated[int, Meta(description="jobs that did not have to run")]
+    workers_lost: int
+    workers_refused: list[RefusedWorkerDocument]
+    downloaded: Bytes
+    seconds: Seconds
+
+
+class WorkerCheckDocument(Struct):
+    worker: str
+    usable: bool
+    why: Annotated[str, Meta(description="it is not usable")]
+    builds: Annotated[list[str], Meta(description="the build methods that it has the tools for")]
+    facts: Annotated[Open, Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")]
+
+
+class FarmCheckDocument(Struct):
+    on: str
+    workers: list[WorkerCheckDocument]
+
+
 class PublishDocument(Struct):
     to: str
     dry_run: bool
@@ -477,6 +560,28 @@ class HistoryDocument(Struct):
     attempts: list[AttemptDocument]
 
 
+class LedgerJobDocument(Struct):
+    """A job of a build on many machines."""
+
+    run: str
+    key: str
+    label: str
+    worker: str
+    duration: Seconds
+    result: str
+    hits: Annotated[int, Meta(description="files that a cache had")]
+    misses: int
+    error: str
+    fix: str
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+    log: Annotated[str, Meta(description="a file with what the job printed, if it failed")]
+    ended: Time
+
+
+class HistoryJobsDocument(Struct):
+    jobs: list[LedgerJobDocument]
+
+
 class CacheEntryDocument(Struct):
     kind: str
     name: str
@@ -516,6 +621,9 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "build-source": ("`build --via source --json`", SourceBuildDocument),
     "build-nix-plan": ("`build --via nix --dry-run --json`", NixPlanDocument),
     "build-nix": ("`build --via nix --json`", NixBuildDocument),
+    "build-farm-plan": ("`build --on WHERE --dry-run --json`", FarmPlanDocument),
+    "build-farm": ("`build --on WHERE --json`", FarmBuildDocument),
+    "farm-check": ("`farm check --json`", FarmCheckDocument),
     "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
     "install": ("`install --json`", InstallDocument),
     "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),
@@ -534,6 +642,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "site": ("`site --json`", SiteDocument),
     "catalog-update": ("`catalog update --json`", CatalogDocument),
     "history": ("`history --json`", HistoryDocument),
+    "history-jobs": ("`history --jobs --json`", HistoryJobsDocument),
     "cache": ("`cache list --json`", CacheDocument),
     "cache-prune": ("`cache prune --json`", CachePruneDocument),
     "doctor": ("`doctor --json`", DoctorReport),

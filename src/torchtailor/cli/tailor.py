@@ -67,6 +67,12 @@ def command(
             rich_help_panel=_SMALLER,
         ),
     ] = None,
+    relr: Annotated[
+        bool,
+        typer.Option(
+            "--relr", help="Pack relocations: the result needs glibc 2.36 or newer.", rich_help_panel=_SMALLER
+        ),
+    ] = False,
     recompress: Annotated[
         bool,
         typer.Option(
@@ -155,6 +161,7 @@ def command(
         split=split,
         nvidia=nvidia,
         strip=strip,
+        relr=relr,
         recompress=recompress,
         level=level,
         driver=driver,

@@ -85,6 +85,7 @@ def supervise(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     state = State()
     crashes: list[str] = []
+    said: dict[str, None] = {}
     with tempfile.TemporaryDirectory(prefix="opsuite-") as folder:
         journal, done, errors = (Path(folder, name) for name in ("journal", "done", "stderr"))
         journal.touch()
@@ -93,6 +94,7 @@ def supervise(options: argparse.Namespace) -> int:
             done.write_text(json.dumps(sorted(state.results)), encoding="utf-8")
             ended = _run_worker(options, journal, done, errors, state)
             state.read(journal)
+            said |= dict.fromkeys(_own_lines(errors))
             if state.running is not None:
                 _fail(state, state.running, ended or "the process ended in the middle of this case")
                 _append(journal, state.results[state.running])
@@ -110,8 +112,15 @@ def supervise(options: argparse.Namespace) -> int:
                 break
     _write(options.out, state, crashes, time.perf_counter() - started)
     counts = _counts(state)
+    sys.stderr.writelines(f"{line}\n" for line in said)
     sys.stderr.write("op suite: " + ", ".join(f"{number} {word}" for word, number in counts.items()) + "\n")
     return 1 if counts["fail"] or not state.cases else 0
+
+
+def _own_lines(errors: Path) -> list[str]:
+    """What the hook of a cut library said of GPU code that is not there."""
+    lines = errors.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if line.startswith("torchtailor:")]
 
 
 def _run_worker(options: argparse.Namespace, journal: Path, done: Path, errors: Path, state: State) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EINVAL, ENOSYS, EOPNOTSUPP, EXDEV
 from pathlib import Path
@@ -60,6 +60,8 @@ class FileSource:
         while position < end:
             data = self.read(position, min(step, end - position))
             last = position + len(data) >= end
+            if position == start and data.startswith(needles):  # so it is with containers one after another
+                return start
             found = first_of(data, needles, 0, len(data), last=last)
             if found >= 0:
                 return position + found
@@ -151,3 +153,21 @@ def _without_zeros(chunk: bytes) -> Iterator[tuple[int, int]]:
             start = at + _BLOCK
     if start < len(chunk):
         yield start, len(chunk)
+
+
+def write_patches(fd: int, patches: Iterable[tuple[int, bytes]]) -> None:
+    """Write small pieces into bytes that are there; those near each other in one go, later ones over earlier ones."""
+    windows: dict[int, list[tuple[int, bytes]]] = {}
+    for at, data in patches:
+        windows.setdefault(at // CHUNK, []).append((at, data))
+    for pieces in windows.values():
+        if len(pieces) == 1:
+            write_at(fd, *pieces[0])
+            continue
+        start = min(at for at, _ in pieces)
+        end = max(at + len(data) for at, data in pieces)
+        window = bytearray(os.pread(fd, end - start, start))
+        window.extend(bytes(end - start - len(window)))
+        for at, data in pieces:
+            window[at - start : at - start + len(data)] = data
+        write_at(fd, start, bytes(window))

@@ -27,7 +27,7 @@ _NO_ADDRESSES = frozenset((
 def find_filler(elf: ElfFile) -> tuple[Span, ...]:
     """The ranges of addresses that hold filler and nothing that anybody refers to."""
     found = tuple(span for gap in _gaps(elf) for span in _runs(elf, gap))
-    return tuple(span for span in found if not _referred_to(elf, span)) if found else ()
+    return tuple(span for span in found if not is_referred_to(elf, span)) if found else ()
 
 
 def _gaps(elf: ElfFile) -> Iterator[Span]:
@@ -53,7 +53,8 @@ def _runs(elf: ElfFile, gap: Span) -> Iterator[Span]:
         yield Span(gap.start + run.start(), gap.start + run.end())
 
 
-def _referred_to(elf: ElfFile, span: Span) -> bool:
+def is_referred_to(elf: ElfFile, span: Span) -> bool:
+    """Whether a program header, relocation, dynamic entry or dynamic symbol has an address in it."""
     segments = (s for s in elf.segments if s.type != SegmentType.LOAD and s.memory_size)
     if any(s.address < span.end and span.start < s.memory_end for s in segments):
         return True

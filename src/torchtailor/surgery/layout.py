@@ -73,29 +73,33 @@ def subtract(ranges: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     left: list[Span] = []
     cuts = sorted(taken)
     for span in ranges:
-        start = span.start
-        for cut in cuts[max(0, bisect_left(cuts, Span(span.start, 0)) - 1) :]:
-            if cut.start >= span.end:
+        start, end = span
+        for index in range(max(0, bisect_left(cuts, (start, 0)) - 1), len(cuts)):
+            cut_start, cut_end = cuts[index]
+            if cut_start >= end:
                 break
-            if cut.end <= start:
+            if cut_end <= start:
                 continue
-            if cut.start > start:
-                left.append(Span(start, cut.start))
-            start = max(start, cut.end)
-        if start < span.end:
-            left.append(Span(start, span.end))
+            if cut_start > start:
+                left.append(Span(start, cut_start))
+            start = cut_end
+        if start < end:
+            left.append(Span(start, end))
     return left
 
 
 def merge(ranges: Iterable[Span]) -> list[Span]:
     """The same addresses in as few ranges as possible."""
     merged: list[Span] = []
-    for span in sorted(ranges):
-        if merged and span.start <= merged[-1].end:
-            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
-        else:
-            merged.append(span)
-    return merged
+    ordered = iter(sorted(ranges))
+    start, reached = next(ordered, (0, 0))
+    for begin, end in ordered:
+        if begin > reached:
+            merged.append(Span(start, reached))
+            start, reached = begin, end
+        elif end > reached:
+            reached = end
+    return [*merged, Span(start, reached)] if reached else merged
 
 
 def common_alignment(addresses: Iterable[int]) -> int:

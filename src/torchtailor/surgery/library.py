@@ -3,9 +3,9 @@
     policy = Policy(Targets(TorchArch.parse_list("9.0")), load_catalog().rules)
     result = tailor_library(Path("libx.so"), Path("out/libx.so"), TailorOptions(policy, strip=True))
 
-`dst=None` is the dry run: everything but writing and proof is done, and `size_after` is exact (without recompression).
-Whether the library is NVIDIA's own is found from its name and soname; that only decides how much of it stays. Whether
-NVIDIA's libraries may be cut at all is the caller's decision.
+`dst=None` is the dry run: everything but writing and proof is done, and `size_after` is exact (without recompression
+and packed relocations). Whether the library is NVIDIA's own is found from its name and soname; that only decides how
+much of it stays. Whether NVIDIA's libraries may be cut at all is the caller's decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import KeptCode
 from torchtailor.gpucode.scan import LibraryCode
-from torchtailor.surgery.files import FileSource, open_file
+from torchtailor.surgery.files import FileSource, copy_range, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
 from torchtailor.surgery.image_cache import StockPayloads
@@ -38,6 +38,7 @@ from torchtailor.surgery.proof.prove import prove
 from torchtailor.surgery.recompress import Recompression, recompress_images
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus, Recompressed
 from torchtailor.surgery.strip import removable_sections
+from torchtailor.surgery.unwind import dead_tables
 from torchtailor.surgery.write import Surgery, check_layout, prepare, write
 from torchtailor.workload.pack import PackPlace
 
@@ -122,6 +123,10 @@ def _opened(path: Path) -> Iterator[_Stock]:
     yield _kept.known[key]
 
 
+class _NothingGainedError(Exception):
+    """Packed relocations were all there was to gain, and they gain nothing."""
+
+
 class _Tailoring:
     """One library from plan to surgery to proof."""
 
@@ -141,7 +146,7 @@ class _Tailoring:
 
     def run(self, dst: Path | None, *, durable: bool) -> LibraryResult:
         if not self.code.containers:
-            if not self.removed:
+            if not self.removed and not self.options.relr:
                 return self._untouched(LibraryStatus.NO_GPU_CODE)
             check_layout(self.elf)
             return self._make({}, None, (), dst, durable=durable)
@@ -223,37 +228,63 @@ class _Tailoring:
         plan = make_plan(self.elf, self.code, keep, recompression.new if recompression else {}, keys)
         cut = any(len(one.images) < len(one.found.images) for one in plan.containers)
         changes = cut or self.removed or recompression
-        surgery = prepare(self.elf, plan, self.removed, find_filler(self.elf) if changes else ())
+        unused = (find_filler(self.elf), dead_tables(self.elf)) if changes else ()
+        surgery = prepare(self.elf, plan, self.removed, *unused)
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
-        if not result.status.changed or dst is None:
+        if dst is None or not (result.status.changed or self.options.relr):
             return result
+        with suppress(_NothingGainedError):
+            return self._written(result, surgery, recompression, dst, durable=durable)
+        return result
+
+    def _written(
+        self, result: LibraryResult, surgery: Surgery, recompression: Recompression | None, dst: Path, *, durable: bool
+    ) -> LibraryResult:
+        """Write the output, prove it and put it in place."""
         dst.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(1) as other, ExitStack() as packing:
+        with new_file(dst, durable=durable) as file, ThreadPoolExecutor(2) as other, ExitStack() as packing:
             fd = file.fileno()
             pack = None
             if self.moved:
                 pack = packing.enter_context(self.moved.written(self.source, self.place.folder, dst.parent))
             # runs outside of Python's lock, on another core
             hashes_in = other.submit(lambda: (self.sha256 or self.stock.sha256, self.stock.instructions_sha256))
-            write(surgery, self.source, fd)
-            cuts = self.code.containers and not (self.options.split and self.moved is None)
-            policy = self.policy if cuts else None
-            proven = recompression.proven if recompression else None
-            output = FileSource(fd)
-            split, stripped = self.options.split, bool(self.removed)
-            prove(self.stock.library, output, policy, stripped=stripped, proven=proven, pack=pack, split=split)
+            if result.status.changed:
+                write(surgery, self.source, fd)
+                hash_out = other.submit(hash_file, fd)
+                cuts = self.code.containers and not (self.options.split and self.moved is None)
+                policy = self.policy if cuts else None
+                proven = recompression.proven if recompression else None
+                output = FileSource(fd)
+                split, stripped = self.options.split, bool(self.removed)
+                prove(self.stock.library, output, policy, stripped=stripped, proven=proven, pack=pack, split=split)
+            else:
+                copy_range(self.source, 0, fd, 0, self.source.size)
             if self.moved and pack:
                 with_hook(fd, self.place.hook, dst.parent)
                 size = os.fstat(fd).st_size
                 result = replace(result, size_after=size, pack=self.moved.name, pack_size=pack.source.size)
                 if self.place.folder:
                     result = replace(result, pack_sha256=hash_file(self.place.folder / self.moved.name))
+            if self.options.relr:
+                result = self._with_relr(result, fd, dst.parent)
             sha256_in, instructions = hashes_in.result()
+            # a hook or packed relocations have changed the file since it was hashed
+            sha256_out = hash_file(fd) if self.moved or result.relr else hash_out.result()
             result = replace(
-                result, sha256_out=hash_file(fd), sha256_in=sha256_in, instructions_sha256=instructions
+                result, sha256_out=sha256_out, sha256_in=sha256_in, instructions_sha256=instructions
             )  # the proof compared the instructions: they are the output's too
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
         return result
+
+    def _with_relr(self, result: LibraryResult, fd: int, folder: Path) -> LibraryResult:
+        from torchtailor.surgery.relr import with_relr
+
+        saved = with_relr(fd, folder)
+        if not saved and not result.status.changed:
+            raise _NothingGainedError
+        status = result.status if result.status.changed else LibraryStatus.STRIPPED
+        return replace(result, status=status, size_after=os.fstat(fd).st_size, relr=saved)
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
         size, gpu = self.source.size, self.code.stored_size

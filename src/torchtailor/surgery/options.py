@@ -29,6 +29,7 @@ class TailorOptions:
 
     policy: Policy
     strip: bool | None = None  # remove symbol tables; None: of what GPU code is cut from
+    relr: bool = False  # store relative relocations as glibc 2.36 and newer can read them
     nvidia: bool = False  # cut NVIDIA's proprietary libraries too
     recompress: bool = False  # store LZ4 and raw images as zstd
     level: int = 19  # of zstd
@@ -145,6 +146,7 @@ class TailorOptions:
         unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
         dropping = {"drop": sorted(self.drop)} if self.drop else {}
         no_lto = {} if self.policy.keep_lto else {"lto": False}
+        relr = {"relr": True} if self.relr else {}
         workload = (
             {
                 "workload": {
@@ -170,6 +172,7 @@ class TailorOptions:
                 "nvidia": self.nvidia,
                 "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
                 **no_lto,
+                **relr,
                 **dropping,
                 **workload,
             },

@@ -10,20 +10,18 @@ name) is pinned to its address.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from struct import unpack_from
 from weakref import WeakKeyDictionary
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import Relocation, SectionType
-from torchtailor.binary.instructions import got_address, movabs_immediates
+from torchtailor.binary.instructions import got_address, lea_targets, movabs_immediates
 from torchtailor.gpucode.fatbin import WrapperVersion
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
 
-_LEA = re.compile(rb"[\x48\x4c]\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]")
+_REX = rb"[\x48\x4c]"  # the byte before a `lea` of 64 bits
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time
 _LARGE_DATA = (".ldata", ".lrodata")  # where the medium code model puts what it reaches by immediates
 _MAX_GAP = 64  # zeros between the end of a container and the next object of a resource table
@@ -215,13 +213,17 @@ def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> 
         if not (section.executable and section.in_file and section.allocated):
             continue
         code = elf.content(section)
-        for place, distance in movabs_immediates(code, section.address):
+        low, high = spans.starts[0], spans.ends[-1]
+        for place, distance in movabs_immediates(code, section.address, low - got, high - got):
             target = got + distance
             if target in spans.known:
                 places.setdefault(target, []).append(place)
             elif (start := spans.inside(target)) is not None:
                 blocked.add(start)
-        blocked.update(_lea_targets(code, section.address, spans))
+        for target in lea_targets(code, section.address, low, high, _REX):
+            start = target if target in spans.known else spans.inside(target)
+            if start is not None:
+                blocked.add(start)
     if not places:
         return {}  # not this code model: a pointer in data says nothing about what code does
     return {
@@ -229,15 +231,3 @@ def _immediate(elf: ElfFile, containers: list[FoundContainer], spans: Spans) -> 
         for found in containers
         if found.address is not None and found.address not in blocked and (found.pointers or found.address in places)
     }
-
-
-def _lea_targets(code: bytes | bytearray | memoryview, address: int, spans: Spans) -> Iterator[int]:
-    """Containers that something looking like `lea disp(%rip), %reg` leads into."""
-    last = len(code) - 7
-    for match in _LEA.finditer(code):
-        at = match.start()
-        if at <= last:
-            target = address + at + 7 + unpack_from("<i", code, at + 3)[0]
-            start = target if target in spans.known else spans.inside(target)
-            if start is not None:
-                yield start

@@ -11,7 +11,7 @@ class LibraryStatus(Enum):
     """What was done to one library; `changed` says whether there is an output file."""
 
     CUT = "cut"  # GPU code was removed or recompressed (and symbol tables removed, where asked for)
-    STRIPPED = "stripped"  # only symbol tables were removed
+    STRIPPED = "stripped"  # only symbol tables were removed, or relocations packed
     UNCHANGED = "unchanged"  # it cannot be made smaller: all of its code is needed, or cannot be moved
     NO_GPU_CODE = "no-gpu-code"  # and nothing to strip
     NOTHING_FOR_TARGET = "nothing-for-target"  # its GPU code runs on none of the targets
@@ -79,6 +79,7 @@ class LibraryResult:
     moved_digest: str = ""  # of the keys of all that a split moved: of the same code it is the same
     filler: int = 0  # bytes of filler that patchelf had left, which left the file
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
+    relr: int = 0  # bytes saved by packed relocations; such a library needs glibc 2.36
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at
 
@@ -96,8 +97,9 @@ class LibraryResult:
             size_after=self.size_before,
             gpu_after=self.gpu_before,
             zeroed=0,
+            relr=0,
             could_save=self.saved + self.zeroed if refused else 0,
-            could_strip=0 if refused else self.could_strip or self.saved,
+            could_strip=0 if refused else self.could_strip or self.saved - self.relr,
         )
 
     @property

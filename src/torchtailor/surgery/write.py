@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, SegmentType
+from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
 from torchtailor.binary.instructions import got_address
 from torchtailor.disk import write_at
 from torchtailor.errors import BadInputError, ImpossibleError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
-from torchtailor.surgery.files import FileSource, copy_range
+from torchtailor.surgery.files import FileSource, copy_range, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,
     HeaderTable,
@@ -94,19 +94,27 @@ class Surgery:
         return offset
 
 
-def prepare(elf: ElfFile, plan: LibraryPlan, removed: frozenset[int], filler: tuple[Span, ...] = ()) -> Surgery:
+def prepare(
+    elf: ElfFile,
+    plan: LibraryPlan,
+    removed: frozenset[int],
+    filler: tuple[Span, ...] = (),
+    dead: tuple[Section, ...] = (),
+) -> Surgery:
     """Work out the new layout of a library that `check_layout` passed; `removed` sections are left out, and `filler`
-    if there is room for the program headers of its holes."""
+    and `dead` sections if there is room for the program headers of their holes."""
     page = page_size(elf.machine, elf.loads)
     holes = choose_holes(_free_of_segments(elf, plan, page), page)
-    filler = tuple(choose_holes(filler, page)[: MAX_HOLES - len(holes)])
+    tables = {section.index: Span(section.address, section.memory_end) for section in dead}
+    filler = tuple(choose_holes(merge([*filler, *tables.values()]), page)[: MAX_HOLES - len(holes)])
     count = len(elf.segments) + _splits(elf, sorted([*holes, *filler]))
-    home = find_home(elf, count, holes, page)
+    home = find_home(elf, count, [*holes, *filler], page)
     if home.room < count * PROGRAM_HEADER.size:
-        filler = ()
-    holes = sorted([*home.holes, *filler])
+        filler, home = (), find_home(elf, count, holes, page)
+    holes = sorted(home.holes)
     pieces = place(piece for load in elf.loads for piece in split(load, holes, page, first=load is elf.loads[0]))
     end = pieces[-1].offset + pieces[-1].file_size
+    removed |= {index for index, span in tables.items() if not subtract([span], filler)}
     sections = plan_sections(elf, plan, AddressMap(pieces), holes, home, removed, end)
     return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections, filler)
 
@@ -198,8 +206,7 @@ def write(surgery: Surgery, source: FileSource, fd: int) -> None:
         _write_piece(surgery, piece, inside, source, fd)
     for old, new, size in surgery.sections.unloaded:
         copy_range(source, old, fd, new, size)
-    for at, data in patches(surgery):
-        write_at(fd, at, data)
+    write_patches(fd, patches(surgery))
     write_at(fd, *surgery.sections.names)
     write_at(fd, surgery.sections.table.offset, surgery.sections.table.data)
 

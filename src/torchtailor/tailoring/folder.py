@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
 from torchtailor.artifact.drops import DroppedFile, ReadCode, sizes_in
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
-from torchtailor.artifact.libraries import LibraryFile, loose_code_files
+from torchtailor.artifact.libraries import LibraryFile, is_shared_name, loose_code_files, may_be_elf
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.disk import (
     check_replaceable,
     copy_file,
+    copy_into_staging,
     disk_errors,
     existing_parent,
     hash_file,
@@ -48,6 +50,21 @@ from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+
+_FILES_AT_ONCE = 256
+_COST = 256 << 10  # bytes of a library that take as long as one more file
+
+
+@dataclass(frozen=True)
+class _CopyJob:
+    """Files that are copied as they are."""
+
+    files: tuple[tuple[str, str], ...]
+    bytes: int
+
+    @property
+    def size(self) -> int:
+        return self.bytes + len(self.files) * _COST
 
 
 @dataclass(frozen=True)
@@ -82,12 +99,13 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, owners, options)
-            work = run_all(_cut_or_copy, jobs, processes=options.workers)
-            progress.begin(folder.name, sum(job.size for job in jobs))
-            tree.copy_others()
+            every: list[_FileJob | _CopyJob] = [*jobs, *tree.copies()]
+            work = run_all(_do, every, processes=options.workers)
+            progress.begin(folder.name, sum(job.size for job in every))
             results = {}
             for job, result in work:
-                results[job.name] = result
+                if isinstance(job, _FileJob) and result:
+                    results[job.name] = result
                 progress.advance(job.size)
             if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
                 results = {job.name: _whole(job, results[job.name]) for job in jobs}
@@ -184,10 +202,11 @@ class _Tree:
         self._dropped = dropped
         self._target = target
         self._copying = copying
-        self._others: list[Path] = []
+        self._others: list[tuple[str, int]] = []  # with their sizes
+        self._links: list[str] = []
         self._modes: list[tuple[Path, int]] = []
-        self._second_names: list[tuple[Path, Path]] = []
-        self._first_names: dict[tuple[int, int], Path] = {}
+        self._second_names: list[tuple[str, str]] = []
+        self._first_names: dict[tuple[int, int], str] = {}
         self._dropped_files: dict[tuple[int, int], int] = {}
         self.size_of_others = 0
         self.libraries: list[Path] = []
@@ -195,45 +214,57 @@ class _Tree:
             names.sort()
             here = Path(place)
             if copying:
-                self._place(here).mkdir(parents=True)
-                self._modes.append((self._place(here), here.stat().st_mode))
-            for name in sorted([*files, *(name for name in names if (here / name).is_symlink())]):
-                self._sort(here / name)
+                self._place(place).mkdir(parents=True)
+                self._modes.append((self._place(place), here.stat().st_mode))
+            links = [name for name in names if os.path.islink(f"{place}/{name}")]  # noqa: PTH114
+            for name in sorted([*files, *links]):
+                self._sort(f"{place}/{name}", name)
 
-    def _place(self, path: Path) -> Path:
-        return self._target / path.relative_to(self._source)
+    def _below(self, path: str) -> str:
+        return path[len(str(self._source)) + 1 :]
 
-    def _sort(self, path: Path) -> None:
-        if self._dropped and path.relative_to(self._source).as_posix() in self._dropped:
-            status = path.lstat()
+    def _place(self, path: str) -> Path:
+        return self._target / self._below(path)
+
+    def _sort(self, path: str, name: str) -> None:
+        """Strings, not Paths: there may be a hundred thousand files."""
+        status = os.lstat(path)
+        if self._dropped and self._below(path) in self._dropped:
             self._dropped_files[(status.st_dev, status.st_ino)] = status.st_size
             return
-        if path.is_symlink():
-            self._others.append(path)
+        if stat.S_ISLNK(status.st_mode):
+            self._links.append(path)
             return
-        status = path.stat()
-        if not path.is_file():
+        if not stat.S_ISREG(status.st_mode):
             raise BadInputError(f"{path} is neither a file nor a folder.", "Remove it from the folder.")
         first = self._first_names.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
         if first is not path:
             self._second_names.append((first, path))
-        elif is_library(path):
-            self.libraries.append(path)
+        elif (is_shared_name(name) or may_be_elf(name)) and is_library(Path(path)):
+            self.libraries.append(Path(path))
         else:
             self.size_of_others += status.st_size
-            self._others.append(path)
+            self._others.append((path, status.st_size))
 
     @property
     def size_of_dropped(self) -> int:
         """The bytes of files none of whose names is copied."""
         return sum(size for file, size in self._dropped_files.items() if file not in self._first_names)
 
-    def copy_others(self) -> None:
-        for path in self._others if self._copying else ():
-            if path.is_symlink():
-                self._place(path).symlink_to(path.readlink())
-            else:
-                copy_file(path, self._place(path))
+    def copies(self) -> Iterator[_CopyJob]:
+        """The work of copying what is no library; links are made at once."""
+        for path in self._links if self._copying else ():
+            self._place(path).symlink_to(os.readlink(path))  # noqa: PTH115
+        files: list[tuple[str, str]] = []
+        size = 0
+        for path, bytes_ in self._others if self._copying else ():
+            files.append((path, str(self._place(path))))
+            size += bytes_
+            if len(files) == _FILES_AT_ONCE or size >= _FILES_AT_ONCE * _COST:
+                yield _CopyJob(tuple(files), size)
+                files, size = [], 0
+        if files:
+            yield _CopyJob(tuple(files), size)
 
     def link_second_names(self) -> None:
         """What was one file with two names is so again."""
@@ -318,7 +349,9 @@ def _put_stand_ins(
     sizes: Mapping[str, int],
     added: dict[Path, list[RecordRow]],
 ) -> None:
-    """Write what stands in for extension modules that were left out; their rows go to those that are added."""
+    """Write what stands in for extension modules and libraries that were left out; their rows go to those that are
+    added. A library that no package lists leaves nothing: nobody would remove it, and it would hide another of its
+    name."""
 
     def command(name: str) -> str:
         owner = next(iter(owners.get(name, ())), None)
@@ -328,6 +361,8 @@ def _put_stand_ins(
     for name, (place, text) in stand_ins(
         dropped.values(), present, lambda name: read_chunks(folder / name), command
     ).items():
+        if place == name and name not in owners:
+            continue
         (tree / place).write_bytes(text)
         for owner in owners.get(name, ())[:1]:
             site = owner.dist_info.parent.relative_to(folder).as_posix()
@@ -364,6 +399,14 @@ def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
         job.target.unlink()
         copy_file(job.source, job.target)
     return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+
+
+def _do(job: _FileJob | _CopyJob) -> LibraryResult | None:
+    if isinstance(job, _FileJob):
+        return _cut_or_copy(job)
+    for source, target in job.files:
+        copy_into_staging(source, target)
+    return None
 
 
 def _cut_or_copy(job: _FileJob) -> LibraryResult:

@@ -103,6 +103,8 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
             document["filler"] = library.filler
         if library.zeroed:
             document["zeroed"] = library.zeroed
+        if library.relr:
+            document["relr"] = library.relr
         if done := library.recompressed:
             document["recompressed"] = {
                 "images": done.images,

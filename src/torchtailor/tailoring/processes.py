@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -18,6 +20,7 @@ from torchtailor.surgery.recompress import Slots, share_slots
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
+_SWITCH_S = 0.0005  # how long a thread that hashes waits for one that computes
 _worker: list[int] = []  # the process id of this process, if it is a worker
 
 
@@ -83,6 +86,8 @@ def tidying_up() -> Iterator[None]:
 
 def _begin_worker(parent: int, slots: Slots) -> None:
     _worker[:] = [os.getpid()]
+    gc.disable()  # hundreds of thousands of small objects, none of them in a circle
+    sys.setswitchinterval(_SWITCH_S)
     _die_with(parent)
     share_slots(slots)
 

@@ -27,7 +27,7 @@ from torchtailor.tailoring.environment import environment_sites, tailor_environm
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
-from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
@@ -120,6 +120,7 @@ def tailor(
     lto: bool = True,
     drop: Sequence[str] = (),
     strip: bool | None = None,
+    relr: bool = False,
     nvidia: bool = False,
     recompress: bool = False,
     level: int = 19,
@@ -146,6 +147,7 @@ def tailor(
         workload=read_workload([Path(trace) for trace in workload], margin) if workload else None,
         split=split,
         strip=strip,
+        relr=relr,
         nvidia=nvidia,
         recompress=recompress,
         level=level,
@@ -206,6 +208,8 @@ def tailor_inputs(
         )
     started = time.monotonic()
     if in_place:
+        if options.relr:
+            _check_glibc()
         sites = environment_sites(env)
         done: list[TailorResult | TailorFailure] = [tailor_environment(site, options, progress) for site in sites]
         cut = (one.has_gpu_code or one.reason or one.status.changed for each in done for one in _libraries(each))
@@ -297,6 +301,16 @@ def _expand(artifact: Artifact) -> list[tuple[Path, ArtifactKind]]:
     if artifact.kind is ArtifactKind.WHEELHOUSE:
         return [(wheel, ArtifactKind.WHEEL) for wheel in artifact.wheels]
     return [(artifact.path, artifact.kind)]
+
+
+def _check_glibc() -> None:
+    """Packed relocations are refused where the loader cannot read them."""
+    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < RELR_GLIBC:
+        here = f"glibc {version}" if name == "glibc" else "no glibc"
+        raise ImpossibleError(
+            f"--relr needs glibc 2.36 or newer, and this machine has {here}.", "Leave out --relr: all else works."
+        )
 
 
 def _output(source: Path, kind: ArtifactKind, output: Path | None, *, several: bool, into_folder: bool) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +13,8 @@ from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile, ReadCode
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.artifact.sites import installed_path
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
@@ -38,13 +40,15 @@ from torchtailor.tailoring.split import (
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import with_version
-from torchtailor.wheels.name import labelled_version
+from torchtailor.wheels.metadata import with_tags, with_version
+from torchtailor.wheels.name import WheelName, labelled_version
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
+_WRITTEN_ANEW = (".dist-info/METADATA", ".dist-info/WHEEL")
+RELR_GLIBC = (2, 36)  # the first that reads packed relocations
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,8 @@ class _Making:
         version = _new_version(distribution, order.options)
         target = order.folder / str(distribution.name.with_version(version))
         output = order.output
-        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name):
+        elsewhere = order.options.relr and output.name == _for_relr(target, ()).name
+        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name) and not elsewhere:
             raise UsageError(
                 f"A wheel's name follows from its content: this one is {target.name}.",
                 f"Write -o {output.parent} instead.",
@@ -246,6 +251,8 @@ class _Making:
             return _copied(result, self.order.folder)
         if target.exists() and target.samefile(wheel):
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
+        if packed_in := _with_relr(changed, cut):
+            target = _for_relr(target, map(_machine, packed_in))
         listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
@@ -257,19 +264,20 @@ class _Making:
             dropped,
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
-        left_out = frozenset(self.dropped)
+        standing_in = self._stand_ins()
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs)
+            _write(writer, self, changed, cut, document, packed, effort, standing_in, added, packs)
         made = finished.enter_context(WheelArchive(target))
-        self._check_members(made, changed, left_out)
+        replaced = {place for place, _ in standing_in.values() if place in self.dropped}
+        self._check_members(made, changed, frozenset(replaced))
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
 
-    def stand_ins(self) -> dict[str, tuple[str, bytes]]:
-        """What stands in for extension modules that are left out."""
+    def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
+        """What stands in for extension modules and libraries that are left out."""
         archive, metadata = self.distribution.archive, self.distribution.metadata
         again = f"`pip install --force-reinstall --no-deps {metadata.name}=={metadata.version}`"
         present = [one.name for one in archive.files if one.name not in self.dropped]
@@ -277,16 +285,31 @@ class _Making:
             self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
         )
 
-    def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], left_out: frozenset[str]) -> None:
+    def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], replaced: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
         for member in self.distribution.payload():
             there = made.members.get(self.distribution.renamed(member.name, self.version))
-            if (there is None) is not (member.name in left_out):
+            if (there is None) is not (member.name in self.dropped and member.name not in replaced):
                 what = "lacks" if there is None else "still has"
                 raise CheckFailedError(f"The new wheel {what} {member.name}.", "Report it.")
             same = there is None or (there.size, there.crc) == (member.size, member.crc)
-            if not same and member.name not in changed and not member.name.endswith(".dist-info/METADATA"):
+            new = member.name in changed or member.name in replaced or member.name.endswith(_WRITTEN_ANEW)
+            if not same and not new:
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
+
+
+def _with_relr(changed: Mapping[str, Path], results: Mapping[str, LibraryResult]) -> list[Path]:
+    return [path for name, path in changed.items() if results[name].relr]
+
+
+def _for_relr(target: Path, machines: Iterable[str]) -> Path:
+    """The name of a wheel whose libraries need a newer glibc than its stock one promises."""
+    return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, set(machines))))
+
+
+def _machine(library: Path) -> str:
+    with open_source(library) as source:
+        return ElfFile(source).machine.arch
 
 
 def _added(
@@ -442,6 +465,23 @@ def _copied(result: TailorResult, folder: Path) -> TailorResult:
     return replace(result, output=target, notes=(COPIED,))
 
 
+def _written_anew(
+    making: _Making, changed: Mapping[str, Path], results: Mapping[str, LibraryResult], packs: str
+) -> dict[str, bytes]:
+    """METADATA with the new version, and WHEEL where the tags are others."""
+    distribution = making.distribution
+    metadata_name, wheel_name = (f"{distribution.dist_info}/{name}" for name in ("METADATA", "WHEEL"))
+    metadata = with_version(distribution.archive.read(metadata_name), making.version)
+    if packs:
+        gpus = served_gpus(making.options, results.values())
+        metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)
+    packed_in = _with_relr(changed, results)
+    if not packed_in:
+        return {metadata_name: metadata}
+    tags = WheelName.parse(_for_relr(making.target, map(_machine, packed_in))).tags
+    return {metadata_name: metadata, wheel_name: with_tags(distribution.archive.read(wheel_name), tags)}
+
+
 def _write(
     writer: WheelWriter,
     making: _Making,
@@ -450,16 +490,16 @@ def _write(
     document: bytes,
     packed: _Packed,
     effort: Effort,
-    left_out: frozenset[str],
+    standing_in: Mapping[str, tuple[str, bytes]],
     added: Mapping[str, Path],
     packs: str,
 ) -> None:
     """All members in their order, the changed ones compressed again; packs, manifest and RECORD come last."""
     distribution, version = making.distribution, making.version
     rows: list[RecordRow] = []
-    metadata_name = f"{distribution.dist_info}/METADATA"
+    anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
-        if member.name in left_out:
+        if member.name in making.dropped:
             continue
         name = distribution.renamed(member.name, version)
         if member.name in changed:
@@ -471,14 +511,10 @@ def _write(
                 writer.add_file(name, cut, mode)
             rows.append(RecordRow(name, FileHash.from_hex(result.sha256_out), result.size_after))
             cut.unlink()
-        elif member.name == metadata_name:
-            metadata = with_version(distribution.archive.read(metadata_name), version)
-            if packs:
-                gpus = served_gpus(making.options, results.values())
-                also = making.order.also
-                metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, also)
-            writer.add_bytes(name, metadata, member.mode or DEFAULT_MODE)
-            rows.append(RecordRow(name, FileHash.of(metadata), len(metadata)))
+        elif member.name in anew:
+            data = anew[member.name]
+            writer.add_bytes(name, data, member.mode or DEFAULT_MODE)
+            rows.append(RecordRow(name, FileHash.of(data), len(data)))
         else:
             writer.copy(distribution.archive, member, name)
             row = distribution.record.get(member.name)
@@ -487,7 +523,7 @@ def _write(
     for name, file in added.items():
         writer.add_file(name, file, DEFAULT_MODE)
         rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
-    for place, data in making.stand_ins().values():
+    for place, data in standing_in.values():
         writer.add_bytes(distribution.renamed(place, version), data)
         rows.append(RecordRow(distribution.renamed(place, version), FileHash.of(data), len(data)))
     if packs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 
@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from torchtailor.errors import BadInputError
 
+_TAG_LINE = re.compile(rb"Tag:", re.IGNORECASE)
 _VERSION_LINE = re.compile(rb"^Version:[^\r\n]*", re.MULTILINE | re.IGNORECASE)
 
 
@@ -62,3 +63,15 @@ def with_version(data: bytes, version: str) -> bytes:
     if count != 1:
         raise BadInputError("METADATA does not have exactly one Version line.", "Fetch the wheel again.")
     return changed + body
+
+
+def with_tags(data: bytes, tags: Sequence[str]) -> bytes:
+    """The same WHEEL file with other tags; every other line stays."""
+    lines = data.splitlines(keepends=True)
+    places = [index for index, line in enumerate(lines) if _TAG_LINE.match(line)]
+    if not places:
+        raise BadInputError("WHEEL has no Tag line.", "Fetch the wheel again.")
+    end = b"\r\n" if lines[places[0]].endswith(b"\r\n") else b"\n"
+    others = [line for index, line in enumerate(lines) if index not in places]
+    before = sum(index < places[0] for index in range(len(lines)) if index not in places)
+    return b"".join([*others[:before], *(b"Tag: " + tag.encode() + end for tag in tags), *others[before:]])

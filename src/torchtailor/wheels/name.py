@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -15,6 +17,8 @@ _NAME = re.compile(
     r"(?P<distribution>[^\s/-]+)-(?P<version>[^\s/-]+)(-(?P<build>\d[^\s/-]*))?"
     r"-(?P<python>[^\s/-]+)-(?P<abi>[^\s/-]+)-(?P<platform>[^\s/-]+)\.whl"
 )
+_MANYLINUX = re.compile(r"(?:manylinux(?:1|2010|2014|_(?P<major>\d+)_(?P<minor>\d+))|linux)_(?P<machine>\w+)")
+GlibcVersion = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,30 @@ class WheelName:
     def with_version(self, version: str) -> WheelName:
         return replace(self, version=version)
 
+    def for_glibc(self, version: GlibcVersion, machines: Iterable[str]) -> WheelName:
+        """The same with tags that promise no older glibc; `machines` are those of a wheel whose tags name none."""
+        machines = sorted(machines)
+        tags = (new for tag in self.platform.split(".") for new in _tags_for_glibc(tag, version, machines))
+        return replace(self, platform=".".join(dict.fromkeys(tags)))
+
+    @property
+    def tags(self) -> list[str]:
+        """`cp313-cp313-manylinux_2_28_x86_64`, each of a compressed set of its own."""
+        sets = (self.python.split("."), self.abi.split("."), self.platform.split("."))
+        return ["-".join(tag) for tag in product(*sets)]
+
     def __str__(self) -> str:
         parts = [self.distribution, self.version, self.build, self.python, self.abi, self.platform]
         return "-".join(part for part in parts if part) + ".whl"
+
+
+def _tags_for_glibc(tag: str, version: GlibcVersion, machines: Sequence[str]) -> list[str]:
+    match = _MANYLINUX.fullmatch(tag)
+    if match and match["major"] and (int(match["major"]), int(match["minor"])) >= version:
+        return [tag]
+    if match or tag == "any":
+        return [f"manylinux_{version[0]}_{version[1]}_{one}" for one in ([match["machine"]] if match else machines)]
+    return [tag]  # of another C library or system
 
 
 def wheels_in(path: Path) -> tuple[Path, ...]:

@@ -7,9 +7,10 @@ import binascii
 import csv
 import hashlib
 import io
+import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchtailor.errors import BadInputError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")  # the specification forbids weaker ones
+_UNNAMED = re.compile(r"[A-Za-z0-9_-]{43}")
 _AGAIN = "Fetch the wheel again, or reinstall the package."
 
 
@@ -31,10 +33,12 @@ class FileHash:
 
     algorithm: str
     digest: bytes
+    unnamed: bool = field(default=False, compare=False)  # RECORD does not say the algorithm, and goes on so
 
     @classmethod
     def parse(cls, text: str) -> FileHash:
-        algorithm, separator, encoded = text.partition("=")
+        unnamed = bool(_UNNAMED.fullmatch(text))  # mlx-cuda: what has this length can only be SHA-256
+        algorithm, separator, encoded = ("sha256", "=", text) if unnamed else text.partition("=")
         if not separator or algorithm not in _ALGORITHMS or _is_hex(algorithm, encoded):
             raise UnusualRecordError(
                 f"RECORD holds the hash {text!r}, which is none of {', '.join(_ALGORITHMS)} in base64.",
@@ -46,7 +50,7 @@ class FileHash:
             raise BadInputError(f"RECORD holds the unreadable hash {text!r}.", _AGAIN) from error
         if len(digest) != hashlib.new(algorithm).digest_size:
             raise BadInputError(f"RECORD holds the hash {text!r}, which has the wrong length.", _AGAIN)
-        return cls(algorithm, digest)
+        return cls(algorithm, digest, unnamed)
 
     @classmethod
     def from_hex(cls, sha256: str) -> FileHash:
@@ -61,7 +65,8 @@ class FileHash:
         return hashlib.new(self.algorithm)
 
     def __str__(self) -> str:
-        return f"{self.algorithm}={base64.urlsafe_b64encode(self.digest).rstrip(b'=').decode()}"
+        encoded = base64.urlsafe_b64encode(self.digest).rstrip(b"=").decode()
+        return encoded if self.unnamed else f"{self.algorithm}={encoded}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from torchtailor.errors import BadInputError
+from torchtailor.wheels.metadata import with_tags
 from torchtailor.wheels.name import WheelName, labelled_version
 
 TORCH = "torch-2.10.0-3-cp313-cp313-manylinux_2_28_x86_64.whl"
@@ -75,3 +76,32 @@ def test_pins_of_real_packages_hold(requirement: Requirement) -> None:
     assert requirement.specifier.contains(stock)
     assert requirement.specifier.contains(labelled_version(stock, "sm90"))
     assert requirement.specifier.contains(labelled_version(stock, "sm80.sm90.ptx"))
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ("manylinux_2_28_x86_64", "manylinux_2_36_x86_64"),
+        ("manylinux2014_x86_64.manylinux_2_17_x86_64", "manylinux_2_36_x86_64"),
+        ("manylinux_2_39_aarch64", "manylinux_2_39_aarch64"),
+        ("linux_aarch64", "manylinux_2_36_aarch64"),
+        ("any", "manylinux_2_36_aarch64.manylinux_2_36_x86_64"),
+        ("musllinux_1_2_x86_64", "musllinux_1_2_x86_64"),
+        ("manylinux_2_28_x86_64.musllinux_1_2_x86_64", "manylinux_2_36_x86_64.musllinux_1_2_x86_64"),
+    ],
+)
+def test_tags_of_a_newer_glibc(platform: str, expected: str) -> None:
+    name = WheelName.parse(Path(f"a-1.0-cp313-cp313-{platform}.whl"))
+    newer = name.for_glibc((2, 36), {"x86_64", "aarch64"})
+    assert newer.platform == expected
+    assert newer.tags == [f"cp313-cp313-{one}" for one in expected.split(".")]
+    assert newer.for_glibc((2, 36), ()) == newer
+
+
+def test_tags_of_the_wheel_file() -> None:
+    stock = b"Wheel-Version: 1.0\nGenerator: x\nTag: cp313-cp313-a\nTag: cp313-cp313-b\nBuild: 3\n"
+    assert with_tags(stock, ["cp313-cp313-c"]) == b"Wheel-Version: 1.0\nGenerator: x\nTag: cp313-cp313-c\nBuild: 3\n"
+    windows = b"Wheel-Version: 1.0\r\nTag: py3-none-any\r\n"
+    assert with_tags(windows, ["a", "b"]) == b"Wheel-Version: 1.0\r\nTag: a\r\nTag: b\r\n"
+    with pytest.raises(BadInputError):
+        with_tags(b"Wheel-Version: 1.0\n", ["a"])

@@ -80,8 +80,18 @@ def test_update_keeps_order_and_puts_new_rows_before_the_last() -> None:
     assert [row.path for row in changed.updated({"m.json": None})] == ["b.py", "a.so", "x.dist-info/RECORD"]
 
 
-@pytest.mark.parametrize("text", ["a" * 64, "sha256=" + "0f" * 32, "md5=abc", "T" * 43])
+def test_a_hash_without_its_algorithm_is_read_and_stays_so() -> None:
+    """mlx-cuda writes the hash of its library so; it is the SHA-256, and is checked like any other."""
+    data = b"x.so,2k9iIa9rJzsSUkj1FM_sF1DMGwQKudaeRe48zs3OqHc,3\nx.py,,\n"
+    record = Record.parse(data)
+    row = record.get("x.so")
+    assert row is not None
+    assert row.hash == FileHash.parse("sha256=2k9iIa9rJzsSUkj1FM_sF1DMGwQKudaeRe48zs3OqHc")
+    assert record.encode() == data
+
+
+@pytest.mark.parametrize("text", ["a" * 64, "sha256=" + "0f" * 32, "md5=abc", "T" * 42])
 def test_hashes_in_a_form_of_their_own(text: str) -> None:
-    """Debian writes hex digits, and mlx-cuda no algorithm: nothing is damaged, and nothing can be written anew."""
+    """Debian writes hex digits: nothing is damaged, and nothing can be written anew."""
     with pytest.raises(UnusualRecordError, match="in base64"):
         Record.parse(f"x.py,{text},1\n".encode())

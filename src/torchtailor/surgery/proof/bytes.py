@@ -15,6 +15,7 @@ from torchtailor.surgery.headers import TABLE_SECTION
 from torchtailor.surgery.layout import Span, merge, subtract
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.proof.pairs import ContainerPair
+from torchtailor.surgery.proof.unwind import check_dead_tables, left_tables
 
 _WORD = 8
 _MAX_PADDING = 64
@@ -29,7 +30,9 @@ def check_loaded_bytes(
 ) -> None:
     """Compare all loaded bytes outside of containers; `changed` are addresses of words that may differ."""
     territory = _territory(before.elf, pairs)
-    _check_inside(territory, before, after, pairs)
+    _check_inside(territory, pairs)
+    territory = merge([*territory, *_dead_tables(before.elf, after.elf)])
+    territory = merge([*territory, *_own_segments(territory, before.elf, after.elf)])
     _check_freed(territory, after, pairs)
     allowed = merge(
         [
@@ -45,17 +48,32 @@ def check_loaded_bytes(
             _compare(before.elf, after.elf, span, allowed)
 
 
+def _dead_tables(before: ElfFile, after: ElfFile) -> list[Span]:
+    """The old unwind tables that left the output: nothing may lead to them."""
+    dead = [Span(section.address, section.memory_end) for section in left_tables(before, after)]
+    if dead:
+        check_dead_tables(before, after, dead)
+    for span in dead:
+        if _is_target(before, span):
+            raise CheckFailedError(f"The output lacks the unwind table at {span.start:#x}, to which something leads.")
+    return dead
+
+
 def _filler_that_left(before: ElfFile, after: ElfFile, territory: list[Span]) -> list[Span]:
-    """What the output does not load, outside of containers: all of it must be one letter over and over, that no section
+    """What the output does not load, outside of that: all of it must be one letter over and over, that no section
     of the input has and nothing in it points to."""
     there = merge(Span(load.address, load.address + load.file_size) for load in after.loads)
     was = merge(Span(load.address, load.address + load.file_size) for load in before.loads)
     lost = subtract(subtract(was, there), territory)
     for span in lost:
-        owners = [s.name for s in before.sections if s.allocated and s.address < span.end and span.start < s.memory_end]
-        if owners or not _one_letter(before, span) or _is_target(before, span):
+        if not _is_filler(before, span):
             raise CheckFailedError(f"The output lacks loaded bytes at {span.start:#x}.")
     return lost
+
+
+def _is_filler(elf: ElfFile, span: Span) -> bool:
+    owners = [s.name for s in elf.sections if s.allocated and s.address < span.end and span.start < s.memory_end]
+    return not owners and _one_letter(elf, span) and not _is_target(elf, span)
 
 
 def _one_letter(elf: ElfFile, span: Span) -> bool:
@@ -108,7 +126,7 @@ def _ends_of_records(elf: ElfFile, spans: list[Span]) -> Iterator[Span]:
     """Zeros behind a container up to where a pointer says that the next object begins."""
     if not spans:
         return
-    targets = {r.addend for r in elf.relocations_into(spans[0].start, spans[-1].end + _MAX_PADDING)}
+    targets = set(elf.pointers_into(spans[0].start, spans[-1].end + _MAX_PADDING).values())
     for span in spans:
         for end in range(span.end + 8, span.end + _MAX_PADDING, 8):
             if end in targets:
@@ -126,19 +144,29 @@ def _is_zero(elf: ElfFile, start: int, end: int) -> bool:
     )
 
 
-def _check_inside(
-    territory: list[Span], before: OpenLibrary, after: OpenLibrary, pairs: Sequence[ContainerPair]
-) -> None:
-    """Containers, and what we add, lie where the input had containers."""
+def _check_inside(territory: list[Span], pairs: Sequence[ContainerPair]) -> None:
+    """Containers lie where the input had containers."""
     spans = [
         Span(p.after.address, p.after.address + p.after.container.stored_size)
         for p in pairs
         if p.after.address is not None
     ]
-    spans += _own_sections(after.elf) - _own_sections(before.elf)
     outside = subtract(merge(spans), territory)
     if outside:
         raise CheckFailedError(f"The output has GPU code at {outside[0].start:#x}, where the input has other data.")
+
+
+def _own_segments(territory: list[Span], before: ElfFile, after: ElfFile) -> list[Span]:
+    """The segment of the program headers, where they moved: to where containers were, unused tables, or filler."""
+    found = []
+    for section in _own_sections(after) - _own_sections(before):
+        load = after.load_at(section.start)
+        span = Span(load.address, load.memory_end) if load else section
+        outside = subtract([span], territory)
+        if outside and not _is_filler(before, span):
+            raise CheckFailedError(f"The program headers of the output lie at {span.start:#x}, over other data.")
+        found.append(span)
+    return found
 
 
 def _check_freed(territory: list[Span], after: OpenLibrary, pairs: Sequence[ContainerPair]) -> None:

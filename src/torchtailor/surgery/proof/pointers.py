@@ -20,6 +20,7 @@ from torchtailor.surgery.proof.pairs import ContainerPair
 _MAX_GAP = 64
 _ADDEND_FIELD = 16
 _WINDOW = 4 << 20
+_BLOCK = 1 << 10  # relocations that are looked at together: most often none of them changed
 _INSTRUCTION = 10  # bytes of a movabs
 
 
@@ -95,9 +96,13 @@ def check_pointers(
 def _interesting(old: array[int], new: array[int], moves: Moves) -> Iterator[int]:
     """Relocations that changed, or that lead to a container that moved."""
     moved = {start for start, now in moves.to.items() if start != now}
-    for index, (addend, now) in enumerate(zip(old, new, strict=True)):
-        if addend != now or addend in moved:
-            yield index
+    for start in range(0, len(old), _BLOCK):
+        was, is_now = old[start : start + _BLOCK], new[start : start + _BLOCK]
+        if was == is_now and moved.isdisjoint(was):
+            continue
+        for index, (addend, now) in enumerate(zip(was, is_now, strict=True), start):
+            if addend != now or addend in moved:
+                yield index
 
 
 def _check_pointer(moves: Moves, place: int, pair: tuple[int, int], beside: list[tuple[int, int]]) -> None:
@@ -144,7 +149,7 @@ def _check_immediates(before: ElfFile, after: ElfFile, moves: Moves, pointed: se
     if not lost:
         return
     for address, old, new in _code(before, after) if got is not None else ():
-        for place, distance in movabs_immediates(old, address):
+        for place, distance in movabs_immediates(old, address, min(moved) - (got or 0), max(moved) - (got or 0)):
             if (got or 0) + distance not in moved:
                 continue
             at = place - address

@@ -30,7 +30,7 @@ def check_mapped(before: ElfFile, after: ElfFile, code: LibraryCode, pairs: Sequ
         return
     starts = {pair.before.address or 0 for pair in loaded}
     last = max((pair.before.address or 0) + pair.before.container.stored_size for pair in loaded)
-    pointers = {found.place: found.addend for found in before.relocations_into(min(starts), last)}
+    pointers = before.pointers_into(min(starts), last)
     inside = sorted(set(pointers.values()) - starts | _symbols(before))
     wrapped = _wrapped(code, pointers, starts)
     beside = _beside(before, loaded)

@@ -16,6 +16,7 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
 from torchtailor.format import counted
 from torchtailor.verification.result import Check, CheckOutcome, Level
+from torchtailor.verification.static.cuts import dropped_files
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.wheelhouse.entry import WheelStep
@@ -85,6 +86,12 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
                 continue
             target = elsewhere if owner in alone or _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
+    unresolved = {*missing, *elsewhere}
+    left_out = {posixpath.basename(path) for path in dropped_files(artifact)} if unresolved else set()
+    without = sorted(unresolved & left_out)
+    for found in (missing, elsewhere):
+        for wanted in without:
+            found.pop(wanted, None)
     if missing:
         shown = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
         entries = "1 NEEDED entry does" if len(missing) == 1 else f"{len(missing)} NEEDED entries do"
@@ -97,6 +104,10 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
         if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
             return Check.not_applicable(Level.STATIC, name, f"not checked for {shown}", elsewhere=elsewhere)
         return Check.of(Level.STATIC, name, True, f"all resolve, except {shown}", elsewhere=elsewhere)
+    if without:
+        more = ", ..." if without[_SHOWN:] else ""
+        reason = f"all resolve, except what was left out on purpose: {', '.join(without[:_SHOWN])}{more}"
+        return Check.of(Level.STATIC, name, True, reason, left_out=without)
     entries = "the one NEEDED entry resolves" if asked == 1 else f"all {asked} NEEDED entries resolve"
     reason = f"{entries}, in the artifact or on the system"
     if linked:

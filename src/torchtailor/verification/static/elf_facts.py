@@ -18,6 +18,7 @@ _NEED = struct.Struct("<HHIII")
 _AUX = struct.Struct("<IHHII")
 _MAX_NAME = 4096
 _GLIBC = re.compile(r"GLIBC_(\d+\.\d+(?:\.\d+)?)")
+_RELR_VERSION, _RELR_GLIBC = "GLIBC_ABI_DT_RELR", Dotted("2.36")  # of packed relocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class ElfFacts:
     def glibc(self) -> Dotted | None:
         """The oldest glibc that has all symbols it needs."""
         found = [Dotted(match[1]) for version in self.versions if (match := _GLIBC.fullmatch(version))]
+        found += [_RELR_GLIBC for version in self.versions if version == _RELR_VERSION]
         return max(found, default=None)
 
 
