@@ -110,15 +110,36 @@ def main() -> int:
     return 0
 
 
+LEVEL_2 = """
+import sys
+sys.path.append("/opt/torchtailor-proof")
+from pathlib import Path
+from torchtailor.artifact.artifact import open_artifact
+from torchtailor.catalog import load_catalog
+from torchtailor.verification.levels import running_checks
+from torchtailor.verification.result import Level
+from torchtailor.verification.static.expect import Expectation
+artifact = open_artifact(Path(sys.argv[1]))
+python = Path("/usr/bin/python3")
+checks = list(running_checks(artifact, Expectation(), load_catalog(), Level.IMPORT, python=python, asked=True))
+for check in checks:
+    print(check.outcome.value, check.name, check.reason, sep=": ")
+sys.exit(any(check.failed for check in checks) or not checks)
+"""
+
+
 def in_chroot(root: Path) -> None:
-    run("chroot", root, "python3", "-c", IMPORT)
-    place = root / "opt" / "torchtailor-proof"
-    shutil.copytree(sysconfig.get_path("purelib"), place, ignore=shutil.ignore_patterns("torch", "__pycache__"))
-    shutil.copytree(SOURCE / "torchtailor", place / "torchtailor", dirs_exist_ok=True)
-    site = "/" + str(next(root.glob("**/*-packages/torch/__init__.py")).parents[1].relative_to(root))
-    verify = "import sys; sys.path.append('/opt/torchtailor-proof'); from torchtailor.cli import main; "
-    verify += f"sys.exit(main(['verify', {site!r}, '--level', 'import', '--python', '/usr/bin/python3']))"
-    run("chroot", root, "python3", "-c", verify)
+    """Import torch as the image's own Python does, and the second level of `verify` on it."""
+    run("mount", "--bind", "/proc", root / "proc")
+    try:
+        run("chroot", root, "python3", "-c", IMPORT)
+        place = root / "opt" / "torchtailor-proof"
+        shutil.copytree(sysconfig.get_path("purelib"), place, ignore=shutil.ignore_patterns("torch", "__pycache__"))
+        shutil.copytree(SOURCE / "torchtailor", place / "torchtailor", dirs_exist_ok=True)
+        site = "/" + str(next(root.glob("**/*-packages/torch/__init__.py")).parents[1].relative_to(root))
+        run("chroot", root, "python3", "-c", LEVEL_2, site)
+    finally:
+        run("umount", root / "proc")
 
 
 if __name__ == "__main__":
