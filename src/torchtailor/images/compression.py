@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import queue
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +21,7 @@ from torchtailor.format import human_bytes
 from torchtailor.wheels.deflate import PIECE, STREAM_END, Effort, combined_crc, deflate_piece
 
 _CHUNK = 1 << 20
+_AHEAD = 8  # pieces
 _LARGEST_WINDOW = 1 << 27  # of zstd; what its own command line allows
 _ZSTD_LEVEL = 3
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # no name and no time: the same input gives the same bytes
@@ -86,6 +90,39 @@ class UnpackedLayer:
             file: Any = self._file
             return unpacker.stream_reader(file, read_size=_CHUNK, read_across_frames=True)
         return self._file
+
+
+def ahead(pieces: Iterable[bytes]) -> Generator[bytes, None, None]:
+    """The same pieces, made by a thread while the last ones are used: unpacking and hashing take two cores.
+
+    The thread has ended when the last piece was given, or the generator is closed.
+    """
+    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
+    stopped = threading.Event()
+
+    def make() -> None:
+        try:
+            for piece in pieces:
+                ready.put(piece)
+                if stopped.is_set():
+                    return
+            ready.put(None)
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while (piece := ready.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+    finally:
+        stopped.set()
+        while thread.is_alive():
+            with suppress(queue.Empty):
+                ready.get(timeout=0.01)
+        thread.join()
 
 
 class _PieceFile(io.RawIOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from torchtailor.disk import disk_errors
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.format import counted, printable
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer
+from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer, ahead
 from torchtailor.images.descriptor import Descriptor
 from torchtailor.images.filesystem import Content, LayerFile, MemberKind
 from torchtailor.images.imagespec import (
@@ -420,9 +420,10 @@ class _OneImage:
         self.cutter.progress.begin(f"Writing layer {number + 1}", layer.size)
         with (
             self._pieces(layer) as pieces,
+            closing(ahead(UnpackedLayer(self._counted(pieces), layer.size, self.where))) as unpacked,
             LayerWriter(self.folder / f"new-{number}", packing, self.tailoring.workers) as writer,
         ):
-            reader = TarReader(UnpackedLayer(self._counted(pieces), layer.size, self.where), self.where)
+            reader = TarReader(unpacked, self.where)
             for member in reader:
                 if member.number in gone:
                     continue

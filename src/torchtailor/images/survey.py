@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.format import human_bytes, printable
 from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, known_by_head, read_code_file
 from torchtailor.gpucode.scan import scan_elf
-from torchtailor.images.compression import LayerCompression, UnpackedLayer
+from torchtailor.images.compression import LayerCompression, UnpackedLayer, ahead
 from torchtailor.images.filesystem import (
     Content,
     LayerFile,
@@ -101,13 +101,17 @@ class LayerScan:
 
     def add_layer(self, tar: UnpackedLayer, where: str) -> LayerFacts:
         """Read the next layer."""
+        with closing(ahead(tar)) as pieces:
+            return self._merge(pieces, tar, where)
+
+    def _merge(self, pieces: Iterator[bytes], tar: UnpackedLayer, where: str) -> LayerFacts:
         number = len(self.layers)
         hasher = hashlib.sha256()
         total = 0
 
         def hashed() -> Iterator[bytes]:
             nonlocal total
-            for piece in tar:
+            for piece in pieces:
                 hasher.update(piece)
                 total += len(piece)
                 yield piece
