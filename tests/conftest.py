@@ -53,6 +53,11 @@ _FILES = ("PIP_CONFIG_FILE", "PIP_CERT", "UV_CONFIG_FILE", "SSL_CERT_FILE", "REQ
 _PYTHONS = {"PYENV_ROOT": _HOME / ".pyenv", "UV_PYTHON_INSTALL_DIR": _DATA / "uv" / "python"}
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long texts are numbered, not spelled out: nobody reads them, and those of random bytes differ between workers."""
+    return argname if isinstance(val, bytes | str) and len(val) > 120 else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def homes(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Iterator[Path]]:
     """New homes, one after the other; the first is that of fixtures which several tests share."""

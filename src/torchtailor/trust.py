@@ -70,6 +70,11 @@ def is_sha256(text: str) -> bool:
     return _is_sha256(text) is not None
 
 
+def whole_number(text: str) -> int | None:
+    """A size or position that somebody else wrote; None where it is none, or one that nothing has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def is_file_name(text: str) -> bool:
     """Whether a text is one plain name: no folder, nothing that a shell or browser reads as something else."""
     return _is_file_name(text) is not None

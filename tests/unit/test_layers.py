@@ -29,6 +29,7 @@ FLOORS = (
     {"verification"},
     {"doctor", "publish", "recipes", "report"},
     {"backends"},
+    {"farm"},
     {"ui", "opsuite"},
     {"cli"},
     {"__main__"},

@@ -1,4 +1,4 @@
-"""What a path is: a library, a wheel, a wheelhouse, a folder, an environment, the result of a Nix build."""
+"""What a path is: a library, a wheel, a wheelhouse, a folder, an environment, a Nix result, an unpacked image."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.installed import InstalledDistribution, installed_in
-from torchtailor.artifact.libraries import LibraryFile, loose_code_files, loose_libraries, packed_libraries
-from torchtailor.artifact.sites import find_sites, installed_path, is_environment
+from torchtailor.artifact.libraries import (
+    LibraryFile,
+    is_placeholder,
+    loose_code_files,
+    loose_libraries,
+    packed_libraries,
+)
+from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sites_below
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
@@ -41,6 +47,7 @@ class ArtifactKind(Enum):
     FOLDER = "folder"
     ENVIRONMENT = "environment"
     NIX = "Nix result"
+    IMAGE = "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,19 @@ class Artifact:
     path: Path
     kind: ArtifactKind
     wheels: tuple[Path, ...] = ()
+    label: str = ""  # what the user calls it, where that is no path
+    made_for: tuple[str, ...] = ()  # GPUs that an image says it was cut for
+
+    @property
+    def shown(self) -> str:
+        """As the user knows it."""
+        return self.label or str(self.path)
 
     @cached_property
     def libraries(self) -> tuple[LibraryFile, ...]:
         """The ELF files in it; that a folder holds none is an error, that a wheel holds none is not."""
         found = tuple(self._libraries())
-        if not found and not self.wheels and not self.code_files:
+        if not found and not self.wheels and not self.code_files and self.kind is not ArtifactKind.IMAGE:
             raise nothing_in(self.path)
         return found
 
@@ -75,6 +89,8 @@ class Artifact:
     @cached_property
     def site_packages(self) -> tuple[Path, ...]:
         """The folders in which its packages are installed."""
+        if self.kind is ArtifactKind.IMAGE:
+            return sites_below(self.path)
         return find_sites(self.path) if self.path.is_dir() and not self.wheels else ()
 
     @cached_property
@@ -237,6 +253,11 @@ def open_artifact(path: Path) -> Artifact:
         raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     if path.suffix == ".whl" or magic in _ZIP_MAGICS:
         return Artifact(path, ArtifactKind.WHEEL, (path,))
+    if magic == MAGIC and is_placeholder(path):
+        raise BadInputError(
+            f"{path} was left out with --drop-unopened, and this file only says so.",
+            "Run `torchtailor restore`, or install its package again.",
+        )
     if magic == MAGIC or (magic and is_code_file(path.name)):
         return Artifact(path, ArtifactKind.LIBRARY)
     if not magic:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchtailor.binary import placeholder
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.binary.source import BufferSource, ByteSource, blamed_on, open_source
 from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, is_code_file, known_by_head, read_code_file
@@ -68,14 +69,28 @@ def is_shared_name(name: str) -> bool:
 
 
 def is_elf(path: Path) -> bool:
+    """Whether a file is an ELF file, and not what stands in for a library that was left out."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return _is_elf(file.read(placeholder.HEAD_SIZE))
+
+
+def is_placeholder(path: Path) -> bool:
+    """Whether a file only stands in for a library that was left out."""
+    try:
+        with path.open("rb") as file:
+            return placeholder.is_placeholder(file.read(placeholder.HEAD_SIZE))
+    except OSError:
+        return False
+
+
+def _is_elf(head: bytes) -> bool:
+    return head.startswith(MAGIC) and not placeholder.is_placeholder(head)
 
 
 def packed_libraries(archive: WheelArchive) -> Iterator[Member]:
     """The ELF files of a wheel."""
     for member in archive.files:
-        if may_be_elf(member.name) and archive.begins_with(member, MAGIC):
+        if may_be_elf(member.name) and _is_elf(archive.head(member, placeholder.HEAD_SIZE)):
             yield member
 
 
@@ -116,6 +131,6 @@ def _stat_if_elf(path: Path) -> os.stat_result | None:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            return os.fstat(file.fileno()) if file.read(len(MAGIC)) == MAGIC else None
+            return os.fstat(file.fileno()) if _is_elf(file.read(placeholder.HEAD_SIZE)) else None
     except OSError:  # a broken link, or not ours to read: nothing that Python could import either
         return None

@@ -24,6 +24,17 @@ def find_sites(folder: Path) -> tuple[Path, ...]:
     return tuple(first.values())
 
 
+def sites_below(root: Path) -> tuple[Path, ...]:
+    """Every folder of packages anywhere below a root; links are not followed."""
+    found = []
+    for place, names, _ in os.walk(root):
+        names.sort()
+        if Path(place).name in _NAMES or any(name.endswith(".dist-info") for name in names):
+            found.append(Path(place))
+            names.clear()
+    return tuple(found)
+
+
 def is_environment(folder: Path) -> bool:
     """Whether a folder is a venv or a conda environment, or the site-packages of one."""
     if folder.name in _NAMES:

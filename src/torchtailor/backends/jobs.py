@@ -109,6 +109,7 @@ class JobContext:
     downloader: Downloader
     out: Path
     progress: BuildProgress = field(default_factory=NoBuildProgress)
+    processes: int = 2  # that cut the libraries of one wheel
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
     cuts: dict[str, WheelCut | None] = field(default_factory=dict, init=False)  # by key; None: no code runs there
 
@@ -154,7 +155,7 @@ def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ..
     def before_cut(gpus: Sequence[Capability]) -> None:
         context.progress.stage(f"Cutting {project} for {', '.join(map(str, gpus))}")
 
-    cutter = Cutter(context.catalog, context.cache, first.options)
+    cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
     gpus = [job.capability for job in jobs]
     with disk_errors(context.cache.root, unchanged="The downloaded wheels are kept."):
         cuts = cutter.cut(path, first.sha256, first.filename, gpus, context.progress, before_cut)

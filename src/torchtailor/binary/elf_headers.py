@@ -83,11 +83,14 @@ class DynamicTag(IntEnum):
     NULL = 0
     NEEDED = 1
     PLTRELSZ = 2
+    HASH = 4
     STRTAB = 5
+    SYMTAB = 6
     RELA = 7
     RELASZ = 8
     RELAENT = 9
     STRSZ = 10
+    SYMENT = 11
     SONAME = 14
     RPATH = 15
     JMPREL = 23

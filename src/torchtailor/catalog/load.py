@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,7 @@ from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
 from torchtailor.catalog.products import GpuMatch, find_product
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
-from torchtailor.catalog.tables import CatalogTables, TailorSettings, read_tables
+from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
 from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
@@ -45,6 +45,7 @@ class Catalog:
     checked: str
     wheel_index: str
     tailor: TailorSettings
+    farms: Mapping[str, FarmSettings] = field(default_factory=dict)
     user_file: Path | None = None
 
     @cached_property
@@ -192,6 +193,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
         checked=tables.checked,
         wheel_index=tables.wheel_index,
         tailor=tables.tailor,
+        farms=tables.farm,
         user_file=user_file,
     )
     _check_references(catalog)

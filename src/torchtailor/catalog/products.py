@@ -248,7 +248,8 @@ def _read(wanted: Words, gpus: Mapping[Capability, Gpu], *, loosely: bool = True
         return exact
     if not loosely:
         return []
-    telling = "titan" in wanted or any(character.isdigit() for word in wanted for character in word)
+    digits = any(character.isdigit() for word in wanted for character in word)
+    telling = "titan" in wanted or (digits and len("".join(wanted)) > 1)  # "2" is no DRIVE PX 2
     if shorter := [reading for product, reading in every if telling and _holds(product, wanted)]:
         return shorter
     brand, *bare = wanted

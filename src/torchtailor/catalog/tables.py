@@ -41,6 +41,24 @@ class TailorSettings(Strict, frozen=True, kw_only=True):
     nvidia: Annotated[bool, Meta(description="Cut NVIDIA's libraries too, on this machine.")] = False
 
 
+class FarmSettings(Strict, frozen=True, kw_only=True):
+    """A cluster that `build --on NAME` uses: the address of its scheduler, or how Dask starts one."""
+
+    scheduler: Annotated[str, Meta(description="The address of a running scheduler: tcp://host:8786.")] = ""
+    cluster: Annotated[
+        str,
+        Meta(description="What Dask starts: slurm, pbs, sge, lsf, oar, htcondor, ssh, kubernetes, or module:Class."),
+    ] = ""
+    options: Annotated[
+        Mapping[str, Any], Meta(description="The arguments of that class, handed to Dask as they are.")
+    ] = {}
+    workers: Annotated[int, Meta(description="How many workers are asked for.", ge=1)] = 1
+    store: Annotated[str, Meta(description="The store, where --store is not given.")] = ""
+    objects: Annotated[str, Meta(description="The object cache, where --objects is not given.")] = ""
+    cache: Annotated[str, Meta(description="A folder of each worker's own disk, for what it fetches.")] = ""
+    processes: Annotated[int, Meta(description="Processes that one job of a worker may use.", ge=1)] = 1
+
+
 class CatalogTables(Strict, frozen=True, kw_only=True):
     """All tables of the catalog; `torchtailor.toml` adds to them, and holds settings."""
 
@@ -61,6 +79,7 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
         str, Meta(description="The index of PyTorch's official wheels; {label} stands for cpu, cu128, ...")
     ] = ""
     tailor: Annotated[TailorSettings, Meta(description="Standing choices for cutting.")] = TailorSettings()
+    farm: Annotated[Mapping[str, FarmSettings], Meta(description="Clusters, by the name that --on takes.")] = {}
 
 
 def read_tables(documents: Sequence[Mapping[str, Any]]) -> CatalogTables:

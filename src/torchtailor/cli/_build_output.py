@@ -10,6 +10,8 @@ from torchtailor.catalog.releases import Method
 from torchtailor.format import counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torchtailor.backends.base import BuildPlan, BuildResult
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
@@ -65,15 +67,20 @@ def _download(download: int, size: int) -> str:
 
 
 def _wheel_result(result: WheelBuildResult) -> None:
+    show_wheelhouses(result.wheelhouses, result.variants_index)
+
+
+def show_wheelhouses(wheelhouses: tuple[Wheelhouse, ...], variants_index: Path | None) -> None:
+    """Wheelhouses with the lines that install from them, and the index of wheel variants."""
     say = ui.out()
-    _wheelhouses(result.wheelhouses)
-    if result.variants_index:
-        index = (result.variants_index / "simple").absolute().as_uri()
-        first = result.wheelhouses[0]
+    _wheelhouses(wheelhouses)
+    if variants_index:
+        index = (variants_index / "simple").absolute().as_uri()
+        first = wheelhouses[0]
         torch = f"torch=={first.torch_version.partition('+')[0]}"
         if first.requirements[0].startswith("torch["):  # split: the packs are chosen, torch is the same for all
             torch = f"'torch[gpu]=={first.torch_version}'"
-        say.print(f"{result.variants_index}: wheel variants, chosen by the GPU", markup=False)
+        say.print(f"{variants_index}: wheel variants, chosen by the GPU", markup=False)
         say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
 
 

@@ -181,6 +181,66 @@ class TailorDocument(Struct):
     failures: list[FailedInput]
 
 
+class ImageLayer(Struct):
+    """One layer; sizes after are null where a dry run cannot know them."""
+
+    number: Annotated[int, Meta(description="from 1")]
+    created_by: Annotated[str, Meta(description="of the image's history")]
+    compression: str
+    files: int
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    squashed: Annotated[int, Meta(description="of these, bytes that --squash-shadowed left out")]
+    dropped: Annotated[int, Meta(description="bytes that rules left out")]
+
+
+class ImageLibraryDocument(TailoredLibrary, kw_only=True):
+    """A library of an image."""
+
+    layer: int
+    shadowed: Annotated[bool, Meta(description="a later layer replaces or deletes it")] | UnsetType = UNSET
+
+
+class PlatformImage(Struct):
+    """The image of one platform."""
+
+    platform: str
+    digest_before: str
+    digest_after: str | None
+    size_before: Annotated[int, Meta(description="bytes of all layers, packed")]
+    size_after: int | None
+    unpacked_before: Bytes
+    unpacked_after: Bytes
+    shadowed: Annotated[int, Meta(description="bytes that a later layer replaces or deletes")]
+    doubled: Annotated[int, Meta(description="bytes that are in more than one layer")]
+    could_save: Annotated[int, Meta(description="bytes that --nvidia would save")]
+    notes: list[str]
+    layers: list[ImageLayer]
+    libraries: list[ImageLibraryDocument]
+    doubled_files: Annotated[list[Open], Meta(description="the largest: path, size, layers")]
+    dropped_files: Annotated[list[Open], Meta(description="that were left out: path, rule, size, code")]
+    droppable: Annotated[list[Open], Meta(description="what each other rule would leave out: rule, files, size")]
+
+
+class ImageDocument(Struct):
+    dry_run: bool
+    seconds: Seconds
+    target: TargetDocument
+    policy: PolicyDocument
+    squash_shadowed: bool
+    compression: Annotated[str | None, Meta(description="of --compress")]
+    source: str
+    destination: str
+    digest: Annotated[str | None, Meta(description="of what the destination's name means now")]
+    notes: list[str]
+    images: list[PlatformImage]
+
+
 class RestoredEnvironment(Struct):
     site: str
     libraries: list[str]
@@ -290,6 +350,87 @@ class NixPlanDocument(Struct):
 class NixBuildDocument(Struct):
     outputs: Annotated[list[Open], Meta(description="name, link, store_path, logs, tool, output_bytes")]
     seconds: Seconds
+
+
+class FarmJobDocument(Struct):
+    """A job of a plan."""
+
+    key: Annotated[str, Meta(description="of its first output in the store")]
+    kind: str
+    label: str
+    needs: Annotated[list[str], Meta(description="keys of the jobs that it waits for")]
+    seconds: Annotated[float, Meta(description="expected, on one core")]
+    memory: Bytes
+    in_store: bool
+
+
+class ExpectedTimeDocument(Struct):
+    workers: int
+    seconds: Seconds
+    efficiency: Annotated[float, Meta(description="share of the workers' time that is work")]
+
+
+class FarmPlanDocument(Struct):
+    on: str
+    store: str
+    variants: list[str]
+    jobs: list[FarmJobDocument]
+    jobs_to_run: int
+    core_hours: float
+    critical_path_seconds: Annotated[float, Meta(description="of the longest chain of jobs")]
+    expected: list[ExpectedTimeDocument]
+
+
+class FarmFailureDocument(Struct):
+    variant: str
+    job: str
+    error: str
+    hint: str
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+
+
+class FarmOutcomeDocument(Struct):
+    """A job that ran."""
+
+    key: str
+    label: str
+    worker: str
+    seconds: Seconds
+    done: bool
+    hits: Annotated[int, Meta(description="files that a cache had")]
+    misses: int
+
+
+class RefusedWorkerDocument(Struct):
+    worker: str
+    reason: str
+
+
+class FarmBuildDocument(Struct):
+    """While it runs, stderr has one JSON object a line for each event."""
+
+    wheelhouses: list[WheelhouseDocument]
+    variants_index: str | None
+    failed: list[FarmFailureDocument]
+    jobs: list[FarmOutcomeDocument]
+    jobs_in_store: Annotated[int, Meta(description="jobs that did not have to run")]
+    workers_lost: int
+    workers_refused: list[RefusedWorkerDocument]
+    downloaded: Bytes
+    seconds: Seconds
+
+
+class WorkerCheckDocument(Struct):
+    worker: str
+    usable: bool
+    why: Annotated[str, Meta(description="it is not usable")]
+    builds: Annotated[list[str], Meta(description="the build methods that it has the tools for")]
+    facts: Annotated[Open, Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")]
+
+
+class FarmCheckDocument(Struct):
+    on: str
+    workers: list[WorkerCheckDocument]
 
 
 class PublishDocument(Struct):
@@ -419,6 +560,28 @@ class HistoryDocument(Struct):
     attempts: list[AttemptDocument]
 
 
+class LedgerJobDocument(Struct):
+    """A job of a build on many machines."""
+
+    run: str
+    key: str
+    label: str
+    worker: str
+    duration: Seconds
+    result: str
+    hits: Annotated[int, Meta(description="files that a cache had")]
+    misses: int
+    error: str
+    fix: str
+    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
+    log: Annotated[str, Meta(description="a file with what the job printed, if it failed")]
+    ended: Time
+
+
+class HistoryJobsDocument(Struct):
+    jobs: list[LedgerJobDocument]
+
+
 class CacheEntryDocument(Struct):
     kind: str
     name: str
@@ -447,6 +610,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
     "inspect": ("`inspect --json`", InspectDocument),
     "tailor": ("`tailor --json`", TailorDocument),
+    "image": ("`image --json`", ImageDocument),
     "trace": ("`record --json`, `trace show --json` and `trace merge --json`", TraceDocument),
     "drop-rules": ("`tailor --drop list --json`", DropRulesDocument),
     "restore": ("`restore --json`", RestoreDocument),
@@ -457,6 +621,9 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "build-source": ("`build --via source --json`", SourceBuildDocument),
     "build-nix-plan": ("`build --via nix --dry-run --json`", NixPlanDocument),
     "build-nix": ("`build --via nix --json`", NixBuildDocument),
+    "build-farm-plan": ("`build --on WHERE --dry-run --json`", FarmPlanDocument),
+    "build-farm": ("`build --on WHERE --json`", FarmBuildDocument),
+    "farm-check": ("`farm check --json`", FarmCheckDocument),
     "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
     "install": ("`install --json`", InstallDocument),
     "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),
@@ -475,6 +642,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "site": ("`site --json`", SiteDocument),
     "catalog-update": ("`catalog update --json`", CatalogDocument),
     "history": ("`history --json`", HistoryDocument),
+    "history-jobs": ("`history --jobs --json`", HistoryJobsDocument),
     "cache": ("`cache list --json`", CacheDocument),
     "cache-prune": ("`cache prune --json`", CachePruneDocument),
     "doctor": ("`doctor --json`", DoctorReport),

@@ -20,6 +20,7 @@ _OUTPUT_OPTIONS = frozenset(
         "format",
         "junit",
         "report",
+        "html",
         "plot",
         "plain",
         "quiet",

@@ -10,6 +10,7 @@ import typer
 _WHEELS = "From official wheels (--via wheel)"
 _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
+_FARM = "On many machines"
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
@@ -81,6 +82,33 @@ Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich
 Variants = Annotated[
     bool,
     typer.Option("--variants", help="Also an index of wheel variants (PEP 825 draft) for uv.", rich_help_panel=_WHEELS),
+]
+
+# On many machines
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].", rich_help_panel=_FARM
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="A folder or bucket that all workers see.", rich_help_panel=_FARM),
+]
+Objects = Annotated[
+    str | None,
+    typer.Option(
+        "--objects",
+        metavar="URL",
+        help="Compiled files that machines share: redis://HOST, http://..., a folder (--via source).",
+        rich_help_panel=_FARM,
+    ),
+]
+Shards = Annotated[
+    int | None, typer.Option(min=1, help="Shards of each part (--via source); by weight.", rich_help_panel=_FARM)
+]
+Prove = Annotated[
+    bool, typer.Option("--prove", help="Verify each wheelhouse, as jobs of their own.", rich_help_panel=_FARM)
 ]
 
 # Of a build from source

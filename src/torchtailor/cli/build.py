@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,6 +53,11 @@ def command(
     verify: options.Verify = True,
     target: options.Target = None,
     ccache: options.Ccache = True,
+    on: options.On = None,
+    store: options.Store = None,
+    objects: options.Objects = None,
+    shards: options.Shards = None,
+    prove: options.Prove = False,
 ) -> None:
     """Make an installable set of wheels for a variant.
 
@@ -95,6 +100,7 @@ def command(
             verify=verify,
             targets=tuple(target or ()),
             ccache=ccache,
+            objects=objects or "",
         ),
     }
     for method, value in given.items():
@@ -102,6 +108,7 @@ def command(
             raise UsageError(
                 f"Some of these options are for --via {method.value} only.", f"Add --via {method.value}, or omit them."
             )
+    _check_farm(on, via, any_given=bool(store or shards or prove), prove=prove)
     planned = plan_build(
         *(variants or ()),
         method=via,
@@ -112,6 +119,21 @@ def command(
         cuda=cuda,
         out=out,
     )
+    if on is not None:
+        _build_on(
+            on,
+            via,
+            planned.plan,
+            store,
+            objects,
+            shards,
+            prove=prove,
+            dry_run=dry_run,
+            json=json,
+            quiet=quiet,
+            plain=plain,
+        )
+        return
     if dry_run and json:
         ui.print_json(f"build-{via.value}-plan", planned.plan.to_json())
         return
@@ -125,6 +147,66 @@ def command(
         ui.print_json(f"build-{via.value}", result.to_json())
     else:
         show_result(via, result)
+
+
+def _check_farm(on: str | None, via: Method, *, any_given: bool, prove: bool) -> None:
+    """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
+    from torchtailor.catalog import load_catalog
+    from torchtailor.farm.where import parse_where
+
+    if on is None:
+        if any_given:
+            raise UsageError(
+                "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
+            )
+        return
+    if prove and via is Method.SOURCE:
+        raise UsageError("A build from source is always proven.", "Omit --prove.")
+    if via is Method.NIX:
+        raise UsageError(f"--on does not build --via {via.value} yet.", "Build it on one machine, without --on.")
+    parse_where(on, load_catalog())
+
+
+def _build_on(
+    on: str,
+    via: Method,
+    plan: Any,
+    store: str | None,
+    objects: str | None,
+    shards: int | None,
+    *,
+    prove: bool,
+    dry_run: bool,
+    json: bool,
+    quiet: bool,
+    plain: bool,
+) -> None:
+    """Build on many machines; what fails is said at the end, with the rest built."""
+    from torchtailor import ui
+    from torchtailor.catalog import load_catalog
+    from torchtailor.cli._build_output import show_plan
+    from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result
+    from torchtailor.farm.build import failure_of, plan_farm, run_farm
+    from torchtailor.farm.where import parse_where
+
+    catalog = load_catalog()
+    farm = plan_farm(plan, parse_where(on, catalog), store=store, objects=objects, shards=shards, prove=prove)
+    if dry_run:
+        if json:
+            ui.print_json("build-farm-plan", farm.to_json())
+        else:
+            show_farm_plan(farm)
+        return
+    if not json and not quiet:
+        show_plan(via, plan, dry_run=False)
+    with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
+        result = run_farm(farm, catalog, listen=display)
+    if json:
+        ui.print_json("build-farm", result.to_json())
+    else:
+        show_farm_result(result)
+    if problem := failure_of(result):
+        raise problem
 
 
 def _jobs(text: str) -> int | None:

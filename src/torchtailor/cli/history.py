@@ -11,6 +11,7 @@ def command(
     variant: Annotated[str | None, typer.Argument(help="Only attempts at this variant (its full name).")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the last attempts.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Jobs of builds on many machines, with their workers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table for a report.")] = False,
 ) -> None:
     """Show every build attempt.
@@ -22,6 +23,9 @@ def command(
     from torchtailor.ledger.history import switch_columns
     from torchtailor.ledger.ledger import Ledger, as_markdown, describe, stopped_at
 
+    if jobs:
+        _show_jobs(limit, json=json)
+        return
     attempts = Ledger().attempts(variant=variant, limit=limit)
     if json:
         ui.print_json("history", {"attempts": attempts})
@@ -65,3 +69,31 @@ def command(
         for attempt in attempts
     ]
     ui.out().print(ui.table(columns, rows))
+
+
+def _show_jobs(limit: int, *, json: bool) -> None:
+    """The jobs of builds on many machines, each with its worker, time and hits."""
+    from torchtailor import ui
+    from torchtailor.ledger.ledger import Ledger
+
+    jobs = Ledger().jobs(limit=limit)
+    if json:
+        ui.print_json("history-jobs", {"jobs": jobs})
+        return
+    rows = [
+        (
+            job.run,
+            job.ended.astimezone().strftime("%Y-%m-%d %H:%M"),
+            job.label,
+            job.worker,
+            job.result.value,
+            ui.human_seconds(job.duration),
+            f"{job.hits}/{job.hits + job.misses}" if job.hits + job.misses else "",
+            job.error,
+            job.fix,
+            job.log,
+        )
+        for job in jobs
+    ]
+    columns = ("run", "ended", "job", "worker", "result", "took", "hits", "error", "fix", "log")
+    ui.out().print(ui.table(columns, rows, optional=("run", "ended")) if rows else "No jobs on many machines yet.")

@@ -1,9 +1,8 @@
-"""`torchtailor inspect`: the GPU code of libraries, wheels, folders and environments, as tables or JSON."""
+"""`torchtailor inspect`: the GPU code of libraries, wheels, folders, environments and images, as tables or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,21 +18,37 @@ if TYPE_CHECKING:
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Shared libraries, wheels, folders, environments.")
+        list[str],
+        typer.Argument(
+            metavar="PATH", help="Shared libraries, wheels, folders, environments; images as docker://, oci: and so on."
+        ),
     ],
     gpu: Annotated[
         list[str] | None,
         typer.Option(help="Say what runs on these GPUs and what cutting for them would save: 8.9,9.0 or 'RTX 4090'."),
     ] = None,
+    platform: Annotated[
+        str | None, typer.Option(metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")
+    ] = False,
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:
-    """Show the GPU code inside libraries, wheels and environments."""
+    """Show the GPU code inside libraries, wheels, environments and images."""
+    from contextlib import ExitStack
+
+    from torchtailor.cli._artifacts import artifact_named
     from torchtailor.inspection.inspect import inspect
     from torchtailor.ui import ProgressBar, err, print_json
 
-    with ProgressBar(quiet=json) as bar:
-        inspection = inspect(paths, gpus=gpu or (), progress=bar)
+    with ProgressBar(quiet=json) as bar, ExitStack() as stack:
+        artifacts = [
+            stack.enter_context(artifact_named(path, platform=platform, insecure=insecure, progress=bar))
+            for path in paths
+        ]
+        inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
     if json:
         print_json("inspect", inspection.to_json())
     else:

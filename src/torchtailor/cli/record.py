@@ -96,21 +96,10 @@ def show(trace: Trace, name: str, *, json: bool) -> None:
     """Print what a trace holds."""
     from torchtailor.format import counted
     from torchtailor.ui import err, human_bytes, out, print_json, table
+    from torchtailor.workload.trace import trace_facts
 
     if json:
-        libraries = [
-            {
-                "name": one.name,
-                "identity": one.identity,
-                "containers": one.containers,
-                "used": len(one.used),
-                "stored": one.stored,
-                "stored_used": one.stored_used,
-            }
-            for one in trace.libraries
-        ]
-        document = {"trace": name, "label": trace.label, "processes": trace.processes, "programs": list(trace.programs)}
-        print_json("trace", {**document, "libraries": libraries, "opened": len(trace.opened), "lost": list(trace.lost)})
+        print_json("trace", trace_facts(trace, name))
         return
     rows = [
         [one.name, f"{len(one.used)} of {one.containers}", human_bytes(one.stored_used), human_bytes(one.stored)]

@@ -18,12 +18,20 @@ app = typer.Typer(cls=GroupedGroup, add_completion=False, rich_markup_mode=None,
 @app.command("show", cls=GroupedCommand)
 def show_command(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Traces; several are shown as one.")],
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write one self-contained HTML page to this file, with the traces side by side."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> None:
     """Show what was used of each library."""
     from torchtailor.cli.record import show
 
     show(_read(traces), ", ".join(map(str, traces)), json=json)
+    if report:
+        from torchtailor.report.traces import write_trace_report
+
+        write_trace_report({str(path): _read([path]) for path in traces}, report)
 
 
 @app.command("merge", cls=GroupedCommand)

@@ -26,7 +26,8 @@ class Levels(StrEnum):
 
 def command(
     target: Annotated[
-        Path, typer.Argument(help="A wheel, a wheelhouse, a folder, an environment, a library, a Nix result.")
+        str,
+        typer.Argument(help="A wheel, a wheelhouse, a folder, an environment, a library, a Nix result, an image."),
     ],
     variant: Annotated[
         str, typer.Option(help="What it should be, such as sm90-avx512; read from the manifest of a wheelhouse.")
@@ -34,8 +35,15 @@ def command(
     gpu: Annotated[list[str] | None, typer.Option(help="GPUs it must run on: 9.0, sm_90 or a product name.")] = None,
     cpu: Annotated[str, typer.Option(help="The CPU instruction set it must stay within, such as avx2.")] = "",
     against: Annotated[
-        Path | None, typer.Option(help="The stock it was made from: nothing needed may be missing.")
+        str | None,
+        typer.Option(metavar="PATH", help="The stock it was made from: nothing needed may be missing."),
     ] = None,
+    platform: Annotated[
+        str | None, typer.Option(metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")
+    ] = False,
     level: Annotated[
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,
@@ -47,17 +55,24 @@ def command(
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a progress bar.")] = False,
 ) -> int:
     """Check an artifact: its GPU code, host code, files, import, and results on the GPU."""
+    from contextlib import ExitStack
+
+    from torchtailor.cli._artifacts import artifact_named
     from torchtailor.ui import print_json
     from torchtailor.verification import Level, verify
     from torchtailor.verification.output import as_json, write_junit
 
-    with _VerifyBar(plain=plain) as shown:
+    with _VerifyBar(plain=plain) as shown, ExitStack() as stack:
+        found = stack.enter_context(artifact_named(target, platform=platform, insecure=insecure, progress=shown))
+        stock = against and stack.enter_context(
+            artifact_named(against, platform=platform, insecure=insecure, progress=shown)
+        )
         result = verify(
-            target,
+            found,
             variant=variant,
             gpus=gpu or (),
             cpu=cpu,
-            against=against,
+            against=stock or None,
             level="all" if level is Levels.ALL else Level(level.value),
             python=python,
             progress=shown,

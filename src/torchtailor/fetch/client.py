@@ -8,7 +8,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ import urllib3
 
 import torchtailor
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import redact
+from torchtailor.fetch.locations import is_this_machine, redact
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.trust import whole_number
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
@@ -104,8 +105,8 @@ class Client:
 
         def once() -> Answer:
             with self.open(url, {"Range": wanted}, accept=(200, 206, 416)) as response:
-                length = response.headers.get("content-length", "")
-                if response.status != 206 or (length.isdigit() and int(length) > limit):
+                length = whole_number(response.headers.get("content-length", ""))
+                if response.status != 206 or (length or 0) > limit:
                     raise NetworkError(f"The server of {redact(url)} does not support range requests.")
                 body = self.counted(read_some(response, limit, url, self._patience))
                 return _answer(url, response, body)
@@ -137,8 +138,7 @@ class Client:
 
         def once() -> int | None:
             with self.open(url, method="HEAD", accept=(200,)) as response:
-                length = response.headers.get("content-length", "")
-                return int(length) if length.isdigit() else None
+                return whole_number(response.headers.get("content-length", ""))
 
         size: int | None = self.retrying(once)
         return size
@@ -150,14 +150,22 @@ class Client:
         headers: Mapping[str, str] | None = None,
         *,
         method: str = "GET",
-        accept: tuple[int, ...] = (200,),
+        accept: Container[int] = (200,),
+        body: bytes | Iterable[bytes] | None = None,
+        follow: bool = True,
+        login: bool = True,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One request, not retried, its body not yet read; raises for statuses that are not accepted."""
-        address, login = self._login(url)
+        """One request, not retried, its body not yet read; raises for statuses that are not accepted.
+
+        Who logs in and follows redirects in another way turns `login` and `follow` off.
+        """
+        address, credentials = self._login(url) if login else (url, {})
         sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
-        sent |= login | dict(headers or {})
+        sent |= credentials | dict(headers or {})
         try:
-            response = self._pool(url).request(method, address, headers=sent, preload_content=False, redirect=True)
+            response = self._pool(url).request(
+                method, address, headers=sent, body=body, preload_content=False, redirect=follow
+            )
         except (ValueError, HTTPException) as error:
             if not isinstance(error, urllib3.exceptions.HTTPError):
                 raise NetworkError(f"{redact(url)} is not a valid address: {_reason(error)}.", "Check it.") from error
@@ -292,11 +300,12 @@ def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError
         f"{redact(url)} answered {status} {response.reason or ''}".rstrip() + ".",
         hint,
         status,
-        _retry_after(response.headers.get("retry-after")),
+        retry_after(response.headers.get("retry-after")),
     )
 
 
-def _retry_after(text: str | None) -> float | None:
+def retry_after(text: str | None) -> float | None:
+    """Seconds that a server asks to wait."""
     if not text:
         return None
     try:
@@ -332,7 +341,8 @@ def _hint(error: BaseException) -> str:
 def _environment_proxy(scheme: str, host: str) -> str | None:
     from urllib.request import getproxies, proxy_bypass
 
-    return None if proxy_bypass(host) else getproxies().get(scheme)
+    # Another machine's localhost is never meant, whether or not no_proxy says so.
+    return None if is_this_machine(host) or proxy_bypass(host) else getproxies().get(scheme)
 
 
 def _read_netrc() -> netrc.netrc | None:

@@ -293,12 +293,12 @@ def _discard(part: Path) -> None:
 
 
 def _starts_at(response: urllib3.BaseHTTPResponse, offset: int) -> bool:
-    found = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+    found = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("content-range", ""))
     return found is not None and int(found[1]) == offset
 
 
 def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    found = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("content-range", ""))
+    found = re.fullmatch(r"bytes \*/([0-9]{1,18})", response.headers.get("content-range", ""))
     return int(found[1]) if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -95,3 +96,11 @@ def without_login(url: str) -> str:
 def redact(url: str) -> str:
     """`https://user:secret@host/x` -> `https://****@host/x`; also of what only looks like a URL."""
     return _LOGIN_ANYWHERE.sub(r"\1****@", _LOGIN.sub(r"\1****@", url, count=1))
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address can only be this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -175,7 +175,9 @@ class RangeFile(io.RawIOBase):
             if isinstance(error, UnreachableError):
                 raise
             raise _no_ranges(url) from error
-        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("content-range", ""))
+        found = re.fullmatch(
+            r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", answer.headers.get("content-range", "")
+        )
         if not found or int(found[2]) - int(found[1]) + 1 != len(answer.body) or int(found[2]) + 1 != int(found[3]):
             raise _no_ranges(url)
         self.size = int(found[3])

@@ -68,22 +68,26 @@ def read_settings(
     links = [make_location(url, LocationKind.LINKS, "--find-links", directory) for url in find_links]
     links += [*pip.links, *uv.links]
 
-    bundle = _existing(pip.values.get("cert"), "pip's cert") or _first_existing(
-        environment, ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-    )
-    folder = environment.get("SSL_CERT_DIR")
+    bundle, folder = certificates(environment)
     return IndexSettings(
         sources=_distinct([*links, *indexes]),
         explicit_index=index_url is not None,
         offline=offline or uv.offline,
-        ca_bundle=bundle,
-        ca_folder=Path(folder) if folder and Path(folder).is_dir() else None,
+        ca_bundle=_existing(pip.values.get("cert"), "pip's cert") or bundle,
+        ca_folder=folder,
         client_cert=_existing(pip.values.get("client-cert"), "pip's client-cert"),
         trusted_hosts=frozenset(pip.values.get("trusted-host", "").split()),
         proxy=pip.values.get("proxy") or None,
         timeout=_number(pip.values.get("timeout") or pip.values.get("default-timeout"), DEFAULT_TIMEOUT, 0.001, 86_400),
         retries=int(_number(pip.values.get("retries"), DEFAULT_RETRIES, 0, 1000)),
     )
+
+
+def certificates(environment: Mapping[str, str]) -> tuple[Path | None, Path | None]:
+    """The file and the folder of certificates that the usual variables name."""
+    bundle = _first_existing(environment, ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
+    folder = environment.get("SSL_CERT_DIR")
+    return bundle, Path(folder) if folder and Path(folder).is_dir() else None
 
 
 def _distinct(sources: Sequence[IndexLocation]) -> tuple[IndexLocation, ...]:

@@ -30,7 +30,7 @@ _WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer tha
 
 
 def inspect(
-    paths: Path | str | Sequence[Path | str],
+    paths: Path | str | Artifact | Sequence[Path | str | Artifact],
     *,
     gpus: str | Iterable[str | Capability] = (),
     catalog: Catalog | None = None,
@@ -44,8 +44,8 @@ def inspect(
     """
     catalog = catalog or load_catalog()
     seen_for = tuple(catalog.gpus[device] for device in read_gpus(gpus, catalog))
-    named = [paths] if isinstance(paths, Path | str) else paths
-    artifacts = [open_artifact(Path(path)) for path in named]
+    named = [paths] if isinstance(paths, Path | str | Artifact) else paths
+    artifacts = [path if isinstance(path, Artifact) else open_artifact(Path(path)) for path in named]
     libraries = [file for artifact in artifacts for file in (*artifact.libraries, *artifact.code_files)]
     progress = progress or NoProgress()
     progress.begin("Reading libraries", sum(library.size for library in libraries))
@@ -78,7 +78,7 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
     every = dict(files_of(artifact))
-    path, kind = str(artifact.path), artifact.kind
+    path, kind = artifact.shown, artifact.kind
     return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every)
 
 

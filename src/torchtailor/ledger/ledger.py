@@ -21,7 +21,7 @@ from torchtailor.catalog.releases import Method
 from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _WAIT_FOR_LOCK = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -53,6 +53,26 @@ _MIGRATIONS = {
         "ALTER TABLE attempt ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
     ),
     3: ("ALTER TABLE attempt RENAME COLUMN way TO method",),
+    4: (
+        """
+CREATE TABLE job (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    key TEXT NOT NULL,
+    label TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    ended TEXT NOT NULL,
+    duration REAL NOT NULL,
+    result TEXT NOT NULL,
+    hits INTEGER NOT NULL,
+    misses INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    fix TEXT NOT NULL,
+    failure TEXT NOT NULL,
+    log TEXT NOT NULL
+)
+""",
+    ),
 }
 
 
@@ -105,6 +125,25 @@ class Running:
     failure: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerJob:
+    """One job of a build on many machines."""
+
+    run: str  # the run it was part of
+    key: str
+    label: str
+    worker: str
+    duration: float
+    result: Result
+    hits: int = 0  # of the cache that its kind of job has
+    misses: int = 0
+    error: str = ""
+    fix: str = ""
+    failure: str = ""  # the id that `torchtailor diagnose` has for the failure
+    log: str = ""  # a file
+    ended: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
 class Ledger:
     """All attempts made by this user."""
 
@@ -150,6 +189,55 @@ class Ledger:
             connection.row_factory = sqlite3.Row
             rows = connection.execute(query, (*([variant] if variant else []), limit or -1)).fetchall()
         return tuple(_attempt(row) for row in reversed(rows))
+
+    def add_job(self, job: LedgerJob) -> None:
+        """Note a job that has ended."""
+        with self._connect() as connection:
+            connection.execute(
+                "INSERT INTO job (run, key, label, worker, ended, duration, result, hits, misses, error, fix, failure,"
+                " log) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    job.run,
+                    job.key,
+                    job.label,
+                    job.worker,
+                    job.ended.isoformat(timespec="seconds"),
+                    job.duration,
+                    job.result.value,
+                    job.hits,
+                    job.misses,
+                    job.error,
+                    job.fix,
+                    job.failure,
+                    job.log,
+                ),
+            )
+
+    def jobs(self, *, limit: int | None = None) -> tuple[LedgerJob, ...]:
+        """Jobs in the order they ended; the last `limit` of them."""
+        if not self.path.is_file():
+            return ()
+        with self._connect() as connection:
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute("SELECT * FROM job ORDER BY id DESC LIMIT ?", (limit or -1,)).fetchall()
+        return tuple(
+            LedgerJob(
+                run=row["run"],
+                key=row["key"],
+                label=row["label"],
+                worker=row["worker"],
+                duration=row["duration"],
+                result=Result(row["result"]),
+                hits=row["hits"],
+                misses=row["misses"],
+                error=row["error"],
+                fix=row["fix"],
+                failure=row["failure"],
+                log=row["log"],
+                ended=datetime.fromisoformat(row["ended"]),
+            )
+            for row in reversed(rows)
+        )
 
     def _start(
         self,

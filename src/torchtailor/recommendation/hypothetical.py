@@ -19,7 +19,7 @@ from torchtailor.host.model import Cpu, Driver, GpuDevice, Host, Note, Room, Sys
 from torchtailor.host.probe import LiveProbe
 from torchtailor.host.tegra import Chip, JetPack, describe_tegra, tegra_notes, tegra_table
 
-_NONE = ("none", "no", "cpu")
+NO_GPU = ("none", "no", "no gpu", "cpu")
 _UNKNOWN = "unknown"
 
 
@@ -140,7 +140,7 @@ def _named(texts: Sequence[str]) -> tuple[str, ...]:
     """The GPUs that are named: each line of `nvidia-smi -L` is one, without the MIG instances below it."""
     lines = [line for text in texts for line in text.splitlines() or [text]]
     named = tuple(line.strip() for line in lines if not re.match(r"\s+MIG ", line) or len(lines) == 1)
-    without = [text for text in named if text.lower() in _NONE]
+    without = [text for text in named if text.lower() in NO_GPU]
     if without and len(named) > 1:
         raise UsageError(
             f"--gpu {without[0]} means a machine without a GPU, and other GPUs are given too.",

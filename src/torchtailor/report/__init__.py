@@ -1,4 +1,4 @@
-"""The report of a verification: one self-contained HTML page, and the same figures as terminal bars."""
+"""The report of a verification and that of traces, each one self-contained HTML page; and bars for terminals."""
 
 from torchtailor.report.page import render, write_report
 

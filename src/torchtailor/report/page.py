@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,6 +14,7 @@ from torchtailor.disk import write_output
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
+from torchtailor.report.parts import card, embedded, resource
 from torchtailor.verification.output import as_json
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
@@ -39,10 +39,10 @@ def render(report: VerifyReport) -> str:
     facts = document["facts"]
     drawn = chart(facts)
     title = f"{Path(report.target).name or report.target}: torchtailor verify"
-    return Template(_resource("page.html")).substitute(
+    return Template(resource("page.html")).substitute(
         title=escape(title),
-        style=_resource("style.css"),
-        script=_resource("script.js"),
+        style=resource("style.css"),
+        script=resource("script.js"),
         verdict="pass" if report.passed else "fail",
         verdict_text=_verdict(report),
         answer=_answer(report, facts, drawn),
@@ -56,7 +56,7 @@ def render(report: VerifyReport) -> str:
         proof="".join(_proof(report)),
         install=_install(facts),
         made_by=escape(_made_by(facts)),
-        data=_embedded(document),
+        data=embedded(document),
     )
 
 
@@ -97,16 +97,6 @@ def _answer(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> str
     return "".join(f'<p class="answer">{line}</p>' for line in lines)
 
 
-def _resource(name: str) -> str:
-    return files("torchtailor.report").joinpath("assets", name).read_text("utf-8")
-
-
-def _embedded(document: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script element it is in."""
-    text = msgspec.json.encode(document, order="deterministic").decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _expected(facts: Mapping[str, Any]) -> str:
     expected = facts.get("expected", {})
     rows = [
@@ -136,28 +126,21 @@ def _cards(report: VerifyReport, facts: Mapping[str, Any], drawn: Chart) -> Iter
     elif stock and not drawn.before:
         yield _change("On disk", stock["size"], size, "download")
     elif size and (wheels or not drawn.before):
-        yield _card("Size", human_bytes(size), "wheels" if wheels else "libraries", "download", size)
+        yield card("Size", human_bytes(size), "wheels" if wheels else "libraries", "download", size)
     if drawn.before:
         yield _change("Installed libraries", drawn.before.total, drawn.now.total, "installed")
         yield _change("GPU code", drawn.before.gpu, drawn.now.gpu, "gpu")
     elif drawn.now.gpu:
-        yield _card("GPU code", human_bytes(drawn.now.gpu), f"of {human_bytes(drawn.now.total)}", "gpu", drawn.now.gpu)
+        yield card("GPU code", human_bytes(drawn.now.gpu), f"of {human_bytes(drawn.now.total)}", "gpu", drawn.now.gpu)
     failed = report.count(CheckOutcome.FAIL)
-    yield _card("Checks", f"{report.count(CheckOutcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
-    yield _card("Time", human_seconds(facts.get("total_seconds", facts.get("seconds", 0))), "to verify", "time", 0)
-
-
-def _card(name: str, value: str, note: str, key: str, number: int) -> str:
-    return (
-        f'<div class="card" data-figure="{key}" data-value="{number}"><h3>{escape(name)}</h3>'
-        f"<p class=big>{escape(value)}</p><p class=note>{escape(note)}</p></div>"
-    )
+    yield card("Checks", f"{report.count(CheckOutcome.PASS)} passed", f"{failed} failed", "checks", len(report.checks))
+    yield card("Time", human_seconds(facts.get("total_seconds", facts.get("seconds", 0))), "to verify", "time", 0)
 
 
 def _change(name: str, before: int, after: int, key: str) -> str:
     saved = (before - after) / before if before else 0
     note = f"was {human_bytes(before)}, {abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
-    return _card(name, human_bytes(after), note, key, after)
+    return card(name, human_bytes(after), note, key, after)
 
 
 def _sizes(drawn: Chart) -> str:

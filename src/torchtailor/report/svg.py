@@ -27,7 +27,7 @@ def bars(chart: Chart) -> str:
         drawn = "".join(_row(chart, row, y))
         rows.append(f'<g class="row" data-library="{escape(row.name)}">{drawn}</g>')
         y += _height(row) + _SPACE
-    return _svg(
+    return svg(
         "".join(rows), y, f"Bytes of {len(chart.rows)} libraries by architecture; the table below has the numbers"
     )
 
@@ -38,14 +38,14 @@ def totals(chart: Chart) -> str:
     alone = Chart((whole,), chart.labels, chart.now, chart.before)
     drawn = "".join(_row(alone, whole, 6))
     height = 6 + _height(whole) + 8
-    return _svg(f'<g class="row" data-library="total">{drawn}</g>', height, "Bytes of all libraries by architecture")
+    return svg(f'<g class="row" data-library="total">{drawn}</g>', height, "Bytes of all libraries by architecture")
 
 
 def _height(row: LibraryRow) -> int:
     return _NAME_LINE + (2 * _BAR + _GAP if row.before else _BAR)
 
 
-def _svg(content: str, height: int, title: str) -> str:
+def svg(content: str, height: int, title: str) -> str:
     """Widths are in per cent: bars scale with the page, and text stays readable."""
     return (
         f'<svg width="100%" height="{height}" role="img" '

@@ -92,7 +92,8 @@ def page_answer(matrix: Matrix, document: Mapping[str, Any]) -> PageAnswer:
         return PageAnswer(None, (), None, line, problem=error.message, hint=error.hint)
     best = found.best
     commands = tuple(_commands(matrix.catalog, found, best, host.cpu.arch)) if best else ()
-    cpu = f"{host.cpu.name}, {host.cpu.arch}"
+    assumed = host.cpu.microarchitecture == USUAL_CPU and query.cpu is None and query.host is None
+    cpu = "Not named: any x86-64 CPU with AVX2 is assumed." if assumed else f"{host.cpu.name}, {host.cpu.arch}"
     return PageAnswer(found, commands, _size(best, host.cpu.arch) if best else None, line, cpu)
 
 
@@ -104,11 +105,18 @@ def command_line(catalog: Catalog, query: Query) -> str:
     words = ["torchtailor", "recommend", *(["--from", "machine.json"] if described else [])]
     for name in query.gpus or ("none",):
         words += ["--gpu", name]
-    cpu = query.cpu or ("" if described or has_own_cpu(catalog, query.gpus) else USUAL_CPU)
+    cpu = query.cpu or ("" if described or _own_cpu_or_unknown(catalog, query.gpus) else USUAL_CPU)
     words += ["--cpu", cpu] if cpu else []
     words += ["--driver", query.driver] if query.driver else []
     words += ["--jetpack", query.jetpack] if query.jetpack else []
     return _line([*words, *_choices(query)])
+
+
+def _own_cpu_or_unknown(catalog: Catalog, gpus: tuple[str, ...]) -> bool:
+    try:
+        return has_own_cpu(catalog, gpus)
+    except TorchtailorError:
+        return True
 
 
 def _choices(query: Query) -> list[str]:

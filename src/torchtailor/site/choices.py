@@ -31,6 +31,10 @@ _WORKLOADS = {
     Workload.INT8_INFERENCE: "inference in INT8 on the CPU",
 }
 
+SELECTS = ("python", "release", "method", "workload", "manager", "system", "jetpack")  # fields with a fixed list
+
+SUGGESTED = ("products", "cpus", "drivers")  # lists of fields that take any text
+
 Option = Mapping[str, str]
 
 
@@ -40,14 +44,13 @@ def form_choices(catalog: Catalog) -> dict[str, Any]:
     ordered = sorted(pythons, key=python_key, reverse=True)
     releases = sorted(catalog.releases.values(), key=lambda release: release.version, reverse=True)
     return {
-        "example": EXAMPLE,
         "products": products(catalog),
         "cpus": cpus(catalog),
         "drivers": [
             _option(str(one.newest), f"R{one.branch}" + (f", CUDA {one.cuda}" if one.cuda else ""))
             for one in sorted(catalog.drivers.values(), key=lambda one: one.branch, reverse=True)
         ],
-        "pythons": [_option("", f"any (as {DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
+        "pythons": [_option("", f"any ({DEFAULT_PYTHON})"), *(_option(one, one) for one in ordered)],
         "releases": [_option("", "newest"), *(_option(one.name, str(one.version)) for one in releases)],
         "methods": [_option("", "any"), *(_option(one.value, one.phrase) for one in Method)],
         "workloads": [_option(one.value, label) for one, label in _WORKLOADS.items()],
@@ -68,6 +71,8 @@ def products(catalog: Catalog) -> list[tuple[str, str]]:
     """Every product that has one meaning or an assumed one, newest first, with its capability."""
     found: dict[str, str] = {}
     for name in product_names(catalog.gpus):
+        if name.removeprefix("GeForce ") in found:
+            continue  # pci.ids' name of one that is there
         try:
             found.setdefault(name, str(catalog.find_gpu(name).gpu.capability))
         except TorchtailorError:

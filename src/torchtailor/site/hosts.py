@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,10 @@ from torchtailor.catalog.releases import Method
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
 from torchtailor.host.system import system_notes
-from torchtailor.recommendation.hypothetical import GivenParts, hypothetical_host
+from torchtailor.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_host
 from torchtailor.recommendation.request import Request, Workload
 
+_MOST_GPUS = 16  # of one kind
 USUAL_CPU = "x86_64_v3"  # what every server and desktop of the last ten years is at least
 
 
@@ -69,7 +71,7 @@ def read_query(document: Mapping[str, Any]) -> Query:
     """A query from JSON; what is empty or missing is left open."""
     host, cpu = document.get("host"), document.get("pasted_cpu")
     return Query(
-        gpus=tuple(document.get("gpus") or ()),
+        gpus=tuple(_each_gpu(document.get("gpus") or ())),
         cpu=document.get("cpu") or None,
         driver=document.get("driver") or None,
         cuda=document.get("cuda") or None,
@@ -82,6 +84,15 @@ def read_query(document: Mapping[str, Any]) -> Query:
         host=read_host(host) if host else None,
         pasted_cpu=_cpu(cpu) if cpu else None,
     )
+
+
+def _each_gpu(names: Iterable[str]) -> Iterator[str]:
+    """The GPUs that are named, `2x RTX 4090` twice; `none` is none."""
+    for name in names:
+        several = re.fullmatch(r"(\d{1,2}) ?[x\u00d7] ?(.*\S.*)", name.strip())
+        for _ in range(max(1, min(int(several[1]), _MOST_GPUS)) if several else 1):
+            if name.strip().lower() not in NO_GPU:
+                yield several[2].strip() if several else name
 
 
 def query_host(catalog: Catalog, query: Query) -> Host:
@@ -144,6 +155,15 @@ def read_host(document: Mapping[str, Any]) -> Host:
     """A description of `torchtailor detect --json`; tools and installed packages do not matter here."""
     if document.get("schema") != SCHEMA or "cpu" not in document or "system" not in document:
         raise BadInputError("This is JSON, but not the description of a machine.", "Paste `torchtailor detect --json`.")
+    try:
+        return _host(document)
+    except (LookupError, TypeError, ValueError):
+        raise BadInputError(
+            "The description of the machine is not complete.", "Paste all that `torchtailor detect --json` prints."
+        ) from None
+
+
+def _host(document: Mapping[str, Any]) -> Host:
     driver, tegra, room = document.get("driver"), document.get("tegra"), document["room"]
     return Host(
         schema=document["schema"],

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from torchtailor import __version__
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.versions import python_key
 from torchtailor.disk import write_output
 from torchtailor.site.answers import page_answer
-from torchtailor.site.choices import form_choices
+from torchtailor.site.choices import EXAMPLE, SELECTS, SUGGESTED, Option, form_choices
 from torchtailor.site.compiler import Program, compile_program
-from torchtailor.site.paste import understand
+from torchtailor.site.paste import browser_gpu, understand
 from torchtailor.site.tables import (
     MATRIX_COLUMNS,
     Cell,
@@ -74,24 +78,25 @@ def site_sizes(pages: Mapping[str, bytes]) -> tuple[SitePage, ...]:
 def compile_engine(catalog: Catalog) -> Program:
     """The functions that the selector calls, and the catalog they read."""
     return compile_program(
-        {"page_answer": page_answer, "understand": understand, "Matrix": Matrix}, {"catalog": catalog}
+        {"page_answer": page_answer, "understand": understand, "browser_gpu": browser_gpu, "Matrix": Matrix},
+        {"catalog": catalog},
     )
 
 
 def selector_page(matrix: Matrix) -> str:
-    program = compile_engine(matrix.catalog)
-    form = json.dumps(form_choices(matrix.catalog), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    choices = form_choices(matrix.catalog)
+    first = {"example": EXAMPLE, "answer": dataclasses.asdict(page_answer(matrix, {"gpus": [EXAMPLE]}))}
     return Template(_asset("selector.html")).substitute(
+        {f"{name}s": _options(choices[f"{name}s"]) for name in SELECTS},
         style=_asset("base.css") + _asset("selector.css"),
         header=header(SELECTOR),
         variants=f"{sum(1 for _ in matrix.variants()):,}",
-        releases=len(matrix.catalog.releases),
+        count=len(matrix.catalog.releases),
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
-        form=form,
+        first=_json(first),
         script=_script("common.js", "selector.js"),
-        data=program.data,
-        engine=_inside(program.code),
+        engine=_packed(compile_engine(matrix.catalog), {name: choices[name] for name in SUGGESTED}),
     )
 
 
@@ -107,7 +112,7 @@ def matrix_page(matrix: Matrix) -> str:
         "python": ("Python", tuple(pythons)),
     }
     return Template(_asset("matrix.html")).substitute(
-        style=_asset("base.css") + _asset("tables.css"),
+        style=_asset("base.css") + _asset("tables.css") + _labels("#table", MATRIX_COLUMNS),
         header=header(MATRIX),
         filters="".join(_filter(key, label, values) for key, (label, values) in filters.items()),
         count=f"{len(entries):,}",
@@ -116,15 +121,18 @@ def matrix_page(matrix: Matrix) -> str:
         version=escape(__version__),
         checked=escape(matrix.catalog.checked),
         script=_script("common.js", "tables.js", "matrix.js"),
-        data=program.data,
-        engine=_inside(program.code),
+        engine=_packed(program),
     )
 
 
 def guide_page(name: str, title: str, lead: str, tables: Sequence[tuple[str, SiteTable]]) -> str:
-    shown = "".join(_table(heading or title, table, heading=bool(heading)) for heading, table in tables)
+    shown = "".join(
+        _table(f"table-{number}", heading or title, table, heading=bool(heading))
+        for number, (heading, table) in enumerate(tables)
+    )
+    labels = "".join(_labels(f"#table-{number}", table.columns) for number, (_, table) in enumerate(tables))
     return Template(_asset("guide.html")).substitute(
-        style=_asset("base.css") + _asset("tables.css"),
+        style=_asset("base.css") + _asset("tables.css") + labels,
         header=header(name),
         title=escape(title),
         lead=escape(lead),
@@ -144,6 +152,20 @@ def header(current: str) -> str:
 
 def _script(*names: str) -> str:
     return _inside("\n".join(map(_asset, names)))
+
+
+def _packed(program: Program, lists: Mapping[str, Any] | None = None) -> str:
+    """Code, data and lists as text that the browser unpacks when it needs them: reading them at once takes 7 ms."""
+    whole = "\0".join((program.code, program.data, _json(lists or {})))
+    return base64.b64encode(zlib.compress(whole.encode(), 9)).decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _options(rows: Sequence[Option]) -> str:
+    return "".join(f'<option value="{escape(row["key"])}">{escape(row["label"])}</option>' for row in rows)
 
 
 def _inside(code: str) -> str:
@@ -186,10 +208,18 @@ def _matrix_row(entry: MatrixEntry) -> str:
     return f'<tr data-k="{escape(keys)}" data-p="{escape(pythons)}">{"".join(map(_cell, entry.cells))}</tr>'
 
 
-def _table(title: str, table: SiteTable, *, heading: bool) -> str:
+def _labels(table: str, columns: Sequence[str]) -> str:
+    """On a narrow screen a row is a card: each cell says what its column is."""
+    rules = "".join(
+        f'{table} td:nth-child({number})::before{{content:"{name}"}}' for number, name in enumerate(columns, 1)
+    )
+    return f"@media (max-width: 640px) {{{rules}}}"
+
+
+def _table(name: str, title: str, table: SiteTable, *, heading: bool) -> str:
     shown = f"<h2>{escape(title)}</h2>" if heading else ""
     rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     return (
-        f'{shown}<div class="scroll" role="region" aria-label="{escape(title)}" tabindex="0"><table>'
+        f'{shown}<div class="scroll" id="{name}" role="region" aria-label="{escape(title)}" tabindex="0"><table>'
         f"<thead>{_head(table.columns)}</thead><tbody>{rows}</tbody></table></div>"
     )

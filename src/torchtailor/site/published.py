@@ -12,6 +12,11 @@ from urllib.parse import quote
 
 from torchtailor.format import human_bytes
 
+_VERIFIED = {  # by the level of `torchtailor verify`
+    "static": "its files",
+    "import": "its files, and that it imports",
+    "gpu": "its files, that it imports, and results on a GPU",
+}
 ADDRESS = "ADDRESS-OF-THIS-PAGE"  # the script puts the page's own address here
 
 
@@ -71,7 +76,7 @@ def _facts(one: PublishedVariant) -> Iterator[str]:
     yield f"<div><dt>Python</dt><dd>{escape(one.python)}</dd></div>"
     yield f"<div><dt>Platform</dt><dd>Linux, {escape(one.arch)}</dd></div>"
     if one.verified:
-        shown = f"to the level {escape(one.verified)}"
+        shown = escape(_VERIFIED.get(one.verified, one.verified))
         linked = f'<a href="{_href(one.report)}">{shown}</a>' if one.report else shown
         yield f"<div><dt>Verified</dt><dd>{linked}</dd></div>"
     else:

@@ -15,6 +15,7 @@ from typing import Any
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
+from torchtailor.artifact.libraries import is_placeholder, is_shared_name
 from torchtailor.artifact.sites import active_environment, project_environment
 from torchtailor.disk import disk_errors, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
@@ -229,7 +230,11 @@ class _Plan:
     @classmethod
     def of(cls, site: Path, options: TailorOptions) -> _Plan:
         owners = owners_by_file(installed_in(site))
-        found = {name: owners[name] for name in sorted(owners) if (site / name).is_file()}
+        found = {
+            name: owners[name]
+            for name in sorted(owners)
+            if (site / name).is_file() and not (is_shared_name(name) and is_placeholder(site / name))
+        }
         sizes = {name: (site / name).lstat().st_size for name in found}
         dropped = options.dropped(sizes, read_code_in(site, owners, options))
         root = site.resolve()
@@ -360,14 +365,14 @@ def _drop_all(
             path=name,
             distributions=tuple(owner.dist_info.name for owner in owners),
             before=FileState(sha256, path.stat().st_size),
-            after=None,
+            after=_stand_in_state(name, stubs.get(name)),
             removed=removed,
             options=options.to_json(),
             library=None,
             dropped=dropped_json(file),
             mode=path.stat().st_mode & 0o7777,
             record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
-            added=_stub_rows(stubs.get(name)),
+            added=_stub_rows(name, stubs.get(name)),
         )
         changes[name] = change, seen
         progress.advance(file.size)
@@ -375,24 +380,34 @@ def _drop_all(
         sync_folder(journal.removed)
         journal.add(*(change for change, _ in changes.values()))
     gone = []
-    for name, (_, seen) in changes.items():
+    for name, (change, seen) in changes.items():
         if _seen(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
             notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
             continue
         known.pop(name, None)
         if stub := stubs.get(name):
-            write_atomically(plan.site / stub[0], stub[1], durable=True)
-            give_to(plan.site / stub[0], (plan.site / name).lstat())
-        (plan.site / name).unlink()
-        known[name] = Gone.GONE
+            status = (plan.site / name).lstat()
+            mode = change.mode if stub[0] == name else None
+            write_atomically(plan.site / stub[0], stub[1], mode=mode, owner=status, durable=True)
+        if change.after is None:
+            (plan.site / name).unlink()
+        known[name] = change.state_after
         gone.append(plan.dropped[name])
     for folder in {(plan.site / file.path).parent for file in gone}:
         sync_folder(folder)
     return gone, notes
 
 
-def _stub_rows(stub: tuple[str, bytes] | None) -> tuple[AddedFile, ...]:
-    return (AddedFile(stub[0], hashlib.sha256(stub[1]).hexdigest(), len(stub[1])),) if stub else ()
+def _stand_in_state(name: str, stub: tuple[str, bytes] | None) -> FileState | None:
+    """What is in the place of a library that was left out."""
+    return FileState(hashlib.sha256(stub[1]).hexdigest(), len(stub[1])) if stub and stub[0] == name else None
+
+
+def _stub_rows(name: str, stub: tuple[str, bytes] | None) -> tuple[AddedFile, ...]:
+    """What stands in for a module that was left out, beside it."""
+    if stub is None or stub[0] == name:
+        return ()
+    return (AddedFile(stub[0], hashlib.sha256(stub[1]).hexdigest(), len(stub[1])),)
 
 
 def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:

@@ -349,7 +349,9 @@ def _put_stand_ins(
     sizes: Mapping[str, int],
     added: dict[Path, list[RecordRow]],
 ) -> None:
-    """Write what stands in for extension modules that were left out; their rows go to those that are added."""
+    """Write what stands in for extension modules and libraries that were left out; their rows go to those that are
+    added. A library that no package lists leaves nothing: nobody would remove it, and it would hide another of its
+    name."""
 
     def command(name: str) -> str:
         owner = next(iter(owners.get(name, ())), None)
@@ -359,6 +361,8 @@ def _put_stand_ins(
     for name, (place, text) in stand_ins(
         dropped.values(), present, lambda name: read_chunks(folder / name), command
     ).items():
+        if place == name and name not in owners:
+            continue
         (tree / place).write_bytes(text)
         for owner in owners.get(name, ())[:1]:
             site = owner.dist_info.parent.relative_to(folder).as_posix()

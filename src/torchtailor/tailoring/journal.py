@@ -99,7 +99,7 @@ class Change:
     path: RelativePath
     distributions: tuple[PathPart, ...]  # names of the .dist-info folders whose RECORD lists it
     before: FileState
-    after: FileState | None  # None: the file was left out
+    after: FileState | None  # None: the file was left out, and nothing stands in for it in its place
     removed: RemovedName  # the file in `removed` that turns after into before; empty without --keep-removed
     options: dict[str, Any]  # target and policy, as in the manifest
     library: dict[str, Any] | None  # the library's row of the manifest
@@ -111,7 +111,7 @@ class Change:
 
     def __post_init__(self) -> None:
         msgspec.convert(self.options, _Options)
-        if (self.after is None) is (self.dropped is None) or (self.after is None) is not (self.library is None):
+        if (self.library is None) is (self.dropped is None) or (self.after is None and self.library):
             raise ValueError("A file is either replaced or left out.")
         msgspec.convert(self.library or self.dropped, _Library if self.library else _Dropped)
 
@@ -339,7 +339,8 @@ def _actual(site: Path, path: str, chain: Sequence[Change]) -> FileState | Gone 
 
 def _in_force(chain: list[Change], actual: FileState | Gone | None) -> list[Change]:
     for index in reversed(range(len(chain))):
-        if chain[index].state_after == actual:
+        gone = actual is Gone.GONE and chain[index].dropped  # also what stood in for it
+        if chain[index].state_after == actual or gone:
             start = index
             while start and chain[start - 1].after == chain[start].before:
                 start -= 1

@@ -1,6 +1,7 @@
-"""What stands in for an extension module that was left out: a module that says so and names the command.
+"""What stands in for an extension module or a library that was left out: it says so and names the command.
 
-It raises what Python raises without it, so that programs that can go without the module still do.
+For a module that is a module, which raises what Python raises without it, so that programs that can go without it still
+do. For a library it is one in its place, for which the dynamic linker says so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.libraries import is_shared_name
+from torchtailor.binary.placeholder import machine_of, placeholder
 from torchtailor.surgery.options import UNOPENED
 
 _MODULE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?:cpython-\w+(?:-\w+)*|abi3))?\.so")
@@ -23,27 +26,33 @@ raise ModuleNotFoundError(
 )
 '''
 
+_SENTENCE = "{file} was left out, because the program that was recorded never opened it; {command} brings it back"
+
 Read = Callable[[str], Iterable[bytes]]
 
 
 def stand_ins(
     dropped: Iterable[DroppedFile], present: Collection[str], read: Read, command: Callable[[str], str]
 ) -> dict[str, tuple[str, bytes]]:
-    """For each extension module that was never opened and is left out, by its path: the path and text of its stand-in.
+    """For each extension module and library that was never opened and is left out, by its path: the path and content
+    of its stand-in, which for a library is the same path.
 
     `present` are the files that stay, `read` gives the bytes of one that does not, `command` what brings it back.
     """
     found = {}
     for file in dropped:
         path = PurePosixPath(file.path)
-        match = _MODULE.fullmatch(path.name)
-        if file.rule != UNOPENED or match is None:
+        if file.rule != UNOPENED or not is_shared_name(path.name):
             continue
-        place = path.with_name(f"{match['name']}.py").as_posix()
-        package = path.with_name(match["name"]).as_posix()
-        taken = place in present or any(other.startswith(f"{package}/") for other in present)
-        if not taken and _has(read(file.path), f"\0PyInit_{match['name']}\0".encode()):
-            found[file.path] = place, _TEXT.format(file=path.name, command=command(file.path)).encode()
+        match = _MODULE.fullmatch(path.name)
+        if match and _has(read(file.path), f"\0PyInit_{match['name']}\0".encode()):
+            place = path.with_name(f"{match['name']}.py").as_posix()
+            package = path.with_name(match["name"]).as_posix()
+            if place not in present and not any(other.startswith(f"{package}/") for other in present):
+                found[file.path] = place, _TEXT.format(file=path.name, command=command(file.path)).encode()
+        elif machine := machine_of(bytes(next(iter(read(file.path)), b""))):
+            sentence = _SENTENCE.format(file=path.name, command=command(file.path))
+            found[file.path] = file.path, placeholder(machine, path.name, sentence)
     return found
 
 

@@ -25,7 +25,7 @@ def is_library(path: Path) -> bool:
     if not may_be_elf(path.name) or not is_elf(path):
         return False
     with open_source(path) as source:
-        return _is_program_with_code(source)
+        return is_program_with_code(source)
 
 
 def is_packed_library(wheel: Path, member: Member) -> bool:
@@ -33,10 +33,10 @@ def is_packed_library(wheel: Path, member: Member) -> bool:
     if is_shared_name(member.name):
         return True
     with open_member(wheel, member) as source:
-        return _is_program_with_code(source)
+        return is_program_with_code(source)
 
 
-def _is_program_with_code(source: ByteSource) -> bool:
+def is_program_with_code(source: ByteSource) -> bool:
     """Whether it is linked, has GPU code and ends with its last section: behind it an installer has its data."""
     try:
         elf = ElfFile(source)

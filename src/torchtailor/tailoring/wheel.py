@@ -264,19 +264,20 @@ class _Making:
             dropped,
         )
         effort = _effort(options, sum(cut[name].size_after for name in changed))
-        left_out = frozenset(self.dropped)
+        standing_in = self._stand_ins()
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
-            _write(writer, self, changed, cut, document, packed, effort, left_out, added, packs)
+            _write(writer, self, changed, cut, document, packed, effort, standing_in, added, packs)
         made = finished.enter_context(WheelArchive(target))
-        self._check_members(made, changed, left_out)
+        replaced = {place for place, _ in standing_in.values() if place in self.dropped}
+        self._check_members(made, changed, frozenset(replaced))
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
 
-    def stand_ins(self) -> dict[str, tuple[str, bytes]]:
-        """What stands in for extension modules that are left out."""
+    def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
+        """What stands in for extension modules and libraries that are left out."""
         archive, metadata = self.distribution.archive, self.distribution.metadata
         again = f"`pip install --force-reinstall --no-deps {metadata.name}=={metadata.version}`"
         present = [one.name for one in archive.files if one.name not in self.dropped]
@@ -284,15 +285,16 @@ class _Making:
             self.dropped.values(), present, lambda name: archive.chunks(archive.members[name]), lambda _: again
         )
 
-    def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], left_out: frozenset[str]) -> None:
+    def _check_members(self, made: WheelArchive, changed: Mapping[str, Path], replaced: frozenset[str]) -> None:
         """What the stock wheel has the new one has too, the same by its checksum, but for what was cut or dropped."""
         for member in self.distribution.payload():
             there = made.members.get(self.distribution.renamed(member.name, self.version))
-            if (there is None) is not (member.name in left_out):
+            if (there is None) is not (member.name in self.dropped and member.name not in replaced):
                 what = "lacks" if there is None else "still has"
                 raise CheckFailedError(f"The new wheel {what} {member.name}.", "Report it.")
             same = there is None or (there.size, there.crc) == (member.size, member.crc)
-            if not same and member.name not in changed and not member.name.endswith(_WRITTEN_ANEW):
+            new = member.name in changed or member.name in replaced or member.name.endswith(_WRITTEN_ANEW)
+            if not same and not new:
                 raise CheckFailedError(f"{member.name} is another file in the new wheel.", "Report it.")
 
 
@@ -488,7 +490,7 @@ def _write(
     document: bytes,
     packed: _Packed,
     effort: Effort,
-    left_out: frozenset[str],
+    standing_in: Mapping[str, tuple[str, bytes]],
     added: Mapping[str, Path],
     packs: str,
 ) -> None:
@@ -497,7 +499,7 @@ def _write(
     rows: list[RecordRow] = []
     anew = _written_anew(making, changed, results, packs)
     for member in distribution.payload():
-        if member.name in left_out:
+        if member.name in making.dropped:
             continue
         name = distribution.renamed(member.name, version)
         if member.name in changed:
@@ -521,7 +523,7 @@ def _write(
     for name, file in added.items():
         writer.add_file(name, file, DEFAULT_MODE)
         rows.append(RecordRow(name, FileHash.from_hex(hash_file(file)), file.stat().st_size))
-    for place, data in making.stand_ins().values():
+    for place, data in standing_in.values():
         writer.add_bytes(distribution.renamed(place, version), data)
         rows.append(RecordRow(distribution.renamed(place, version), FileHash.of(data), len(data)))
     if packs:

@@ -57,6 +57,8 @@ def _cannot_start(artifact: Artifact, *, asked: bool) -> str:
     """Why this kind of target is not started; empty where it is."""
     if artifact.kind is ArtifactKind.LIBRARY:
         return "a library alone cannot be imported"
+    if artifact.kind is ArtifactKind.IMAGE:
+        return "an image is not run: unpack it and verify in a chroot or container"
     if not any(library.name.startswith("torch/") for library in artifact.libraries):
         return "there is no torch in it"
     if artifact.kind is ArtifactKind.WHEEL and not asked:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from torchtailor import __version__
-from torchtailor.artifact.artifact import open_artifact
+from torchtailor.artifact.artifact import Artifact, open_artifact
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.host.targets import read_gpus
 from torchtailor.verification.levels import running_checks
@@ -19,12 +19,12 @@ from torchtailor.verification.static.verify import verify_static
 
 
 def verify(
-    path: Path | str,
+    path: Path | str | Artifact,
     *,
     variant: str = "",
     gpus: str | Sequence[str | Capability] = (),
     cpu: str = "",
-    against: Path | str | None = None,
+    against: Path | str | Artifact | None = None,
     level: Level | Literal["all", "static", "import", "gpu"] = "all",
     python: Path | None = None,
     progress: VerifyProgress | None = None,
@@ -38,8 +38,8 @@ def verify(
     started = time.time()
     catalog = catalog or load_catalog()
     progress = progress or NoVerifyProgress()
-    artifact = open_artifact(Path(path))
-    stock = open_artifact(Path(against)) if against else None
+    artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))
+    stock = against if isinstance(against, Artifact) else open_artifact(Path(against)) if against else None
     devices = read_gpus(gpus, catalog)
     expected = expectation(artifact, catalog, variant=variant, gpus=devices, isa=cpu)
     proof = verify_static(artifact, expected, catalog, stock=stock, progress=progress)
@@ -59,7 +59,7 @@ def verify(
         say=progress.stage,
     )
     asked = None if level == "all" else Level(level)
-    report = VerifyReport(str(artifact.path), proof.checks, facts, asked)
+    report = VerifyReport(artifact.shown, proof.checks, facts, asked)
     seconds = {Level.STATIC.value: proof.facts["seconds"]}
     before = time.perf_counter()
     for check in running:  # each is made when it is asked for

@@ -105,12 +105,11 @@ class WheelArchive:
         with blamed_on(f"{self.path}: {member.name}"):
             yield from member_source(_reader(self.fileno), member).chunks()
 
-    def begins_with(self, member: Member, magic: bytes) -> bool:
-        if member.size < len(magic):
-            return False
+    def head(self, member: Member, size: int) -> bytes:
+        """The first bytes of a member, fewer where it has fewer."""
         with blamed_on(f"{self.path}: {member.name}"):
             unpacker = Unpacker(_packed(_reader(self.fileno), member), deflated=member.deflated)
-            return unpacker.take(len(magic)) == magic
+            return unpacker.take(min(size, member.size))
 
     def extract(self, folder: Path) -> None:
         """Unpack all files into a folder; what is executable in the wheel is executable there."""

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-_PIECE = 4 << 20
-_STREAM_END = b"\x03\x00"  # an empty last block
+PIECE = 4 << 20
+STREAM_END = b"\x03\x00"  # an empty last block
 _FAST_LEVEL = 2  # isal's 3 takes three times as long for one percent
 _SMALL_LEVEL = 6
 _PACKED_ALREADY = 0.95  # of its size: what is left so large by one effort is packed code, and stays so by any
@@ -41,7 +41,7 @@ class _Compressor(Protocol):
 
 def deflate_bytes(data: bytes, effort: Effort = Effort.FAST) -> bytes:
     """One small file as a raw deflate stream."""
-    return _piece(data, effort)[0] + _STREAM_END
+    return deflate_piece(data, effort)[0] + STREAM_END
 
 
 def deflate_file(source: Path, target: BinaryIO, effort: Effort, threads: int) -> Packed:
@@ -49,17 +49,17 @@ def deflate_file(source: Path, target: BinaryIO, effort: Effort, threads: int) -
     crc = size = packed_size = 0
     with source.open("rb") as file, ThreadPoolExecutor(threads) as pool:
         for packed, piece_crc, piece_size in _in_order(file, pool, effort, threads + 1):
-            crc = _combine(crc, piece_crc, piece_size)
+            crc = combined_crc(crc, piece_crc, piece_size)
             size += piece_size
             packed_size += target.write(packed)
-    packed_size += target.write(_STREAM_END)
+    packed_size += target.write(STREAM_END)
     return Packed(crc, size, packed_size)
 
 
 def _in_order(file: BinaryIO, pool: ThreadPoolExecutor, effort: Effort, ahead: int) -> Iterator[tuple[bytes, int, int]]:
     waiting: deque[tuple[Future[tuple[bytes, int]], int]] = deque()
-    while piece := file.read(_PIECE):
-        waiting.append((pool.submit(_piece, piece, effort), len(piece)))
+    while piece := file.read(PIECE):
+        waiting.append((pool.submit(deflate_piece, piece, effort), len(piece)))
         if len(waiting) >= ahead:
             future, size = waiting.popleft()
             yield *future.result(), size
@@ -68,7 +68,7 @@ def _in_order(file: BinaryIO, pool: ThreadPoolExecutor, effort: Effort, ahead: i
         yield *future.result(), size
 
 
-def _piece(data: bytes, effort: Effort) -> tuple[bytes, int]:
+def deflate_piece(data: bytes, effort: Effort) -> tuple[bytes, int]:
     """A run of deflate blocks that ends on a byte, so that the next run can follow; and the checksum."""
     from isal import isal_zlib
 
@@ -82,7 +82,7 @@ def _deflate(compressor: _Compressor, data: bytes) -> bytes:
     return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
 
 
-def _combine(first: int, second: int, second_size: int) -> int:
+def combined_crc(first: int, second: int, second_size: int) -> int:
     from isal import isal_zlib
 
     combined: int = isal_zlib.crc32_combine(first, second, second_size)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -84,6 +84,29 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
 
     def to_bytes(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+def trace_facts(trace: Trace, name: str) -> dict[str, Any]:
+    """What a trace holds, in figures, as `--json` has it."""
+    return {
+        "trace": name,
+        "label": trace.label,
+        "processes": trace.processes,
+        "programs": list(trace.programs),
+        "libraries": [
+            {
+                "name": one.name,
+                "identity": one.identity,
+                "containers": one.containers,
+                "used": len(one.used),
+                "stored": one.stored,
+                "stored_used": one.stored_used,
+            }
+            for one in trace.libraries
+        ],
+        "opened": len(trace.opened),
+        "lost": list(trace.lost),
+    }
 
 
 def merge_traces(traces: Iterable[Trace]) -> Trace:

@@ -10,6 +10,7 @@ import pytest
 
 from tests import machines
 from tests.integration.site.conftest import open_page
+from torchtailor.host.model import SCHEMA
 from torchtailor.site.pages import LIMIT, site_sizes
 
 SMI = """
@@ -96,10 +97,7 @@ def test_type_ahead_by_keyboard_alone(selector: Any) -> None:
 
 
 def test_every_product_is_offered(selector: Any) -> None:
-    offered = {
-        name
-        for name, _ in ask(selector, "return JSON.parse(document.getElementById('form-data').textContent).products")
-    }
+    offered = {name for name, _ in ask(selector, "return torchtailor.start().lists.products")}
     wanted = {name for gpu in machines.catalog().gpus.values() if gpu.offered for name in gpu.all_products}
     assert wanted <= offered
     assert len(offered) > 600
@@ -236,6 +234,151 @@ def test_hostile_text_stays_text(browser: Any, site: Path) -> None:
     said = paste(browser, f"GPU 0: {evil} (UUID: GPU-1)\n{evil}")
     assert ask(browser, "return [document.images.length, window.evil ?? 0]") == [0, 0]
     assert evil in text_of(browser, "#result") + said
+
+
+def test_the_first_answer_is_drawn_before_the_engine_runs(browser: Any, site: Path, tmp_path: Path) -> None:
+    """It was written with the page; the engine's own answer to the same question replaces it without a difference."""
+    without = (site / "index.html").read_bytes().replace(b"idle(awake, { timeout: 3000 })", b"0")
+    assert without != (site / "index.html").read_bytes()
+    (tmp_path / "index.html").write_bytes(without)
+    browser.get((tmp_path / "index.html").as_uri())
+    settle(browser)
+    assert ask(browser, "return torchtailor.start()") is None
+    before = ask(browser, "return document.getElementById('result').innerText")
+    assert "PyTorch" in before and "torchtailor install" in before
+    open_page(browser, site / "index.html", "gpu=RTX+4090")
+    assert ask(browser, "return document.getElementById('result').innerText") == before
+
+
+def test_a_link_says_that_its_answer_is_on_the_way(browser: Any, site: Path, tmp_path: Path) -> None:
+    stalled = (site / "index.html").read_bytes().replace(b"nextFrame(awake)", b"0")
+    assert stalled != (site / "index.html").read_bytes()
+    (tmp_path / "index.html").write_bytes(stalled)
+    browser.get("about:blank")
+    browser.get((tmp_path / "index.html").as_uri() + "#gpu=H100")
+    assert browser.find_element("id", "waiting").is_displayed()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [("none", "for the CPU"), ("no GPU", "for the CPU"), ("", "for the CPU"), ("2x RTX 4090", "2x"), ("2×H100", "2x")],
+)
+def test_names_as_people_write_them(browser: Any, site: Path, gpu: str, said: str) -> None:
+    from urllib.parse import quote
+
+    open_page(browser, site / "index.html", f"gpu={quote(gpu)}&cpu=zen4")
+    shown = text_of(browser, "#headline") + text_of(browser, ".machine")
+    assert said in shown.replace("2 x", "2x"), shown
+
+
+def test_another_vendors_gpu_can_be_left_out(browser: Any, site: Path) -> None:
+    open_page(browser, site / "index.html", "gpu=Radeon+RX+7900+XTX")
+    assert "ROCm" in text_of(browser, "#result")
+    assert "`" not in text_of(browser, "#result")
+    browser.find_element("css selector", ".verdict button").click()
+    settle(browser)
+    assert "for the CPU" in text_of(browser, "#headline")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, [], 3, {"cpu": 1}, {"schema": SCHEMA, "cpu": {}, "system": {}}, {"cpu": {"flags": 5}}],
+)
+def test_a_broken_description_is_said(selector: Any, document: Any) -> None:
+    said = paste(selector, json.dumps(document))
+    assert said.startswith("Not understood:"), said
+    import base64
+
+    packed = base64.urlsafe_b64encode(json.dumps(document or {"cpu": 0}).encode()).decode().rstrip("=")
+    ask(selector, f"location.hash = 'host={packed}'")
+    settle(selector)
+    assert text_of(selector, ".eyebrow") == "No answer for this"
+    assert [row for row in selector.get_log("browser") if "Uncaught" in row["message"]] == []
+
+
+def test_a_megabyte_of_text_is_read_in_a_moment(selector: Any) -> None:
+    took = ask(
+        selector,
+        "const t = 'x '.repeat(5e5), s = performance.now(); torchtailor.understand(t); return performance.now() - s",
+    )
+    assert took < 5000
+
+
+@pytest.mark.parametrize(
+    ("info", "renderer", "platform", "said"),
+    [
+        (("nvidia", "ada-lovelace", "", ""), "ANGLE (NVIDIA, NVIDIA GeForce RTX 4090 (0x2684) Direct3D11 vs, D3D11)",
+         "Win32", "NVIDIA GeForce RTX 4090, Windows"),
+        (("apple", "metal-3", "", ""), "ANGLE (Apple, ANGLE Metal Renderer: Apple M2 Pro, Unspecified Version)",
+         "MacIntel", "Apple M2 Pro, macOS"),
+        (("nvidia", "ada-lovelace", "", ""), "", "Linux x86_64", "a GPU of compute capability 8.9"),
+        ((5, None, [], {}), "<img src=x onerror=window.evil=1>", "Linux x86_64", ""),
+        (None, "", "", ""),
+    ],
+)  # fmt: skip
+def test_what_the_browser_says_is_a_hint(
+    browser: Any, site: Path, info: tuple[Any, ...] | None, renderer: str, platform: str, said: str
+) -> None:
+    """By WebGPU's adapter and WebGL's renderer; more shapes of them are in tests/unit/site/test_browser_gpu.py."""
+    keys = ("vendor", "architecture", "device", "description")
+    script = f"""const info = {json.dumps(dict(zip(keys, info, strict=True)) if info else None)};
+      Object.defineProperty(navigator, 'gpu', {{ value: {{ requestAdapter: async () => info && {{ info }} }} }});
+      Object.defineProperty(navigator, 'platform', {{ value: {json.dumps(platform)} }});
+      Object.defineProperty(navigator, 'userAgentData', {{ value: undefined }});
+      HTMLCanvasElement.prototype.getContext = () => ({{
+        getExtension: () => ({{ UNMASKED_RENDERER_WEBGL: 2 }}), getParameter: () => {json.dumps(renderer)} }});"""
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    try:
+        open_page(browser, site / "index.html")
+        browser.execute_async_script("setTimeout(arguments[0], 60)")
+        shown = ask(browser, "return document.querySelector('#hint span')?.textContent ?? ''")
+        assert shown == (f"This browser says: {said}." if said else "")
+        if said.startswith("NVIDIA GeForce RTX 4090"):
+            browser.find_element("css selector", "#hint button").click()
+            settle(browser)
+            assert ask(
+                browser, "return [document.getElementById('gpu-0').value, document.getElementById('system').value]"
+            ) == [
+                "NVIDIA GeForce RTX 4090",
+                "windows",
+            ]
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": added["identifier"]})
+
+
+def test_on_paper_there_are_all_commands_and_no_controls(browser: Any, site: Path) -> None:
+    open_page(browser, site / "index.html", "gpu=RTX+4090&cpu=zen4&driver=570.26")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    visible = (
+        "return [...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility()).map(e => e.textContent)"
+    )
+    try:
+        commands = ask(browser, visible, ".panel pre")
+        titles = ask(browser, visible, ".panel .print-only")
+        controls = ask(browser, visible, "button, input, select, textarea, summary, nav a, .skip, [role=tab]")
+        paper = ask(browser, "return getComputedStyle(document.body).backgroundColor")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert len(commands) == len(titles) == 8
+    assert commands[0].startswith("torchtailor install")
+    assert controls == []
+    assert paper == "rgb(255, 255, 255)"
+
+
+def test_a_narrow_screen_leads_to_the_answer(browser: Any, site: Path) -> None:
+    metrics = {"width": 400, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        open_page(browser, site / "index.html", "gpu=RTX+4090&cpu=zen4&driver=570.26")
+        settle(browser)
+        jump = browser.find_element("id", "jump")
+        assert jump.is_displayed() and "PyTorch 2.14.1" in jump.text
+        jump.click()
+        settle(browser)
+        assert not jump.is_displayed()
+        assert ask(browser, "return document.activeElement.id") == "answer"
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_colours_can_be_chosen(selector: Any) -> None:

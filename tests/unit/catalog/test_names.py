@@ -103,6 +103,11 @@ def test_every_product_of_the_catalog_agrees_with_its_chip_in_pci_ids(catalog: C
         ("TPU v5e", "XLA"),
         ("Trainium", "Neuron"),
         ("Apple M2 GPU", "MPS"),
+        ("M1", "MPS"),
+        ("M2 Max", "MPS"),
+        ("MacBook Pro", "MPS"),
+        ("Strix Halo", "ROCm"),
+        ("Snapdragon X Elite", "no build"),
     ],
 )
 def test_other_vendors_get_one_true_sentence(catalog: Catalog, name: str, says: str) -> None:
@@ -119,7 +124,7 @@ def test_an_unknown_gpu_is_answered_with_near_ones(catalog: Catalog, name: str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["Quadro 5000", "GeForce GTX 580", "10de:3340", "10de:ffff", "5000", "Graphics Device"]
+    "name", ["Quadro 5000", "GeForce GTX 580", "10de:3340", "10de:ffff", "5000", "2", "Graphics Device"]
 )
 def test_a_gpu_that_is_not_surely_known_is_not_guessed(catalog: Catalog, name: str) -> None:
     with pytest.raises(NoMatchError):

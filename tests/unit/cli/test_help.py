@@ -48,6 +48,7 @@ def test_the_options_of_build_are_in_groups(capsys: pytest.CaptureFixture[str]) 
         "From official wheels (--via wheel)",
         "Where wheels come from (--via wheel)",
         "From source (--via source)",
+        "On many machines",
         "Output",
     ]
     output = text[text.index("\nOutput:") :]

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from tests.unit.fetch.packages import Package, json_page
 from tests.unit.fetch.serving import Fault, Site
 from torchtailor.errors import BadInputError, NetworkError, UsageError
-from torchtailor.fetch import client, pipconfig
+from torchtailor.fetch import client, download, pipconfig
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, worker_threads
 from torchtailor.fetch.download import Downloader
@@ -243,3 +243,34 @@ def test_a_page_that_arrived_damaged_is_asked_for_again(site: Site, settings: Ma
         assert Finder(settings(), cache).all_files("thing") == ()
     assert len(Finder(settings(), cache).all_files("thing")) == 1
     assert len(Finder(settings(offline=True), cache).all_files("thing")) == 1
+
+
+@contextmanager
+def saying(headers: str) -> Iterator[str]:
+    """A server that answers every request with these headers and nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(f"HTTP/1.1 206 OK\r\n{headers}\r\n\r\n".encode("latin-1"))
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\xb2", "-1", "x"])
+def test_numbers_in_headers_that_are_none(settings: Make, number: str) -> None:
+    """More digits than Python converts, and signs that only look like digits, were tracebacks."""
+    with saying(f"Content-Length: {number}\r\nContent-Range: bytes {number}-1/2") as url:
+        with Client(settings()).open(url, method="HEAD", accept=(206,)) as response:
+            assert not download._starts_at(response, 0)
+        assert Client(settings()).get_range(url, "bytes=0-1", 100).body == b""
+    with (
+        saying(f"Content-Range: bytes */{number}") as url,
+        Client(settings()).open(url, method="HEAD", accept=(206,)) as response,
+    ):
+        assert download._total(response) is None

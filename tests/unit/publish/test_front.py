@@ -47,7 +47,7 @@ def test_a_report_is_published_and_linked(workshop: Workshop, tmp_path: Path) ->
     verified(workshop.out / VARIANT)
     publish(workshop.out, open_store(str(tmp_path / "public")))
     page = (tmp_path / "public" / "index.html").read_text()
-    assert f'<a href="reports/{VARIANT}.html">to the level import</a>' in page
+    assert f'<a href="reports/{VARIANT}.html">its files, and that it imports</a>' in page
     assert (tmp_path / "public" / "reports" / f"{VARIANT}.html").read_text() == "<h1>the report</h1>"
 
 

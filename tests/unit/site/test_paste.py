@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests import machines
+from torchtailor.errors import NoMatchError
 from torchtailor.site.paste import Understood, understand
 
 
@@ -29,6 +32,26 @@ OLD_SMI = """
 | NVIDIA-SMI 470.82.01    Driver Version: 470.82.01    CUDA Version: 11.4     |
 |   0  Tesla V100-SXM2...  On   | 00000000:00:1E.0 Off |                    0 |
 """
+WINDOWS_SMI = """
+| NVIDIA-SMI 566.36                 Driver Version: 566.36         CUDA Version: 12.7     |
+| GPU  Name                  Driver-Model | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+|   0  NVIDIA GeForce RTX 4070 ...  WDDM  |   00000000:01:00.0  On |                  N/A |
+"""
+SMI_XML = """<nvidia_smi_log><driver_version>550.54.15</driver_version>
+<gpu id="0"><product_name>NVIDIA L4</product_name></gpu>
+<gpu id="1"><product_name>NVIDIA L4</product_name></gpu></nvidia_smi_log>
+"""
+COLLECT_ENV = """
+GPU models and configuration:
+GPU 0: NVIDIA GeForce RTX 5090
+GPU 1: NVIDIA GeForce RTX 3090
+
+Nvidia driver version: 570.133.07
+"""
+WSL_SMI = """
+| NVIDIA-SMI 560.35.02              Driver Version: 560.94         CUDA Version: 12.6     |
+|   0  NVIDIA GeForce RTX 3080        On  |   00000000:01:00.0  On |                  N/A |
+"""
 LSPCI = """
 00:02.0 VGA compatible controller: Intel Corporation Raptor Lake-S GT1 [UHD Graphics 770] (rev 04)
 01:00.0 VGA compatible controller: NVIDIA Corporation AD102 [GeForce RTX 4090] (rev a1)
@@ -49,6 +72,23 @@ LSPCI = """
          ("NVIDIA H200",), None),
         ("UserWarning: Found GPU0 NVIDIA GeForce GT 710 which is of cuda capability 3.5.",
          ("NVIDIA GeForce GT 710",), None),
+        (WINDOWS_SMI, ("NVIDIA GeForce RTX 4070",), "566.36"),
+        ("|   0  NVIDIA RTX PRO 6000 Bl...    Off |   00000000:01:00.0 Off |", ("NVIDIA RTX PRO 6000",), None),
+        (SMI_XML, ("NVIDIA L4", "NVIDIA L4"), "550.54.15"),
+        (COLLECT_ENV, ("NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 3090"), "570.133.07"),
+        ("GPU models and configuration: GPU 0: NVIDIA L40S\n", ("NVIDIA L40S",), None),
+        ("NVIDIA GeForce RTX 3090\nNVIDIA GeForce RTX 3090\n", ("NVIDIA GeForce RTX 3090",) * 2, None),
+        ("_CudaDeviceProperties(name='NVIDIA A100-SXM4-40GB', major=8, minor=0)", ("NVIDIA A100-SXM4-40GB",), None),
+        (">>> torch.cuda.get_device_name(0)\n'NVIDIA GeForce RTX 4090'", ("NVIDIA GeForce RTX 4090",), None),
+        ("  Device 0: NVIDIA GeForce RTX 3060, compute capability 8.6, VMM: yes", ("NVIDIA GeForce RTX 3060",), None),
+        ("       product: GA102 [GeForce RTX 3090]\n       vendor: NVIDIA Corporation", ("GeForce RTX 3090",), None),
+        ("Device-1: NVIDIA AD106 [GeForce RTX 4060 Ti] driver: nvidia v: 550.120", ("GeForce RTX 4060 Ti",), "550.120"),
+        ('01:00.0 "VGA compatible controller" "NVIDIA Corporation" "AD104 [GeForce RTX 4070]" -ra1 "Gigabyte"',
+         ("GeForce RTX 4070",), None),
+        ("01:00.0 VGA compatible controller: NVIDIA Corporation Device 2c05 (rev a1)", ("GeForce RTX 5070 Ti",), None),
+        ("8xA100 and 4 x L40S", ("A100",) * 8 + ("L40S",) * 4, None),
+        ("<p>Is my <b>RTX 4060 Ti</b> supported?</p>", ("RTX 4060 Ti",), None),
+        ("02:00.0 VGA compatible controller: ASPEED Technology, Inc. ASPEED Graphics Family", ("none",), None),
     ],
 )  # fmt: skip
 def test_gpus_and_driver(text: str, gpus: tuple[str, ...], driver: str | None) -> None:
@@ -65,8 +105,10 @@ def test_lspci_takes_graphics_controllers_of_nvidia_alone() -> None:
 
 def test_a_machine_with_another_vendors_gpu_gets_the_true_sentence() -> None:
     found = read("03:00.0 VGA compatible controller [0300]: Advanced Micro Devices Navi 31 [1002:744c] (rev c8)")
-    assert found.gpus == ()
-    assert any("ROCm" in note for note in found.notes)
+    assert found.gpus == ("Advanced Micro Devices Navi 31 [1002:744c]",)
+    with pytest.raises(NoMatchError) as error:
+        machines.catalog().find_gpu(found.gpus[0])
+    assert "ROCm" in error.value.hint
 
 
 @pytest.mark.parametrize("name", ["zen4", "graviton3", "a64fx", "arm-two-cores", "emerald-rapids-vm", "opteron-k10"])
@@ -116,7 +158,8 @@ def test_incompatible_gpu_of_a_traceback(text: str, gpus: tuple[str, ...]) -> No
 def test_a_traceback_that_names_no_gpu_asks_for_it() -> None:
     found = read("RuntimeError: CUDA error: no kernel image is available for execution on the device")
     assert found.gpus == ()
-    assert "does not name the GPU" in found.notes[0]
+    assert "has no code for this GPU" in found.notes[0]
+    assert "choose it, or paste nvidia-smi" in found.notes[0]
 
 
 def test_a_driver_that_is_too_old_is_known_by_its_cuda() -> None:
@@ -133,6 +176,11 @@ def test_a_driver_that_is_too_old_is_known_by_its_cuda() -> None:
         ("ldd (GNU libc) 2.17", "old", None),
         ("musl libc (x86_64)", "musl", None),
         ('File "/opt/env/lib/python3.11/site-packages/torch/__init__.py"', None, "3.11"),
+        (WINDOWS_SMI, "windows", None),
+        (WSL_SMI, "wsl", None),
+        (OLD_SMI, None, None),
+        ("OS: macOS 15.1 (arm64)\nPython version: 3.12.7 (main)", "macos", "3.12"),
+        ("torch-2.8.0-cp313-cp313-manylinux_2_28_x86_64.whl", None, "3.13"),
     ],
 )
 def test_system_and_python(text: str, system: str | None, python: str | None) -> None:
@@ -145,3 +193,62 @@ def test_nothing_is_made_of_nothing(text: str) -> None:
     found = read(text)
     assert (found.gpus, found.driver) == ((), None)
     assert found.notes or found.pasted_cpu
+
+
+def test_lscpu_in_another_language() -> None:
+    flags = " ".join(machines.host("zen4").cpu.flags)
+    text = f"Architektur:  x86_64\nAnbieterkennung:  AuthenticAMD\nModellname:  AMD EPYC 9354\nMarkierungen:  {flags}\n"
+    found = read(text).pasted_cpu
+    assert found is not None
+    assert (found.name, found.microarchitecture) == ("AMD EPYC 9354", "zen4")
+
+
+def test_a_question_in_plain_words() -> None:
+    found = read("I have an RTX 5080 and a Ryzen 7 9800X3D on Windows 11, which torch do I need?")
+    assert (found.gpus, found.cpu, found.system) == (("RTX 5080",), "Ryzen 7 9800X3D", "windows")
+
+
+@pytest.mark.parametrize(
+    ("text", "jetpack"),
+    [
+        ("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64", "6.2"),
+        ("Model: NVIDIA Jetson AGX Orin Developer Kit - Jetpack 6.2.1 [L4T 36.4.4]", "6.2"),
+        ("R35 is a branch", None),
+    ],
+)
+def test_jetpack(text: str, jetpack: str | None) -> None:
+    assert read(text).jetpack == jetpack
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled", "CPU alone"),
+        ("RuntimeError: Found no NVIDIA driver on your system.", "driver"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "restart"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "not loaded"),
+    ],
+)
+def test_messages_are_explained(text: str, word: str) -> None:
+    found = read(text)
+    assert found.gpus == ()
+    assert word in found.notes[0]
+
+
+def test_an_unknown_gpu_is_said_and_not_replaced() -> None:
+    found = read("|   0  NVIDIA GeForce RTX 9090        Off |   00000000:01:00.0  On |")
+    assert found.gpus == ()
+    assert "NVIDIA GeForce RTX 9090" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x " * 500_000, "\n" * 1_000_000, " " * 1_000_000, "GPU 0: " * 140_000, "NVRM version:" * 80_000,
+     "flags" * 200_000, "NVIDIA " * 140_000, "|  0  " * 160_000, "<a_b>" * 200_000, "a, " * 330_000,
+     "Found GPU0 a " * 77_000, "product: GA102 [" * 60_000, "i9-12900 " * 110_000],
+)  # fmt: skip
+def test_a_megabyte_is_read_in_a_moment(text: str) -> None:
+    """A line without an end took minutes: no pattern may look at it again from every character."""
+    before = time.process_time()
+    read(text)
+    assert time.process_time() - before < 4

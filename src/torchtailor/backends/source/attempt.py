@@ -18,7 +18,7 @@ from torchtailor.backends.source.jobs import CompileJobs, choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
 from torchtailor.backends.source.process import BuildCommand, Log, run
 from torchtailor.backends.source.progress import SPEED_KEY, Estimate, SourceProgress, measured_speed
-from torchtailor.backends.source.tables import Tables
+from torchtailor.backends.source.tables import FileKind, Tables
 from torchtailor.backends.source.tree import SourceTree, copy_tree
 from torchtailor.backends.source.watch import sample
 from torchtailor.disk import staging_folder, write_atomically
@@ -144,11 +144,7 @@ class BuildAttempt:
     def run(self) -> Compiled:
         space = self.workspace
         environment = dict(space.environment(self.configuration))
-        if space.ccache:
-            prepare_ccache(environment)
-        self._copy()
-        self._configure(environment)
-        kinds = edges(space.build, space.tables)
+        kinds = self.configure()
         self.jobs = self.jobs or choose_jobs(space.capacity, kinds.values(), asked=space.asked_jobs)
         heavy = write_pool(space.build, space.tables, self.jobs.heavy)
         environment["MAX_JOBS"] = str(self.jobs.total)
@@ -168,6 +164,16 @@ class BuildAttempt:
         peak = self._estimate.peak if self._estimate else 0
         self.running.configuration["peak_memory"] = peak
         return Compiled(wheel, len(kinds), peak, hits)
+
+    def configure(self) -> dict[str, FileKind]:
+        """Copy the source and configure it; what is compiled and linked, by output."""
+        space = self.workspace
+        environment = dict(space.environment(self.configuration))
+        if space.ccache:
+            prepare_ccache(environment)
+        self._copy()
+        self._configure(environment)
+        return edges(space.build, space.tables)
 
     def _copy(self) -> None:
         """Copy beside and rename, so that a build killed while copying starts over."""

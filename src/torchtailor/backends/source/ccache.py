@@ -7,8 +7,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from torchtailor.backends.source.folders import Folders
+from torchtailor.errors import UsageError
+from torchtailor.fetch.locations import redact
+
+_STORAGES = ("file", "http", "redis", "redis+unix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,15 @@ class Hits:
         )
 
 
-def ccache_environment(program: str, folders: Folders, build: Path) -> dict[str, str]:
+def ccache_environment(program: str, folders: Folders, build: Path, *, remote: str = "") -> dict[str, str]:
     """A cache and settings of our own, independent of the user's.
 
     Paths below the build's folder become relative and the working directory is not hashed, so that builds in different
-    folders share. Each build has its own log of statistics.
+    folders share. Each build has its own log of statistics. `remote` is a storage that other machines share.
     """
+    shared = {"CCACHE_REMOTE_STORAGE": remote_storage(remote), "CCACHE_RESHARE": "1"} if remote else {}
     return {
+        **shared,
         "CCACHE_DIR": str(folders.ccache),
         "CCACHE_CONFIGPATH": str(folders.ccache / "torchtailor.conf"),
         "CCACHE_BASEDIR": str(build),
@@ -47,6 +54,19 @@ def ccache_environment(program: str, folders: Folders, build: Path) -> dict[str,
         "CMAKE_CXX_COMPILER_LAUNCHER": program,
         "CMAKE_CUDA_COMPILER_LAUNCHER": program,
     }
+
+
+def remote_storage(objects: str) -> str:
+    """`--objects` as ccache takes it: redis:// and http:// as they are, a folder as file://."""
+    scheme = urlsplit(objects).scheme
+    if scheme in _STORAGES:
+        return objects
+    if scheme == "":
+        return Path(objects).expanduser().absolute().as_uri()
+    raise UsageError(
+        f"{redact(objects)} cannot hold objects: ccache has no storage {scheme}://.",
+        "Give a folder, redis://HOST or http://HOST/PATH.",
+    )
 
 
 def prepare(environment: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ class Folders:
 
     work: Path
     logs: Path
+    builds: Path | None = None  # where they are not in `work`: two processes never build in one folder
 
     @classmethod
     def default(cls, work: Path | None = None) -> Folders:
@@ -38,7 +39,7 @@ class Folders:
         return self.work / "trees" / key
 
     def build(self, name: str) -> Path:
-        return self.work / "builds" / name
+        return (self.builds or self.work / "builds") / name
 
     def environment(self, key: str) -> Path:
         return self.work / "env" / key

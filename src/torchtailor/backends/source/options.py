@@ -27,6 +27,7 @@ class SourceOptions:
     with_dependencies: bool = True
     targets: tuple[str, ...] = ()  # ninja targets; none: all of PyTorch, and a wheel
     ccache: bool = True  # where it is installed
+    objects: str = ""  # a storage of ccache's that several machines share
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class SourceOutput:
 
     def _write_each(self, fat: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Iterator[Wheelhouse]:
         """Every GPU's wheel, all cut in one pass."""
-        gpus = self.configuration.gpus
+        gpus = sorted(self.request.gpus)
         cuts = Cutter(self.catalog, Cache(), CutOptions()).cut(fat.path, fat.sha256, fat.filename, gpus)
         for gpu in gpus:
             if gpu not in cuts:

@@ -152,6 +152,27 @@ class SourceBuilder:
         """Build it; every attempt is in the ledger, and the output in its place only when it is whole and proven."""
         began = time.monotonic()
         self.progress = progress or self.progress
+        space, configuration = self.prepare()
+        request, folder = self.request, space.folder
+        hint = "Wait for it, or build with another --work folder."
+        with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
+            if not self.options.resume:
+                space.start_over()
+            compiled, wheelhouses, attempts, log = self._attempts(space, configuration)
+        return SourceBuild(
+            variant=request.variant.unique_name,
+            wheel=compiled.wheel,
+            wheelhouses=wheelhouses,
+            attempts=attempts,
+            seconds=time.monotonic() - began,
+            log=log,
+            peak_memory=compiled.peak_memory,
+            hits=compiled.hits,
+            build=folder,
+        )
+
+    def prepare(self) -> tuple[Workspace, Configuration]:
+        """Check the machine, and fetch tools and source: all that a build needs before anything is compiled."""
         request = self.request
         seen = self.preflight()
         seen.require(self.options.skip_checks)
@@ -186,10 +207,10 @@ class SourceBuilder:
                 compiler=seen.compiler,
                 cuda=seen.cuda,
                 cuda_paths=prefix.paths if prefix else None,
-                ccache=ccache_environment(self.ccache, self.folders, folder) if self.ccache else None,
+                ccache=self._shared_objects(folder),
             )
 
-        space = Workspace(
+        return Workspace(
             folder=folder,
             tree=tree,
             tables=self.tables,
@@ -201,23 +222,12 @@ class SourceBuilder:
             asked_jobs=self.options.jobs,
             speed=learned_speed(self.ledger.attempts(limit=200)),
             targets=self.options.targets or ("install",),
-        )
-        hint = "Wait for it, or build with another --work folder."
-        with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
-            if not self.options.resume:
-                space.start_over()
-            compiled, wheelhouses, attempts, log = self._attempts(space, configuration)
-        return SourceBuild(
-            variant=request.variant.unique_name,
-            wheel=compiled.wheel,
-            wheelhouses=wheelhouses,
-            attempts=attempts,
-            seconds=time.monotonic() - began,
-            log=log,
-            peak_memory=compiled.peak_memory,
-            hits=compiled.hits,
-            build=folder,
-        )
+        ), configuration
+
+    def _shared_objects(self, folder: Path) -> dict[str, str] | None:
+        if not self.ccache:
+            return None
+        return ccache_environment(self.ccache, self.folders, folder, remote=self.options.objects)
 
     def _check_tree(self, tree: SourceTree, configuration: Configuration) -> None:
         unknown = [gpu for gpu in configuration.gpus if not knows_gpu(tree.path, gpu)]

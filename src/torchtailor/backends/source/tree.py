@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -104,7 +105,7 @@ def fetch(source: TorchSource, folders: Folders) -> SourceTree:
         identity = hash_file(Path(source.place))
         commit = ""
     else:
-        commit = _remote_commit(source)
+        commit = remote_commit(source)
         identity = commit
     target = folders.tree(identity[:16])
     with locked(target.with_name(target.name + ".lock"), "The source"):
@@ -158,6 +159,27 @@ def _copy_file(source: str, target: str) -> str:
     return target
 
 
+def content_digest(path: Path) -> str:
+    """A hash of all files of a folder, wherever it is; results of the user's own builds do not count."""
+    hasher = hashlib.sha256()
+    for file in source_files(path):
+        hasher.update(f"{file.relative_to(path)}\0".encode(errors="surrogateescape"))
+        content = str(file.readlink()).encode() if file.is_symlink() else hash_file(file).encode()
+        hasher.update(content + b"\0")
+    return hasher.hexdigest()
+
+
+def source_files(path: Path) -> Iterator[Path]:
+    """The files and links that a build is made of, in order."""
+    for folder, folders, names in os.walk(path):
+        if Path(folder) == path:
+            folders[:] = [name for name in folders if name not in _NOT_COPIED and name != ".git"]
+        folders.sort()
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in sorted((*names, *links)):
+            yield Path(folder) / name
+
+
 def _fingerprint(path: Path) -> str:
     """Changes when any file of a folder does, so that a build is never resumed with another source."""
     hasher = hashlib.sha256(str(path).encode())
@@ -201,7 +223,8 @@ def _commit(path: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _remote_commit(source: TorchSource) -> str:
+def remote_commit(source: TorchSource) -> str:
+    """The commit that a ref of a git URL means now."""
     if re.fullmatch(r"[0-9a-f]{40}", source.ref):
         return source.ref
     done = _git("ls-remote", "--", source.place, source.ref, f"{source.ref}^{{}}")

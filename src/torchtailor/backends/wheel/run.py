@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,22 +86,24 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
             url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
             cut=_cut_job(variant, wheel, fetched, options, cuts),
-            why=_WHY.get(wheel.treatment, ""),
+            why=WHY_NOT_CUT.get(wheel.treatment, ""),
         )
         for wheel in variant.wheels
     ]
+    return PackWheelhouse(describe_variant(variant, options), tuple(wheels))
+
+
+def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
+    """What the manifest says of a variant."""
     companions = (str(canonicalize_name(Requirement(word).name)) for word in options.companions)
     details = {"options": options.to_json(), "gives": variant.gives}
     gpu = variant.variant.gpu
     extra = f"[{gpu.capability.sm}]" if options.split and gpu else ""
     requested = (f"torch{extra}", *(f"{name}{extra}" for name in companions))
-    description = WheelhouseDescription.of(
-        variant.variant, Method.WHEEL, details, build=variant.label, requested=requested
-    )
-    return PackWheelhouse(description, tuple(wheels))
+    return WheelhouseDescription.of(variant.variant, Method.WHEEL, details, build=variant.label, requested=requested)
 
 
-_WHY = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
+WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
 
 
 def _cut_job(
@@ -134,7 +136,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         for variant in plan.plans:
             ended[variant.name] = attempts.enter_context(ExitStack())
             attempt = ledger.attempt(
-                variant.name, Method.WHEEL, options=plan.options.to_json(), configuration=_configuration(variant)
+                variant.name, Method.WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
             )
             running[variant.name] = ended[variant.name].enter_context(attempt)
         work = _Run(plan, context, running)
@@ -145,7 +147,8 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
             job = pack_job(variant, fetched, plan.options, context.cuts)
             packed.append((variant, job, work.pack(variant, job)))
             ended[variant.name].close()  # done, even if the next one fails
-        variants_index = _write_variants_index(packed, context) if plan.options.variants else None
+        jobs = [(variant, job) for variant, job, _ in packed]
+        variants_index = write_index_of(jobs, context) if plan.options.variants else None
     return WheelBuildResult(
         wheelhouses=tuple(wheelhouse for _, _, wheelhouse in packed),
         variants_index=variants_index,
@@ -154,7 +157,8 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
     )
 
 
-def _configuration(plan: VariantPlan) -> dict[str, object]:
+def configuration_of(plan: VariantPlan) -> dict[str, object]:
+    """What the ledger says of a variant."""
     return {"torch": str(plan.variant.release.version), "build": plan.label, "python": plan.variant.python}
 
 
@@ -200,9 +204,10 @@ class _Run:
                 running.configuration[key] = round(size / (time.monotonic() - began))
 
 
-def _write_variants_index(packed: list[tuple[VariantPlan, PackWheelhouse, Wheelhouse]], context: JobContext) -> Path:
+def write_index_of(packed: Sequence[tuple[VariantPlan, PackWheelhouse]], context: JobContext) -> Path:
+    """Write the index of wheel variants of variants that were packed."""
     context.progress.stage("Writing the index of wheel variants")
-    labelled = [(_label(variant), packed_entries(job, context)) for variant, job, _ in packed]
+    labelled = [(_label(variant), packed_entries(job, context)) for variant, job in packed]
     with disk_errors(context.out, unchanged="An earlier index is unchanged."):
         try:
             return write_variants_index(labelled, context.out, cache=context.cache.root)

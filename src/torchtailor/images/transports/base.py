@@ -26,6 +26,10 @@ class ImageSource(Protocol):
     def name(self) -> str:
         """As the user wrote it, without credentials."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a blob that is read twice is fetched twice."""
+
     def root(self) -> Document:
         """What the name points to: a manifest, or an index of several platforms."""
 
@@ -49,7 +53,21 @@ class ImageDestination(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it stays on this machine: NVIDIA's cut libraries go elsewhere only when asked for."""
+        """If it stays on this machine or in its network; NVIDIA's cut libraries go elsewhere only when asked for."""
+
+    @property
+    def takes_index(self) -> bool:
+        """Whether it can hold several platforms under one name; a docker archive cannot."""
+
+    @property
+    def wants_oci(self) -> bool:
+        """Whether manifests must have OCI's media types (`manifests.to_oci`): skopeo and umoci do not find Docker's in
+        OCI layouts."""
+
+    @property
+    def staging(self) -> Path | None:
+        """A folder on its disk for files that `put_file` will be given, gone after the block; None where there is no
+        such disk."""
 
     def has(self, descriptor: Descriptor) -> bool:
         """Whether the blob is there already (for a registry also: it could be mounted from another repository)."""

@@ -46,15 +46,19 @@ const copyButton = (text, what) => el("button", {
   },
 }, "Copy");
 
-// The compiled functions: read and run when the first question is asked, so that the page is drawn before.
+// Sentences with `code` in them.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+
+// The compiled functions: unpacked and run when the first question is asked, so that the page is drawn before.
 const startEngine = (() => {
-  let engine = null;
-  return () => {
-    if (engine === null) {
-      document.head.append(el("script", { textContent: byId("engine-code").textContent }));
-      const program = $start(JSON.parse(byId("engine-data").textContent));
-      engine = { ...program, matrix: program.Matrix(program.values.catalog) };
-    }
-    return engine;
+  let starting = null;
+  const start = async () => {
+    const packed = Uint8Array.from(atob(byId("engine").textContent), (sign) => sign.charCodeAt(0));
+    const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+    const [code, data, lists] = text.split("\0");
+    document.head.append(el("script", { textContent: code }));
+    const program = $start(JSON.parse(data));
+    return { ...program, lists: JSON.parse(lists), matrix: program.Matrix(program.values.catalog) };
   };
+  return () => (starting ??= start());
 })();

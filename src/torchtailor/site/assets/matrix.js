@@ -23,10 +23,10 @@
   show();
 
   // Why a name is offered, possible or not: the very function of `torchtailor matrix --why`.
-  const why = (name) => {
-    const engine = startEngine();
+  const why = async (name) => {
+    const engine = await startEngine();
     try { return engine.explain(engine.matrix, name).text; } catch (error) { if (!error.message) throw error; return `${error.message} ${error.hint ?? ""}`.trim(); }
   };
   window.torchtailor = { why };
-  byId("why").addEventListener("submit", (event) => { event.preventDefault(); byId("because").textContent = why(byId("name").value); });
+  byId("why").addEventListener("submit", (event) => { event.preventDefault(); why(byId("name").value).then((text) => { byId("because").textContent = text; }); });
 })();

@@ -150,3 +150,8 @@ RESERVED = frozenset(
 CONSUMERS = frozenset(
     ["tuple", "list", "set", "frozenset", "sorted", "max", "min", "sum", "dict"]
 )  # read all they are given
+
+
+def safe_name(name: str | None) -> str:
+    """A name of Python that JavaScript takes."""
+    return f"{name}_" if name in RESERVED else str(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import posixpath
 import re
@@ -15,6 +16,7 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.catalog import Dotted
 from torchtailor.format import counted
 from torchtailor.verification.result import Check, CheckOutcome, Level
+from torchtailor.verification.static.cuts import dropped_files
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.wheelhouse.entry import WheelStep
@@ -67,6 +69,7 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
     sonames = {elf.soname for _, elf, _ in read} | {posixpath.basename(path) for path in places}
     alone = _not_whole(artifact)
     declared = frozenset((artifact.manifest.get("proof") or {}).get("libraries_of_the_system", ()))
+    image = _names_in(artifact.path) if artifact.kind is ArtifactKind.IMAGE else frozenset()
     missing: dict[str, list[str]] = {}
     elsewhere: dict[str, list[str]] = {}
     linked: set[str] = set()
@@ -76,11 +79,19 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
             asked += 1
             if wanted in system or wanted in sonames or wanted.startswith("libpython3") or _on_disk(elf, wanted):
                 continue
+            if wanted in image:
+                continue
             if wanted in declared or (artifact.kind is ArtifactKind.ENVIRONMENT and _of_this_machine(wanted)):
                 linked.add(wanted)
                 continue
             target = elsewhere if owner in alone or _may_be_elsewhere(artifact, path, elf, places) else missing
             target.setdefault(wanted, []).append(posixpath.basename(path))
+    unresolved = {*missing, *elsewhere}
+    left_out = {posixpath.basename(path) for path in dropped_files(artifact)} if unresolved else set()
+    without = sorted(unresolved & left_out)
+    for found in (missing, elsewhere):
+        for wanted in without:
+            found.pop(wanted, None)
     if missing:
         shown = ", ".join(f"{lib} (for {users[0]})" for lib, users in list(missing.items())[:_SHOWN])
         entries = "1 NEEDED entry does" if len(missing) == 1 else f"{len(missing)} NEEDED entries do"
@@ -93,6 +104,10 @@ def _needed(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Check:
         if artifact.kind in (ArtifactKind.LIBRARY, ArtifactKind.FOLDER):
             return Check.not_applicable(Level.STATIC, name, f"not checked for {shown}", elsewhere=elsewhere)
         return Check.of(Level.STATIC, name, True, f"all resolve, except {shown}", elsewhere=elsewhere)
+    if without:
+        more = ", ..." if without[_SHOWN:] else ""
+        reason = f"all resolve, except what was left out on purpose: {', '.join(without[:_SHOWN])}{more}"
+        return Check.of(Level.STATIC, name, True, reason, left_out=without)
     entries = "the one NEEDED entry resolves" if asked == 1 else f"all {asked} NEEDED entries resolve"
     reason = f"{entries}, in the artifact or on the system"
     if linked:
@@ -117,6 +132,11 @@ def _loader_places() -> tuple[Path, ...]:
     triplet = f"{platform.machine()}-linux-gnu"
     folders = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib", f"/lib/{triplet}", f"/usr/lib/{triplet}")
     return tuple(Path(folder) for folder in folders)
+
+
+def _names_in(root: Path) -> frozenset[str]:
+    """What an image has by name: its own system is what its libraries run on."""
+    return frozenset(name for _, _, names in os.walk(root) for name in names)
 
 
 def _of_this_machine(wanted: str) -> bool:

@@ -45,6 +45,9 @@ def expectation(
             expected = _of_variant(_resolve(catalog, own, ""), "manifest.json")
         except NoMatchError:  # of another catalog: its own target is enough
             expected = _of_target(own, artifact.manifest.get("target", {}), catalog)
+    elif artifact.made_for:
+        labelled = tuple(Capability.parse(text) for text in artifact.made_for)
+        expected = Expectation(source="the image's label", gpus=labelled)
     elif own_gpus := _manifest_gpus(artifact):
         expected = Expectation(source="torchtailor.json", gpus=own_gpus)
     else:

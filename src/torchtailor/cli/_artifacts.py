@@ -1,0 +1,27 @@
+"""What a word on the command line names: a path, or an image in a registry, a folder or an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchtailor.artifact.artifact import Artifact
+    from torchtailor.progress import Progress
+
+
+@contextmanager
+def artifact_named(
+    name: str, *, platform: str | None = None, insecure: bool = False, progress: Progress | None = None
+) -> Iterator[Artifact]:
+    """The artifact for as long as the block runs; of an image what matters is unpacked meanwhile."""
+    from torchtailor.artifact.artifact import open_artifact
+    from torchtailor.images.opened import is_image_name, opened_image
+
+    if not is_image_name(name):
+        yield open_artifact(Path(name))
+        return
+    with opened_image(name, platform=platform, insecure=insecure, progress=progress) as artifact:
+        yield artifact

@@ -1,0 +1,146 @@
+"""A build on many machines as people see it: the plan, the live table, what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchtailor import ui
+from torchtailor.farm.events import EventKind, FarmEvent
+from torchtailor.format import counted
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from torchtailor.farm.build import FarmBuildResult, FarmPlan
+
+_SAID = {
+    EventKind.DASHBOARD: "Dask's dashboard: {text}",
+    EventKind.WORKER_JOINED: "worker {worker} is there",
+    EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",
+    EventKind.WORKER_LOST: "warning: worker {worker} is gone",
+    EventKind.WORKER_SET_ASIDE: "warning: worker {worker} gets no more jobs: {text}",
+    EventKind.JOB_DONE: "{job} ({took} on {worker})",
+    EventKind.JOB_AGAIN: "{job}: again, since {text}",
+    EventKind.JOB_FAILED: "error: {job}: {text}",
+}
+
+
+def show_farm_plan(plan: FarmPlan) -> None:
+    """The jobs, what they cost, and how long they should take."""
+    say = ui.out()
+    cost = plan.cost
+    say.print(f"{counted(len(plan.variants), 'variant')} on {plan.where.name}, store {plan.shown_store}", markup=False)
+    rows = [(kind, jobs, open_, jobs - open_) for kind, (jobs, open_) in plan.kinds().items()]
+    say.print(ui.table(("jobs", "in all", "to run", "done or not needed"), rows))
+    if not cost.jobs:
+        say.print("Everything is in the store: nothing has to run.")
+        return
+    say.print(
+        f"{cost.core_seconds / 3600:.2f} core-hours; the longest chain of jobs takes "
+        f"{ui.human_seconds(cost.critical_seconds)}.",
+        markup=False,
+    )
+    times = [(one.workers, ui.human_seconds(one.seconds), f"{one.efficiency:.0%}") for one in plan.simulated()]
+    say.print(ui.table(("workers", "expected time", "busy"), times))
+
+
+class FarmDisplay:
+    """Shows a run on stderr: a table on a terminal, a line for each event elsewhere, JSON lines for scripts."""
+
+    def __init__(self, plan: FarmPlan, *, quiet: bool, plain: bool, as_json: bool) -> None:
+        self._quiet, self._as_json = quiet, as_json
+        self._weights = {name: job.weight.seconds for name, job in plan.to_do.jobs.items()}
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._standing: dict[str, int] = {}
+        self._hits = self._misses = 0
+        self._worked = self._weighed = 0.0
+        self._time = 0.0
+        self._live: Live | None = None
+        if not quiet and not plain and not as_json and sys.stderr.isatty():
+            from rich.live import Live
+
+            self._live = Live(console=ui.err(), refresh_per_second=4, transient=True, get_renderable=self._table)
+
+    def __enter__(self) -> FarmDisplay:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: FarmEvent) -> None:
+        self._count(event)
+        if self._quiet:
+            return
+        if self._as_json:
+            sys.stderr.write(json.dumps(event.to_json()) + "\n")
+            sys.stderr.flush()
+        elif event.kind in _SAID and (self._live is None or event.kind is not EventKind.JOB_DONE):
+            text = _SAID[event.kind].format(
+                worker=event.worker, job=event.job, text=event.text, took=ui.human_seconds(event.seconds)
+            )
+            standing = event.standing
+            head = f"[{standing['done']}/{sum(standing.values())}] " if event.kind is EventKind.JOB_DONE else ""
+            ui.err().print(head + text, markup=False, soft_wrap=True)
+
+    def _count(self, event: FarmEvent) -> None:
+        self._standing, self._time = event.standing, event.time
+        self._hits += event.hits
+        self._misses += event.misses
+        row = self._workers.setdefault(event.worker, {"done": 0, "failed": 0, "now": {}}) if event.worker else {}
+        match event.kind:
+            case EventKind.JOB_STARTED:
+                row["now"][event.key] = event.job
+            case EventKind.JOB_DONE:
+                row["now"].pop(event.key, None)
+                row["done"] += 1
+                self._worked += event.seconds
+                self._weighed += self._weights.pop(event.key, 0.0)
+            case EventKind.JOB_AGAIN | EventKind.JOB_FAILED:
+                row.get("now", {}).pop(event.key, None)
+                if row:
+                    row["failed"] += 1
+            case EventKind.WORKER_LOST | EventKind.WORKER_REFUSED:
+                self._workers.pop(event.worker, None)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end, by the speed so far."""
+        busy = len(self._workers)
+        if not busy or not self._weighed:
+            return None
+        return sum(self._weights.values()) * (self._worked / self._weighed) / busy
+
+    def _table(self) -> Table:
+        rows = [
+            (name, row["done"], row["failed"], "; ".join(row["now"].values())) for name, row in self._workers.items()
+        ]
+        drawn = ui.table(("worker", "done", "again", "running"), rows)
+        left = f", about {ui.human_seconds(self.left)} left" if self.left else ""
+        asked = self._hits + self._misses
+        hits = f", {self._hits / asked:.0%} from caches" if asked else ""
+        counts = ", ".join(f"{count} {name}" for name, count in self._standing.items())
+        drawn.caption = f"{counts}{hits}{left}"
+        drawn.caption_justify = "left"
+        return drawn
+
+
+def show_farm_result(result: FarmBuildResult) -> None:
+    from torchtailor.cli._build_output import show_wheelhouses
+
+    show_wheelhouses(result.wheelhouses, result.variants_index)
+    ran = len(result.outcomes)
+    workers = len({outcome.worker for _, outcome in result.outcomes.values()})
+    lost = f", {counted(result.lost, 'worker')} lost" if result.lost else ""
+    ui.err().print(
+        f"{counted(ran, 'job')} ran on {counted(workers, 'machine')}, {result.already} were done or not needed{lost}; "
+        f"{ui.human_seconds(result.seconds)}.",
+        markup=False,
+    )
+    for variant, failure in result.failed.items():
+        ui.err().print(f"{variant}: {failure.job.label}: {failure.outcome.error}", markup=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""`torchtailor farm`: the clusters that `build --on` uses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torchtailor.cli import _options as options
+from torchtailor.cli._layout import GroupedCommand, GroupedGroup
+from torchtailor.errors import EnvironmentProblem
+
+app = typer.Typer(
+    cls=GroupedGroup, add_completion=False, rich_markup_mode=None, help="Check the machines that `build --on` uses."
+)
+
+
+@app.callback()
+def main() -> None:
+    """Check the machines that `build --on` uses."""
+
+
+@app.command("check", cls=GroupedCommand)
+def check(
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="local:N, tcp://HOST:PORT, or NAME of [farm.NAME].")],
+    store: options.Store = None,
+    json: options.Json = False,
+) -> None:
+    """Start a worker, and say what it is, whether it sees the store, and what it can build."""
+    from torchtailor import ui
+    from torchtailor.catalog import load_catalog
+    from torchtailor.farm.check import check_farm
+    from torchtailor.farm.where import parse_where
+
+    workers = check_farm(parse_where(where, load_catalog()), store=store)
+    if json:
+        ui.print_json("farm-check", {"on": where, "workers": [worker.to_json() for worker in workers]})
+    else:
+        rows = [
+            (
+                worker.worker,
+                ", ".join(worker.builds) or "nothing",
+                worker.facts.get("cpu") or worker.facts.get("machine", ""),
+                worker.facts.get("cores", ""),
+                ui.human_bytes(worker.facts["memory"]) if worker.facts else "",
+                ui.human_bytes(worker.facts["disk_free"]) if worker.facts else "",
+                worker.facts.get("compiler", ""),
+                worker.facts.get("nix", ""),
+                worker.why,
+            )
+            for worker in workers
+        ]
+        columns = ("worker", "builds", "CPU", "cores", "memory", "disk free", "compiler", "Nix", "why not")
+        ui.out().print(ui.table(columns, rows, optional=("Nix", "CPU")))
+    refused = [worker for worker in workers if not worker.usable]
+    if not workers:
+        raise EnvironmentProblem(f"No worker came on {where}.", "Look into the queue of the cluster.")
+    if refused:
+        raise EnvironmentProblem(f"{len(refused)} of {len(workers)} workers cannot be used.", refused[0].why)

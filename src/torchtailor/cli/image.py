@@ -1,0 +1,271 @@
+"""`torchtailor image`: cut a container image to GPUs, without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torchtailor.images.result import ImageReport, ImageResult
+
+_SMALLER = "To save more"
+_PLACES = "Where images are"
+_SHOWN = 30  # libraries in the table; --json and --html list all
+
+
+class Packing(StrEnum):
+    """How layers that change are packed."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    NONE = "none"
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The image: docker://HOST/NAME:TAG, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE or -.",
+        ),
+    ],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new image, named in the same way.")],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
+        ),
+    ] = None,
+    nvidia: Annotated[
+        bool,
+        typer.Option(
+            "--nvidia",
+            help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
+            rich_help_panel=_SMALLER,
+        ),
+    ] = False,
+    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
+    no_lto: Annotated[
+        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULES",
+            help="Leave out files by rule: static-libs,headers,docs,pip-cache; `tailor --drop list` lists all.",
+            rich_help_panel=_SMALLER,
+        ),
+    ] = None,
+    squash_shadowed: Annotated[
+        bool,
+        typer.Option(
+            "--squash-shadowed",
+            help="Leave out files that a later layer replaces or deletes.",
+            rich_help_panel=_SMALLER,
+        ),
+    ] = False,
+    strip: Annotated[
+        bool | None,
+        typer.Option(
+            "--strip/--no-strip",
+            help="Remove symbol tables: of all libraries, or of none; by default of those that are cut.",
+            rich_help_panel=_SMALLER,
+        ),
+    ] = None,
+    recompress: Annotated[
+        bool,
+        typer.Option(
+            "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=_SMALLER
+        ),
+    ] = False,
+    level: Annotated[
+        int, typer.Option(min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=_SMALLER)
+    ] = 19,
+    driver: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
+    ] = None,
+    compress: Annotated[
+        Packing | None,
+        typer.Option(help="Pack the layers that change so; by default as they were.", rich_help_panel=_SMALLER),
+    ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OS/ARCH", help="Only this image of an index, such as linux/arm64.", rich_help_panel=_PLACES
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow registries without TLS on other machines.", rich_help_panel=_PLACES),
+    ] = False,
+    publish_nvidia: Annotated[
+        bool,
+        typer.Option(
+            "--publish-nvidia",
+            help="Push NVIDIA's cut libraries to a registry that is not local.",
+            rich_help_panel=_PLACES,
+        ),
+    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+) -> None:
+    """Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."""
+    from torchtailor.images.compression import LayerCompression
+    from torchtailor.images.options import ImageOptions
+    from torchtailor.images.run import cut_image
+    from torchtailor.tailoring.run import tailor_options
+    from torchtailor.ui import ProgressBar, err, print_json
+
+    tailoring = tailor_options(
+        gpu or (),
+        keep_ptx=keep_ptx,
+        lto=not no_lto,
+        drop=tuple(name.strip() for word in drop or () for name in word.split(",") if name.strip()),
+        nvidia=nvidia,
+        strip=strip,
+        recompress=recompress,
+        level=level,
+        driver=driver,
+        dry_run=dry_run,
+        processes=jobs,
+    )
+    if tailoring.targets.source != "--gpu":
+        err().print(f"Target {tailoring.targets}, from {tailoring.targets.source}.", markup=False)
+    packing = LayerCompression(compress.value) if compress else None
+    options = ImageOptions(tailoring, squash_shadowed, packing, publish_nvidia)
+    with ProgressBar(quiet=json) as bar:
+        report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
+    if html:
+        from torchtailor.report.image_page import write_image_report
+
+        write_image_report(report, html)
+    if json:
+        print_json("image", report.to_json())
+    else:
+        _print(report)
+
+
+def _print(report: ImageReport) -> None:
+    from torchtailor.ui import err, human_seconds, out
+
+    for image in report.images:
+        if len(report.images) > 1:
+            out().print(f"\n{image.platform}", markup=False)
+        _print_tables(image)
+        for line in _summary(image, dry_run=report.options.tailoring.dry_run):
+            out().print(line, markup=False)
+        for warning in _warnings(image):
+            err().print(f"warning: {warning}", markup=False)
+    for note in report.notes:
+        out().print(note, markup=False)
+    took = human_seconds(report.seconds)
+    if report.digest is None:
+        out().print(f"Nothing was written (dry run, {took}).", markup=False)
+        return
+    what = "" if report.differs else ", the same image: there was nothing to cut"
+    out().print(f"{report.destination} is {report.digest}{what} ({took}).", markup=False)
+    if report.differs:
+        out().print("Signatures of the stock image do not hold for it: sign it again where that is required.")
+
+
+def _print_tables(image: ImageResult) -> None:
+    from torchtailor.format import printable
+    from torchtailor.ui import human_bytes, out, table
+
+    rows = [
+        [
+            f"{layer.number}",
+            printable(layer.created_by)[:60],
+            human_bytes(layer.size_before),
+            "?" if layer.size_after is None else "same" if not layer.changed else human_bytes(layer.size_after),
+            human_bytes(layer.unpacked_before),
+            human_bytes(layer.unpacked_after) if layer.changed else "same",
+            human_bytes(layer.shadowed) if layer.shadowed else "",
+        ]
+        for layer in image.layers
+    ]
+    out().print(table(["Layer", "Made by", "Before", "After", "Unpacked", "After", "Shadowed"], rows))
+    changed = sorted(image.changed, key=lambda one: one.result.size_before, reverse=True)
+    if changed:
+        cut = [
+            [
+                printable(one.result.path),
+                f"{one.layer}",
+                human_bytes(one.result.size_before),
+                human_bytes(one.result.size_after),
+                f"{100 * one.result.size_after / one.result.size_before:.0f} %",
+                ", ".join(one.result.kept),
+            ]
+            for one in changed[:_SHOWN]
+        ]
+        out().print(table(["Library", "Layer", "Before", "After", "Left", "GPU code kept"], cut))
+        if more := changed[_SHOWN:]:
+            before, after = (sum(getattr(one.result, name) for one in more) for name in ("size_before", "size_after"))
+            out().print(f"and {len(more)} more: {human_bytes(before)} -> {human_bytes(after)}.", markup=False)
+
+
+def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
+    from collections import Counter
+
+    from torchtailor.format import counted
+    from torchtailor.surgery.result import LibraryStatus
+    from torchtailor.ui import human_bytes
+
+    share = 100 * image.unpacked_after / image.unpacked_before if image.unpacked_before else 100
+    packed = "" if image.size_after is None else f"{human_bytes(image.size_before)} -> {human_bytes(image.size_after)}"
+    unpacked = f"{human_bytes(image.unpacked_before)} -> {human_bytes(image.unpacked_after)} ({share:.0f} %)"
+    if packed and image.size_before:
+        yield f"Packed {packed} ({100 * (image.size_after or 0) / image.size_before:.0f} %), unpacked {unpacked}."
+    else:
+        yield f"Unpacked it would be {unpacked}."
+    reasons = {
+        LibraryStatus.UNCHANGED: "all of their GPU code is needed, or cannot be moved",
+        LibraryStatus.NOTHING_FOR_TARGET: "nothing of theirs runs on the target",
+        LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, unchanged without --nvidia",
+    }
+    left = Counter(one.result.status for one in image.libraries)
+    for status, reason in reasons.items():
+        if left[status]:
+            size = human_bytes(sum(one.result.size_before for one in image.libraries if one.result.status is status))
+            yield f"{counted(left[status], 'library', 'libraries')} of {size} left: {reason}."
+    if image.could_save:
+        yield f"--nvidia would save another {human_bytes(image.could_save)} (read `torchtailor help licences` first)."
+    if image.dropped_files:
+        size = human_bytes(sum(file.size for file in image.dropped_files))
+        verb = "Would leave" if dry_run else "Left"
+        rules = ", ".join(dict.fromkeys(file.rule for file in image.dropped_files))
+        yield f"{verb} out {counted(len(image.dropped_files), 'file')} of {size} ({rules})."
+    if image.droppable:
+        could = ", ".join(f"{rule} {human_bytes(size)}" for rule, (_, size) in image.droppable.items())
+        yield f"--drop could leave out: {could}."
+    if image.shadowed:
+        squashed = sum(layer.squashed for layer in image.layers)
+        done = f", {human_bytes(squashed)} of it left out" if squashed else ": --squash-shadowed leaves them out"
+        yield f"Files that a later layer replaces or deletes take {human_bytes(image.shadowed)}{done}."
+    if image.wasted:
+        first = image.doubled[0]
+        yield (
+            f"The same bytes are in several layers: {human_bytes(image.wasted)}, such as {first.path} "
+            f"in layers {', '.join(map(str, first.layers))}."
+        )
+
+
+def _warnings(image: ImageResult) -> Iterator[str]:
+    from torchtailor.format import printable
+    from torchtailor.surgery.result import LibraryStatus
+
+    for one in image.libraries:
+        name = printable(one.result.path)
+        if one.result.status is LibraryStatus.SKIPPED:
+            yield f"{name} is unchanged: {one.result.reason}."
+        for warning in one.result.warnings:
+            yield f"{name} {warning}."
+    yield from image.notes

@@ -1,0 +1,456 @@
+"""A build of wheels on many machines: the plan with its cost, the run, and wheelhouses in their place."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchtailor.backends.source.backend import SourcePlan
+from torchtailor.backends.source.ccache import remote_storage
+from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
+from torchtailor.backends.wheel.run import configuration_of, write_index_of
+from torchtailor.catalog import Catalog, Method
+from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
+from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
+from torchtailor.farm.drive import DriveResult, JobFailure, drive
+from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.farm.fingerprint import describe_worker
+from torchtailor.farm.graph import GraphCost, JobGraph
+from torchtailor.farm.jobs import gives_of
+from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
+from torchtailor.farm.simulate import Simulation, simulate
+from torchtailor.farm.sources import SourceCosts, source_graph, source_job
+from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
+from torchtailor.farm.wheels import pack_of, wheel_graph
+from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.fetch.locations import redact
+from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
+from torchtailor.ledger.rates import Rates, learned
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
+
+_SHOWN_WORKERS = (1, 8, 32, 128)
+_ROUNDS = 3  # of a run whose store loses what it has
+_ATTEMPTS = 50  # of which rates are learned
+
+
+@dataclass(frozen=True)
+class FarmVariant:
+    """A variant of a plan, and the output that is its wheelhouse."""
+
+    name: str
+    method: Method
+    key: str  # empty where only some targets are built, which make no wheelhouse
+    options: Mapping[str, object]
+    configuration: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class FarmPlan:
+    """The jobs of a build on a place, and what of them is in the store."""
+
+    plan: WheelPlan | SourcePlan
+    variants: tuple[FarmVariant, ...]
+    where: Where
+    store: str
+    shown_store: str
+    graph: JobGraph
+    finished: frozenset[str]
+    rates: Rates
+    objects: str = ""
+    prove: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        return isinstance(self.plan, SourcePlan)
+
+    @property
+    def to_do(self) -> JobGraph:
+        return self.graph.part(self.graph.to_do(self.finished))
+
+    @property
+    def cost(self) -> GraphCost:
+        return self.to_do.cost
+
+    def simulated(self) -> tuple[Simulation, ...]:
+        """The expected time on some numbers of workers, by the policy that the run itself has."""
+        counts = sorted({self.where.workers, *_SHOWN_WORKERS})
+        return tuple(simulate(self._planned_for(workers), workers, finished=self.finished) for workers in counts)
+
+    def _planned_for(self, workers: int) -> JobGraph:
+        """More workers cut in more pieces; the outputs are the same."""
+        if isinstance(self.plan, WheelPlan):
+            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove)
+        return self.graph
+
+    def kinds(self) -> Mapping[str, tuple[int, int]]:
+        """Jobs in all and jobs to run, by kind."""
+        left = self.to_do.jobs
+        found: dict[str, tuple[int, int]] = {}
+        for name, job in self.graph.jobs.items():
+            jobs, open_ = found.get(job.kind, (0, 0))
+            found[job.kind] = (jobs + 1, open_ + (name in left))
+        return found
+
+    def to_json(self) -> dict[str, object]:
+        cost = self.cost
+        return {
+            "on": self.where.name,
+            "store": self.shown_store,
+            "variants": [variant.name for variant in self.variants],
+            "jobs": [
+                {
+                    "key": job.name,
+                    "kind": job.kind,
+                    "label": job.label,
+                    "needs": sorted(self.graph.before[name]),
+                    "seconds": round(job.weight.seconds, 2),
+                    "memory": job.weight.memory,
+                    "in_store": self.finished.issuperset(job.gives),
+                }
+                for name, job in ((name, self.graph.jobs[name]) for name in self.graph.order)
+            ],
+            "jobs_to_run": cost.jobs,
+            "core_hours": round(cost.core_seconds / 3600, 3),
+            "critical_path_seconds": round(cost.critical_seconds, 1),
+            "expected": [
+                {"workers": one.workers, "seconds": round(one.seconds, 1), "efficiency": round(one.efficiency, 3)}
+                for one in self.simulated()
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class FarmBuildResult:
+    """What a build on many machines gave."""
+
+    wheelhouses: tuple[Wheelhouse, ...]
+    failed: Mapping[str, JobFailure]  # by variant
+    variants_index: Path | None
+    outcomes: Mapping[str, tuple[str, JobOutcome]]  # the label and what came of each job that ran, by key
+    already: int  # jobs whose output was in the store, or that nobody needed
+    lost: int  # workers that went away
+    refused: Mapping[str, str]  # workers that may not be used, and why
+    seconds: float
+
+    @property
+    def downloaded(self) -> int:
+        return sum(outcome.downloaded for _, outcome in self.outcomes.values())
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "wheelhouses": [house.to_json() for house in self.wheelhouses],
+            "variants_index": str(self.variants_index) if self.variants_index else None,
+            "failed": [
+                {
+                    "variant": variant,
+                    "job": failure.job.label,
+                    "error": failure.outcome.error,
+                    "hint": failure.outcome.hint,
+                    "failure": failure.outcome.failure,
+                }
+                for variant, failure in self.failed.items()
+            ],
+            "jobs": [
+                {
+                    "key": key,
+                    "label": label,
+                    "worker": outcome.worker,
+                    "seconds": round(outcome.seconds, 3),
+                    "done": outcome.done,
+                    "hits": outcome.hits,
+                    "misses": outcome.misses,
+                }
+                for key, (label, outcome) in self.outcomes.items()
+            ],
+            "jobs_in_store": self.already,
+            "workers_lost": self.lost,
+            "workers_refused": [{"worker": name, "reason": why} for name, why in self.refused.items()],
+            "downloaded": self.downloaded,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def plan_farm(
+    plan: WheelPlan | SourcePlan,
+    where: Where,
+    *,
+    store: str | None = None,
+    objects: str | None = None,
+    prove: bool = False,
+    shards: int | None = None,
+    ledger: Ledger | None = None,
+) -> FarmPlan:
+    """The graph of a plan on a place; asks the store what it has, and changes nothing.
+
+    `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
+    each part of a build from source is compiled in, else by weight.
+    """
+    if isinstance(plan, WheelPlan) and plan.options.split:
+        raise UsageError("--split builds on one machine.", "Omit --on, or --split.")
+    chosen = absolute_store(store or where.store)
+    opened = open_farm_store(chosen)
+    try:
+        rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
+    except EnvironmentProblem:
+        rates = Rates()
+    shared = ""
+    if isinstance(plan, WheelPlan):
+        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+        variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
+    else:
+        shared = objects or where.settings.objects or _own_objects(chosen)
+        remote_storage(shared)
+        graph, variants = _source_jobs(plan, shared, shards)
+    finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
+    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+
+
+def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
+    (key,) = gives_of(pack_of(plan, variant))
+    return FarmVariant(variant.name, Method.WHEEL, key, plan.options.to_json(), configuration_of(variant))
+
+
+def _own_objects(store: str) -> str:
+    """A folder beside the store where that is one; a bucket holds no objects of ccache."""
+    if "://" in store:
+        raise UsageError(
+            f"Objects cannot be kept in {redact(store)}.",
+            "Add --objects redis://HOST, http://HOST/PATH or a folder that all workers see.",
+        )
+    return str(Path(store) / "objects")
+
+
+def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
+    first = plan.builders[0]
+    described = describe_worker()
+    made = source_graph(
+        plan.matrix.groups,
+        source_job(first.source),
+        first.options,
+        SourceCosts.of(first.tables.cost),
+        toolchain=f"{described['compiler']}, glibc {described['glibc']}",
+        objects=objects,
+        wanted_shards=shards,
+    )
+    options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
+    variants = tuple(FarmVariant(name, Method.SOURCE, key, options, {}) for name, key in made.results.items())
+    return made.graph, variants
+
+
+def run_farm(
+    farm: FarmPlan,
+    catalog: Catalog,
+    *,
+    ledger: Ledger | None = None,
+    listen: Callable[[FarmEvent], None] = lambda _: None,
+) -> FarmBuildResult:
+    """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
+    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL) and isinstance(farm.plan, WheelPlan):
+        farm.plan.check()
+    user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
+    settings = farm.where.settings
+    setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
+    run = _Run(farm, setup, ledger or Ledger(), listen)
+    with run.attempts(), started(farm.where, setup, compiles=farm.compiles) as engine:
+        if engine.dashboard:
+            run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
+        finished = farm.finished
+        for _ in range(_ROUNDS):
+            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget)
+            run.note(result)
+            if run.placed():
+                break
+            finished = run.store.finished(key for job in farm.graph.jobs.values() for key in job.gives)
+        return run.end()
+
+
+@dataclass
+class _Run:
+    """One run of a plan: its ledger, and the wheelhouses that are put in their place while other jobs go on."""
+
+    farm: FarmPlan
+    setup: WorkerSetup
+    ledger: Ledger
+    listen: Callable[[FarmEvent], None]
+    name: str = field(default_factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+    def __post_init__(self) -> None:
+        self.store: FarmStore = open_farm_store(self.farm.store)
+        self._began = time.monotonic()
+        self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
+        self._failed: dict[str, JobFailure] = {}
+        self._houses: dict[str, Wheelhouse] = {}
+        self._refused: dict[str, str] = {}
+        self._lost = 0
+        self._already = 0
+        where = self.farm.where.name
+        self._attempts = {variant.name: _Attempt(self.ledger, variant, where) for variant in self.farm.variants}
+
+    @contextmanager
+    def attempts(self) -> Iterator[None]:
+        """Whatever ends the run early is what the ledger says of the variants that were not ready."""
+        try:
+            yield
+        except BaseException as error:
+            for attempt in self._attempts.values():
+                attempt.stopped(error)
+            raise
+
+    def hear(self, event: FarmEvent) -> None:
+        if event.kind is EventKind.WORKER_LOST:
+            self._lost += 1
+        elif event.kind is EventKind.WORKER_REFUSED:
+            self._refused[event.worker] = event.text
+        self.listen(event)
+
+    def note(self, result: DriveResult) -> None:
+        """Keep what became of the jobs, in the ledger too."""
+        jobs = self.farm.graph.jobs
+        self._already = len(result.already)
+        ended = [*result.done.items(), *((name, failure.outcome) for name, failure in result.failed.items())]
+        for name, outcome in ended:
+            self._outcomes[name] = (jobs[name].label, outcome)
+            log = self._keep_log(name, outcome)
+            with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
+                self.ledger.add_job(
+                    LedgerJob(
+                        run=self.name,
+                        key=name,
+                        label=jobs[name].label,
+                        worker=outcome.worker,
+                        duration=outcome.seconds,
+                        result=Result.DONE if outcome.done else Result.FAILED,
+                        hits=outcome.hits,
+                        misses=outcome.misses,
+                        error=outcome.error,
+                        fix=outcome.hint,
+                        failure=outcome.failure,
+                        log=log,
+                    )
+                )
+        for name, failure in result.failed.items():
+            for variant in jobs[name].variants:
+                self._failed.setdefault(variant, failure)
+
+    def _keep_log(self, name: str, outcome: JobOutcome) -> str:
+        """The log of a job that failed, on this machine."""
+        if not outcome.log:
+            return ""
+        path = state_folder() / "logs" / f"{self.name}-{name[:12]}.log"
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, outcome.log.encode())
+        return str(path)
+
+    def placed(self) -> bool:
+        """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
+        with ThreadPoolExecutor(2) as pool:
+            waiting: dict[str, Future[Wheelhouse]] = {}
+            for variant in self.farm.variants:
+                if variant.key and variant.name not in self._failed and variant.name not in self._houses:
+                    waiting[variant.name] = pool.submit(self._place, variant)
+        complete = True
+        for name, future in waiting.items():
+            try:
+                self._houses[name] = future.result()
+                self._attempts[name].done(self._houses[name])
+            except MissingOutputError:
+                complete = False
+        return complete
+
+    def _place(self, variant: FarmVariant) -> Wheelhouse:
+        """Under the name that it was packed with: a source may have another version than its release."""
+        out = self.farm.plan.out
+        name = str(self.store.need(variant.key).facts["variant"])
+        earlier = "An earlier wheelhouse is unchanged."
+        with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
+            restore_folder(variant.key, stage, self.store)
+        return read_wheelhouse(out / name)
+
+    def end(self) -> FarmBuildResult:
+        variants = {variant.name: variant for variant in self.farm.variants}
+        for name, failure in self._failed.items():
+            self._attempts[name].failed(failure)
+        for name in variants.keys() - self._houses.keys() - self._failed.keys():
+            if not variants[name].key:
+                self._attempts[name].done(None)
+                continue
+            raise EnvironmentProblem(
+                f"The store {self.store.shown} loses what is written to it: the wheelhouse of {name} is not whole.",
+                "Check the store; the same command goes on from there.",
+            )
+        return FarmBuildResult(
+            wheelhouses=tuple(self._houses[name] for name in variants if name in self._houses),
+            failed={name: self._failed[name] for name in variants if name in self._failed},
+            variants_index=self._variants_index(),
+            outcomes=self._outcomes,
+            already=self._already,
+            lost=self._lost,
+            refused=self._refused,
+            seconds=time.monotonic() - self._began,
+        )
+
+    def _variants_index(self) -> Path | None:
+        plan = self.farm.plan
+        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._houses:
+            return None
+        bench = workbench(self.setup)
+        context = bench.context(plan.out)
+        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._houses]
+        orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
+        return write_index_of(orders, context)
+
+
+class _Attempt:
+    """The attempt at one variant in the ledger, which ends when the variant does."""
+
+    def __init__(self, ledger: Ledger, variant: FarmVariant, where: str) -> None:
+        self._stack = ExitStack()
+        self._running: Running = self._stack.enter_context(
+            ledger.attempt(
+                variant.name,
+                variant.method,
+                options={**variant.options, "on": where},
+                configuration=variant.configuration,
+            )
+        )
+
+    def done(self, house: Wheelhouse | None) -> None:
+        if house is not None:
+            self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
+        self._stack.close()
+
+    def stopped(self, error: BaseException) -> None:
+        """End it, unless it has ended, with the error that ended the run."""
+        with suppress(BaseException), self._stack:
+            raise error
+
+    def failed(self, failure: JobFailure) -> None:
+        outcome = failure.outcome
+        self._running.stage, self._running.fix = failure.job.label, outcome.hint
+        self._running.failure = outcome.failure
+        with suppress(BuildFailedError), self._stack:
+            raise BuildFailedError(outcome.error, outcome.hint)
+
+
+def failure_of(result: FarmBuildResult) -> TorchtailorError | None:
+    """The error that a build with failed variants ends with; the code is the job's own where they all agree."""
+    if not result.failed:
+        return None
+    names = list(result.failed)
+    first = result.failed[names[0]]
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    built = len(result.wheelhouses)
+    error = BuildFailedError(
+        f"{len(names)} of {len(names) + built} variants failed: {shown}. {first.job.label}: {first.outcome.error}",
+        first.outcome.hint,
+    )
+    codes = {failure.outcome.code for failure in result.failed.values()}
+    if len(codes) == 1 and (code := codes.pop()):
+        error.code = ExitCode(code)
+    return error

@@ -1,0 +1,278 @@
+"""The engine of clusters: Dask distributed runs the jobs and watches the workers; the policy is the farm's own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
+from torchtailor.farm import fingerprint
+from torchtailor.farm.drive import JobNews, WorkerNews
+from torchtailor.farm.events import EventKind, JobOutcome
+from torchtailor.farm.fingerprint import Fingerprint, describe_worker
+from torchtailor.farm.graph import GraphJob
+from torchtailor.farm.jobs import encode_farm_job
+from torchtailor.farm.perform import WorkerSetup, perform_sent
+from torchtailor.farm.policy import FarmWorker
+from torchtailor.farm.process import NAME
+from torchtailor.farm.store import open_farm_store
+
+try:
+    import cloudpickle
+    from distributed import Client
+except ImportError as error:
+    raise EnvironmentProblem(
+        "Dask's `distributed` is not installed.", "Install it: pip install 'torchtailor[farm]'."
+    ) from error
+
+_LOOK = 0.5  # seconds between two looks at the workers
+_ANSWER = 30.0  # seconds for a worker to say what it is
+_RESOURCE = "MEMORY"  # of Dask, in bytes: other users of a cluster see what our jobs hold
+cloudpickle.register_pickle_by_value(fingerprint)  # a worker may have no torchtailor
+
+
+class SchedulerLostError(NetworkError):
+    """The scheduler of a cluster does not answer any more."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"The scheduler {address} does not answer any more.",
+            "Finished jobs are in the store: the same command goes on from there.",
+        )
+
+
+class DaskEngine:
+    """Runs jobs on the workers of a Dask cluster, each on the worker that the policy chose."""
+
+    def __init__(
+        self,
+        client: Client,
+        setup: WorkerSetup,
+        *,
+        same_machine: bool = False,
+        compiles: bool = False,
+        patience: float | None = 60.0,
+    ) -> None:
+        """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc."""
+        self._client, self._setup = client, setup
+        self._encoded = msgspec.json.encode(setup)
+        self._same_machine, self._compiles, self.patience = same_machine, compiles, patience
+        self._own: Fingerprint | None = None
+        self._token = f"tokens/{secrets.token_hex(8)}"
+        self._store = open_farm_store(setup.store)
+        self._store.put_text(self._token, self._token)
+        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._futures: dict[str, Any] = {}
+        self._workers: dict[str, FarmWorker] = {}  # by address
+        self._names: dict[str, str] = {}  # address, by name
+        self._refused: dict[str, str] = {}
+        self.facts: dict[str, Mapping[str, Any]] = {}  # what workers said they are, by name
+        self._attempts = 0
+        self._looked = 0.0
+        self._began = time.monotonic()
+        self._address = str(client.scheduler.address) if client.scheduler else ""
+        self._news: list[WorkerNews | JobNews] = []
+        if not same_machine:
+            me = FarmWorker(NAME, here=True, helps=False)
+            self._news.append(WorkerNews(me, EventKind.WORKER_JOINED))
+
+    # What the driver asks for
+
+    def start(self, job: GraphJob, worker: FarmWorker) -> None:
+        data = encode_farm_job(job.job)
+        if worker.name == NAME:
+            threading.Thread(target=self._run_here, args=(job.name, data), daemon=True).start()
+            return
+        address = self._names[worker.name]
+        self._attempts += 1
+        limit = self._workers[address].memory
+        try:
+            future = self._client.submit(
+                perform_sent,
+                data,
+                self._encoded,
+                key=f"{job.kind}-{job.name[:16]}-{id(self) & 0xFFFF:x}-{self._attempts}",
+                workers=[address],
+                allow_other_workers=False,
+                resources={_RESOURCE: min(job.weight.memory, limit)},
+                pure=False,
+            )
+        except Exception as error:
+            raise SchedulerLostError(self._address) from error
+        self._futures[job.name] = future
+        future.add_done_callback(lambda ended: self._queue.put((job.name, ended)))
+
+    def _run_here(self, name: str, data: bytes) -> None:
+        outcome = msgspec.json.decode(perform_sent(data, self._encoded), type=JobOutcome)
+        self._queue.put((name, outcome))
+
+    def drop(self, name: str) -> None:
+        if (future := self._futures.pop(name, None)) is not None:
+            with suppress(Exception):  # of a scheduler that is gone too
+                future.cancel()
+
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+        self._look()
+        if not self._news:
+            with suppress(queue.Empty):
+                self._take(*self._queue.get(timeout=timeout))
+        while not self._queue.empty():
+            self._take(*self._queue.get())
+        news, self._news = self._news, []
+        return news
+
+    @property
+    def time(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def dashboard(self) -> str:
+        """The address of Dask's dashboard; empty where the scheduler has none."""
+        try:
+            import bokeh  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        except ImportError:
+            return ""
+        return str(self._client.dashboard_link or "")
+
+    # Jobs
+
+    def _take(self, name: str, future: Any) -> None:
+        if isinstance(future, JobOutcome):  # of this process
+            self._news.append(JobNews(name, future))
+            return
+        if name not in self._futures or self._futures[name] is not future:
+            return  # dropped
+        del self._futures[name]
+        if future.status == "finished":
+            self._news.append(JobNews(name, msgspec.json.decode(future.result(), type=JobOutcome)))
+        elif future.status == "error":
+            problem = future.exception()
+            if type(problem).__name__ in ("KilledWorker", "NoValidWorkerError"):
+                self._news.append(JobNews(name, None))
+                return
+            self._news.append(
+                JobNews(
+                    name,
+                    JobOutcome(
+                        done=False,
+                        error_class=type(problem).__name__,
+                        error=f"The worker could not run it: {problem}",
+                        hint="`torchtailor farm check` says what the workers are.",
+                        code=EnvironmentProblem.code,
+                    ),
+                )
+            )
+        else:  # cancelled: by a scheduler that restarted, or was lost
+            self._news.append(JobNews(name, None))
+
+    # Workers
+
+    def _look(self) -> None:
+        """Workers that came and went."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        if self._client.status != "running":
+            raise SchedulerLostError(self._address)
+        try:
+            found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        except Exception as error:
+            raise SchedulerLostError(self._address) from error
+        if not found and not self._client.scheduler_info(n_workers=-1).get("id"):
+            raise SchedulerLostError(self._address)
+        for address in [address for address in self._workers if address not in found]:
+            worker = self._workers.pop(address)
+            self._names.pop(worker.name, None)
+            self._news.append(WorkerNews(worker, EventKind.WORKER_LOST))
+        for address in [address for address in self._refused if address not in found]:
+            del self._refused[address]
+        for address, facts in found.items():
+            if address not in self._workers and address not in self._refused:
+                self._meet(address, facts)
+
+    def _meet(self, address: str, facts: Mapping[str, Any]) -> None:
+        """Ask a new worker what it is, and use or refuse it."""
+        described = self._ask(address, describe_worker)
+        if not isinstance(described, dict):
+            return  # it went while it was asked, or will answer the next time
+        name = f"{described['host']}:{address.rpartition(':')[2]}"
+        self.facts[name] = described
+        given: Mapping[str, float] = facts.get("resources") or {}  # by who started it
+        worker = FarmWorker(
+            name,
+            slots=int(facts.get("nthreads") or 1),
+            memory=int(given.get(_RESOURCE) or facts.get("memory_limit") or described["memory"]),
+            here=self._same_machine,
+            machine=described["machine"],
+        )
+        if self._own is None:
+            self._own = Fingerprint.of(describe_worker(), compiles=self._compiles)
+        why = self._own.refusal(Fingerprint.of(described, compiles=self._compiles), described["host"])
+        if not why:
+            why = self._sees_store(address, described["host"])
+        if why:
+            self._refused[address] = why
+            self._news.append(WorkerNews(worker, EventKind.WORKER_REFUSED, why))
+            return
+        self._ask(address, _offer, _RESOURCE, worker.memory)
+        self._workers[address] = worker
+        self._names[name] = address
+        self._news.append(WorkerNews(worker, EventKind.WORKER_JOINED))
+
+    def _ask(self, address: str, function: Callable[..., object], *given: object) -> Any:
+        """What a function returns on a worker, even one that is busy; None where it does not answer soon."""
+        try:
+            answers = self._client.sync(
+                self._client._run,
+                function,
+                *given,
+                workers=[address],
+                on_error="return",
+                callback_timeout=_ANSWER,
+            )
+        except (TimeoutError, OSError):
+            return None
+        return answers.get(address)
+
+    def _sees_store(self, address: str, host: str) -> str:
+        """A folder of this machine is another folder, or none, on another one."""
+        said = self._ask(address, _read_token, self._setup.store, self._token)
+        if said == self._token:
+            return ""
+        reason = f": {said}" if said else "."
+        return f"{host} does not see what is written to the store {self._store.shown}{reason}"
+
+    def close(self) -> None:
+        """What workers still run goes on to the store; nobody waits for it."""
+        for name in [*self._futures]:
+            self.drop(name)
+        with suppress(TorchtailorError):
+            self._store.remove_text(self._token)
+
+
+async def _offer(resource: str, amount: int, dask_worker: Any) -> None:
+    """On a worker: say how much memory its jobs may hold, where who started it did not."""
+    if resource not in dask_worker.state.total_resources:
+        await dask_worker.set_resources(**{resource: amount})
+
+
+def _read_token(store: str, name: str) -> str:
+    """On a worker: what the store has under a name, or why it cannot be read."""
+    try:
+        return open_farm_store(store).read_text(name) or ""
+    except TorchtailorError as error:
+        return error.message
+
+
+def quiet_dask() -> None:
+    """What Dask logs about workers that come and go, the farm says itself."""
+    for name in ("distributed", "distributed.worker", "distributed.scheduler", "distributed.nanny", "distributed.core"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

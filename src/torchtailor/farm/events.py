@@ -1,0 +1,62 @@
+"""What happens on a farm, as it happens; for the live table, the ledger and scripts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+
+class JobOutcome(msgspec.Struct, frozen=True):
+    """How a job ended on its worker; it is sent back as JSON, errors too."""
+
+    done: bool
+    worker: str = ""
+    seconds: float = 0.0
+    cached: bool = False  # all it should make was there
+    hits: int = 0  # files that were not compiled, cut or fetched again
+    misses: int = 0
+    downloaded: int = 0
+    error_class: str = ""
+    error: str = ""
+    hint: str = ""
+    code: int = 0
+    missing: str = ""  # the key of an input that the store has lost
+    failure: str = ""  # what `torchtailor diagnose` calls it
+    log: str = ""  # the last lines of what it printed, or the traceback
+
+
+class EventKind(Enum):
+    """What happened."""
+
+    DASHBOARD = "dashboard"  # the cluster has a page of its own
+    WORKER_JOINED = "worker-joined"
+    WORKER_REFUSED = "worker-refused"
+    WORKER_LOST = "worker-lost"
+    WORKER_SET_ASIDE = "worker-set-aside"
+    JOB_STARTED = "job-started"
+    JOB_DONE = "job-done"
+    JOB_AGAIN = "job-again"  # it failed once, or its worker was lost
+    JOB_FAILED = "job-failed"
+
+
+@dataclass(frozen=True)
+class FarmEvent:
+    """One thing that happened, and where the farm stands after it."""
+
+    kind: EventKind
+    time: float  # seconds since the start
+    worker: str = ""
+    job: str = ""  # its label
+    key: str = ""
+    text: str = ""  # why, in a sentence
+    seconds: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    standing: dict[str, int] = field(default_factory=dict)  # jobs done, running, waiting, failed
+
+    def to_json(self) -> dict[str, Any]:
+        document = {name: value for name, value in asdict(self).items() if value not in ("", 0, 0.0, {})}
+        return {**document, "kind": self.kind.value, "time": round(self.time, 3)}

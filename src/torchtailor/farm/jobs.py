@@ -1,0 +1,230 @@
+"""The jobs of a farm as frozen values: what each needs and gives is named by keys of content, never by a place.
+
+The key of an output is made of all that decides its bytes: the keys of its inputs, its options and the code that makes
+it. So it is known before anything is fetched, and the same work has the same key on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+
+import msgspec
+
+import torchtailor
+from torchtailor.backends.cutting import CutOptions, cut_key
+from torchtailor.backends.jobs import FetchWheel
+from torchtailor.catalog import Capability
+from torchtailor.disk import code_digest
+from torchtailor.errors import BadInputError
+from torchtailor.wheelhouse.entry import WheelhouseDescription
+
+# The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
+_PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
+_COMPILING = ("backends/source", "catalog")
+_PROVING = ("gpucode", "hostcode", "inspection", "verification")
+
+
+class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
+    """Cut one wheel for several GPUs in one pass; each GPU has an output of its own."""
+
+    source: str  # the key of the fetched wheel
+    filename: str
+    gpus: tuple[str, ...]
+    options: CutOptions
+
+    def key_for(self, gpu: str) -> str:
+        return cut_key(self.source, self.filename, Capability.parse(gpu), self.options)
+
+
+class PackedWheel(msgspec.Struct, frozen=True):
+    """A wheel of a wheelhouse: the fetched one, or what is cut out of it."""
+
+    filename: str
+    size: int
+    source: str  # the key of the fetched wheel
+    url: str = ""
+    required_by: tuple[str, ...] = ()
+    cut: CutOptions | None = None
+    why: str = ""  # why it is not cut
+
+
+class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
+    """Write the wheelhouse of a variant."""
+
+    description: WheelhouseDescription
+    wheels: tuple[PackedWheel, ...]
+
+    def cut_of(self, wheel: PackedWheel) -> CutForGpus | None:
+        """The cut that a wheel of it is taken from."""
+        if wheel.cut is None or self.description.gpu is None:
+            return None
+        return CutForGpus(wheel.source, wheel.filename, (self.description.gpu,), wheel.cut)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        keys = []
+        for wheel in self.wheels:
+            keys.append(wheel.source)
+            if cut := self.cut_of(wheel):
+                keys.append(cut.key_for(cut.gpus[0]))
+        return tuple(dict.fromkeys(keys))
+
+
+class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
+    """Verify a wheelhouse, as `torchtailor verify --level static` does."""
+
+    wheelhouse: str  # its key
+    variant: str
+    gpu: str | None
+
+
+class FetchSource(msgspec.Struct, frozen=True, tag="source"):
+    """Put a source tree into the store, as a tarball."""
+
+    origin: str
+    place: str
+    ref: str
+    digest: str  # of its content, or of the commit
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"source\n{self.digest}".encode()).hexdigest()
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """One configured tree: a source, the instruction set and Python of a variant, and GPUs."""
+
+    variant: str  # whose instruction set, release, toolkit and Python it has
+    gpus: tuple[str, ...]  # of a library for several of them
+    tree: str  # the key of the source
+    origin: str
+    place: str  # its name, for the manifest
+    ref: str
+    toolchain: str  # the compiler and glibc that all workers have
+    profile: str = "full"
+    overrides: tuple[str, ...] = ()
+    cuda_from_wheels: bool = False
+    skip_checks: tuple[str, ...] = ()
+    verify: bool = True
+    with_dependencies: bool = True
+    targets: tuple[str, ...] = ()
+
+
+class CompilePart(Enum):
+    """Files of a build that are compiled by the same shards."""
+
+    HOST = "host"
+    PYTHON = "python"  # of these, files that include Python's headers: all that another Python compiles again
+    DEVICE = "device"
+
+
+class ConfigureSource(msgspec.Struct, frozen=True, tag="configure"):
+    """Configure a tree; the list of files that it compiles."""
+
+    spec: SourceSpec
+
+
+class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
+    """Compile every n-th part of the files, by weight, into the objects that all machines share."""
+
+    spec: SourceSpec
+    part: CompilePart
+    shard: int
+    of: int
+    objects: str  # a digest of where the objects are
+    after: tuple[str, ...] = ()  # shards of another Python, whose objects it shares
+
+
+class LinkSource(msgspec.Struct, frozen=True, tag="link"):
+    """Build the whole: shards have compiled it, so that nearly every object is found."""
+
+    spec: SourceSpec
+    after: tuple[str, ...]  # the keys of the shards
+
+
+class PackSource(msgspec.Struct, frozen=True, tag="pack-source"):
+    """Cut what was linked to one GPU, prove it, and write the wheelhouse of a variant."""
+
+    spec: SourceSpec
+    gpu: str | None
+
+
+SourceJob = ConfigureSource | CompileShard | LinkSource | PackSource
+FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob
+
+
+def needs_of(job: FarmJob) -> tuple[str, ...]:
+    """The keys of the outputs that a job reads."""
+    match job:
+        case FetchWheel():
+            return ()
+        case CutForGpus():
+            return (job.source,)
+        case ProveVariant():
+            return (job.wheelhouse,)
+        case PackVariant():
+            return job.needs
+        case FetchSource():
+            return ()
+        case ConfigureSource():
+            return (job.spec.tree,)
+        case CompileShard():
+            return (job.spec.tree, _configured(job.spec), *job.after)
+        case LinkSource():
+            return (job.spec.tree, *job.after)
+        case PackSource():
+            return (job.spec.tree, _linked(job.spec))
+
+
+def gives_of(job: FarmJob) -> tuple[str, ...]:
+    """The keys of the outputs that a job makes."""
+    match job:
+        case FetchWheel():
+            return (job.key,)
+        case CutForGpus():
+            return tuple(job.key_for(gpu) for gpu in job.gpus)
+        case PackVariant():
+            return (_key("pack", code_digest(*_PACKING), *job.needs, body=job),)
+        case ProveVariant():
+            return (_key("prove", code_digest(*_PROVING), body=job),)
+        case FetchSource():
+            return (job.key,)
+        case ConfigureSource():
+            return (_configured(job.spec),)
+        case CompileShard():
+            # not of `after`: how another Python was cut into shards changes nothing
+            return (_key("compile", code_digest(*_COMPILING), body=msgspec.structs.replace(job, after=())),)
+        case LinkSource():
+            return (_linked(job.spec),)
+        case PackSource():
+            return (_key("pack", code_digest(*_COMPILING, *_PACKING, *_PROVING), body=job),)
+
+
+def _configured(spec: SourceSpec) -> str:
+    return _key("configure", code_digest(*_COMPILING), body=ConfigureSource(spec))
+
+
+def _linked(spec: SourceSpec) -> str:
+    return _key("link", code_digest(*_COMPILING), body=LinkSource(spec, ()))
+
+
+def encode_farm_job(job: FarmJob) -> bytes:
+    """A job as JSON; the same job gives the same bytes."""
+    return msgspec.json.encode(job, order="deterministic")
+
+
+def decode_farm_job(data: bytes) -> FarmJob:
+    """The job of a JSON document that `encode_farm_job` made."""
+    try:
+        job: FarmJob = msgspec.json.decode(data, type=FarmJob)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(
+            f"This is not a job of torchtailor's farm: {error}.", "Use the same version on every machine."
+        ) from error
+    return job
+
+
+def _key(*parts: str, body: FarmJob) -> str:
+    text = "\n".join((torchtailor.__version__, *parts)).encode()
+    return hashlib.sha256(text + b"\n" + encode_farm_job(body)).hexdigest()

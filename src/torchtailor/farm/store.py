@@ -1,0 +1,392 @@
+"""The store of a farm: the output of every finished job under its key, in a folder or a bucket.
+
+    blobs/ab/abcd...      files by their SHA-256, written once
+    records/ab/KEY        what a job gave: its files, by path and SHA-256; written last, so it names only whole files
+    tokens/NAME           by which a run finds out whether a worker sees the same store
+
+Each appears whole or not at all: in a folder by a rename, in a bucket because an upload is one. What is read is checked
+against its SHA-256. An operation that fails is repeated a few times, with a pause; a bucket may be slow for a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from torchtailor.disk import (
+    DamagedFileError,
+    disk_errors,
+    hash_file,
+    link_or_copy,
+    new_file,
+    place_verified,
+    write_atomically,
+)
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, TorchtailorError, UsageError
+from torchtailor.fetch.locations import local_path, redact
+from torchtailor.trust import Limit, RelativePath, Sha256, Size, decode_json, is_sha256, read_limited
+
+_KEPT = "Finished jobs are kept in the store."
+_PIECE = 8 << 20
+_PAUSES = (0.2, 1.0, 3.0)  # seconds before each further try
+_PARALLEL = 16  # questions at a time, of a bucket that answers in 50 ms
+_S3 = ("s3", "s3a")
+_S3_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
+
+T = TypeVar("T")
+
+
+class FarmFile(msgspec.Struct, frozen=True):
+    """A file of an output."""
+
+    path: RelativePath
+    sha256: Sha256
+    size: Size
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """What a finished job gave."""
+
+    kind: str
+    files: tuple[FarmFile, ...]
+    facts: dict[str, Any] = {}
+    worker: str = ""
+    seconds: float = 0.0
+
+    def file(self, path: str) -> FarmFile:
+        return next(file for file in self.files if file.path == path)
+
+
+class MissingOutputError(EnvironmentProblem):
+    """The store does not have, or no longer has, the output of a job; that job has to run again."""
+
+    def __init__(self, key: str, shown: str) -> None:
+        super().__init__(f"The store {shown} does not have the output {key[:12]}.", "The job that makes it runs again.")
+        self.key = key
+
+
+class _Place(Protocol):
+    """Where the files of a store lie."""
+
+    shown: str
+
+    def read(self, path: str) -> bytes | None: ...
+
+    def write(self, path: str, content: bytes) -> None: ...
+
+    def has(self, path: str) -> bool: ...
+
+    def upload(self, source: Path, path: str, sha256: str) -> None: ...
+
+    def download(self, path: str, target: Path, sha256: str, *, link: bool) -> bool:
+        """False where there is no such file; with `link`, the copy is read-only, and may be the same file."""
+
+    def remove(self, path: str) -> None: ...
+
+
+class FarmStore:
+    """Outputs by key; may be used by several threads."""
+
+    def __init__(self, place: _Place, *, pauses: Sequence[float] = _PAUSES) -> None:
+        self._place, self._pauses = place, pauses
+        self.shown = place.shown
+
+    # Outputs
+
+    def record(self, key: str) -> JobRecord | None:
+        """What the job of this key gave; None where it has not finished."""
+        content = self._try(lambda: self._place.read(_record(key)))
+        if content is None:
+            return None
+        try:
+            return decode_json(content, JobRecord, "A record of the store")
+        except BadInputError:
+            self._try(lambda: self._place.remove(_record(key)))  # damaged: its job runs again
+            return None
+
+    def need(self, key: str) -> JobRecord:
+        """The same where the job must have finished."""
+        found = self.record(key)
+        if found is None:
+            raise MissingOutputError(key, self.shown)
+        return found
+
+    def finished(self, keys: Iterable[str]) -> frozenset[str]:
+        """Which of these keys have an output here."""
+        wanted = tuple(dict.fromkeys(keys))
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            there = pool.map(lambda key: self._try(lambda: self._place.has(_record(key))), wanted)
+            return frozenset(key for key, found in zip(wanted, there, strict=True) if found)
+
+    def finish(self, key: str, record: JobRecord) -> None:
+        """Say that a job has finished; its files must be here. Where another worker was quicker, its output stays."""
+        if self.record(key) is None:
+            content = msgspec.json.encode(record, order="deterministic")
+            self._try(lambda: self._place.write(_record(key), content))
+
+    def forget(self, key: str) -> None:
+        """Remove an output whose files are lost or damaged."""
+        self._try(lambda: self._place.remove(_record(key)))
+
+    # Files
+
+    def put(self, source: Path, path: str, sha256: str | None = None) -> FarmFile:
+        """Store a file; what is here already is not sent again."""
+        digest = sha256 or hash_file(source)
+        size = source.stat().st_size
+        if not self._try(lambda: self._place.has(_blob(digest))):
+            self._try(lambda: self._place.upload(source, _blob(digest), digest))
+        return FarmFile(path, digest, size)
+
+    def get(self, key: str, file: FarmFile, target: Path, *, link: bool = True) -> None:
+        """Put a file of an output at a place of this machine; it has its SHA-256, or the output is forgotten.
+
+        With `link` it is one that nobody changes.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            found = self._try(lambda: self._place.download(_blob(file.sha256), target, file.sha256, link=link))
+        except DamagedFileError:
+            self._try(lambda: self._place.remove(_blob(file.sha256)))
+            found = False
+        if not found:
+            self.forget(key)
+            raise MissingOutputError(key, self.shown)
+
+    # Tokens
+
+    def put_text(self, name: str, text: str) -> None:
+        self._try(lambda: self._place.write(name, text.encode("utf-8", "replace")))
+
+    def read_text(self, name: str) -> str | None:
+        content = self._try(lambda: self._place.read(name))
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def remove_text(self, name: str) -> None:
+        self._try(lambda: self._place.remove(name))
+
+    def _try(self, work: Callable[[], T]) -> T:
+        for pause in self._pauses:
+            try:
+                return work()
+            except NetworkError:
+                time.sleep(pause)
+        return work()
+
+
+def open_farm_store(where: str) -> FarmStore:
+    """The store of `--store`: a folder, or a URL that fsspec supports."""
+    if urlsplit(where).scheme in ("", "file"):
+        return FarmStore(_Folder(Path(absolute_store(where))))
+    return FarmStore(_Bucket(where))
+
+
+def absolute_store(where: str) -> str:
+    """The same store for processes in another folder."""
+    if urlsplit(where).scheme in ("", "file"):
+        return str(Path(local_path(where) or where).expanduser().absolute())
+    return where
+
+
+def _blob(sha256: str) -> str:
+    return f"blobs/{_checked(sha256)[:2]}/{sha256}"
+
+
+def _record(key: str) -> str:
+    return f"records/{_checked(key)[:2]}/{key}"
+
+
+def _checked(key: str) -> str:
+    """A key becomes part of a path; it may come from a document."""
+    if not is_sha256(key):
+        raise BadInputError(f"{key[:80]!r} is not a key of the store.", "Use the same version on every machine.")
+    return key
+
+
+class _Folder:
+    """A folder that all workers see, or that of one machine."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self.shown = root, str(root)
+        self._verified: dict[tuple[int, int, int, int], str] = {}  # what this process has read and found right
+        if root.exists() and not root.is_dir():
+            raise EnvironmentProblem(f"{root} is not a folder.", "Give another store with --store.")
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return read_limited(self._root / path, Limit.MANIFEST)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(self.shown, error) from error
+
+    def write(self, path: str, content: bytes) -> None:
+        with disk_errors(self._root, unchanged=_KEPT):
+            place = self._made(path)
+            write_atomically(place, content)
+
+    def has(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def upload(self, source: Path, path: str, sha256: str) -> None:
+        """A hard link where the file is read-only and on the same disk: nobody changes those."""
+        with disk_errors(self._root, unchanged=_KEPT):
+            place = self._made(path)
+            status = source.stat()
+            if status.st_mode & 0o222 or status.st_dev != place.parent.stat().st_dev:
+                place_verified(source, place, sha256)
+                place.chmod(0o444)
+            else:
+                place_verified(source, place, sha256, link=True)
+            self._verified[_identity(place)] = sha256
+
+    def download(self, path: str, target: Path, sha256: str, *, link: bool) -> bool:
+        place = self._root / path
+        try:
+            if self._verified.get(_identity(place)) != sha256:
+                if hash_file(place) != sha256:
+                    raise DamagedFileError(place)
+                self._verified[_identity(place)] = sha256
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unreadable(self.shown, error) from error
+        with disk_errors(target.parent, unchanged=_KEPT):
+            if link:
+                link_or_copy(place, target)
+            else:
+                place_verified(place, target, sha256)
+        return True
+
+    def remove(self, path: str) -> None:
+        with suppress(FileNotFoundError), disk_errors(self._root, unchanged=_KEPT):
+            (self._root / path).unlink(missing_ok=True)
+
+    def _made(self, path: str) -> Path:
+        place = self._root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _unreadable(shown: str, error: OSError) -> TorchtailorError:
+    """A network file system that stalls is tried again; one that forbids is not."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if isinstance(error, PermissionError):
+        return EnvironmentProblem(f"The store {shown} cannot be read: {reason}.", "Allow it for every worker.")
+    return NetworkError(f"The store {shown} cannot be read: {reason}.", "Run the same command again.")
+
+
+class _Bucket:
+    """A bucket or server, through fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self.shown = redact(url)
+        try:
+            import fsspec
+        except ImportError as error:
+            raise EnvironmentProblem(
+                f"The store {self.shown} needs fsspec.", "Install torchtailor[farm], and s3fs or the like."
+            ) from error
+        options = {"config_kwargs": _S3_PATIENCE} if urlsplit(url).scheme in _S3 else {}
+        try:
+            self._system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        except (ValueError, ImportError) as error:
+            raise UsageError(
+                f"{self.shown} cannot be a store: {error}.", "Install the fsspec plug-in it names."
+            ) from error
+        self._root = root.rstrip("/")
+        self._flat = urlsplit(url).scheme in _S3  # it has no folders to make
+
+    def read(self, path: str) -> bytes | None:
+        def work() -> bytes | None:
+            try:
+                content: bytes = self._system.cat_file(self._at(path))
+            except FileNotFoundError:
+                return None
+            return content
+
+        return self._explained("read", work)
+
+    def write(self, path: str, content: bytes) -> None:
+        def work() -> None:
+            self._make_parent(path)
+            self._system.pipe_file(self._at(path), content)
+
+        self._explained("written to", work)
+
+    def has(self, path: str) -> bool:
+        return bool(self._explained("read", lambda: self._system.exists(self._at(path))))
+
+    def upload(self, source: Path, path: str, sha256: str) -> None:
+        if hash_file(source) != sha256:
+            raise DamagedFileError(source)
+
+        def work() -> None:
+            self._make_parent(path)
+            self._system.put_file(str(source), self._at(path))
+
+        self._explained("written to", work)
+
+    def download(self, path: str, target: Path, sha256: str, *, link: bool) -> bool:
+        def work() -> bool:
+            hasher = hashlib.sha256()
+            mode = 0o444 if link else None
+            try:
+                with self._system.open(self._at(path), "rb") as reader, new_file(target, mode=mode) as writer:
+                    while piece := reader.read(_PIECE):
+                        hasher.update(piece)
+                        writer.write(piece)
+                    if hasher.hexdigest() != sha256:
+                        raise DamagedFileError(target)
+            except FileNotFoundError:
+                return False
+            return True
+
+        return self._explained("read", work, target.parent)
+
+    def remove(self, path: str) -> None:
+        def work() -> None:
+            with suppress(FileNotFoundError):
+                self._system.rm_file(self._at(path))
+
+        self._explained("written to", work)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _make_parent(self, path: str) -> None:
+        if not self._flat:
+            self._system.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+
+    def _explained(self, what: str, work: Callable[[], T], here: Path | None = None) -> T:
+        """Every plug-in has errors of its own; all but a refusal are worth another try."""
+        try:
+            return work()
+        except TorchtailorError:
+            raise
+        except PermissionError as error:
+            raise EnvironmentProblem(
+                f"The store {self.shown} cannot be {what}: {error}.", "Check the credentials of its provider."
+            ) from error
+        except Exception as error:
+            if here is not None and isinstance(error, OSError) and error.errno and error.filename:
+                with disk_errors(here, unchanged=_KEPT):
+                    raise
+            raise NetworkError(
+                f"The store {self.shown} cannot be {what}: {error or type(error).__name__}.",
+                "Check the URL and its provider, and run the same command again.",
+            ) from error

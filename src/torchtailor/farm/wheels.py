@@ -1,0 +1,93 @@
+"""The graph of a build from official wheels: fetch each wheel once, cut it for all GPUs, pack and prove variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from torchtailor.backends.jobs import FetchWheel
+from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
+from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
+from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
+from torchtailor.farm.jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant, gives_of
+from torchtailor.fetch.locations import without_login
+from torchtailor.ledger.rates import Rates
+
+_CUT_MEMORY = 500_000_000
+_COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
+_PROVED = 60e6  # bytes of wheels per second that are verified
+_STARTED = 0.05  # seconds of any job
+
+
+def wheel_graph(plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False) -> JobGraph:
+    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs."""
+    return JobGraph(_jobs(plan, rates or Rates(), workers, prove=prove))
+
+
+def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
+    """The job that packs one variant."""
+    wheels = tuple(
+        PackedWheel(
+            filename=wheel.file.filename,
+            size=wheel.size,
+            source=wheel.file.key,
+            url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
+            required_by=wheel.required_by,
+            cut=plan.options.cut_options if _is_cut(variant, wheel) else None,
+            why=WHY_NOT_CUT.get(wheel.treatment, ""),
+        )
+        for wheel in variant.wheels
+    )
+    return PackVariant(describe_variant(variant, plan.options), wheels)
+
+
+def _is_cut(variant: VariantPlan, wheel: PlannedWheel) -> bool:
+    return wheel.treatment is Treatment.CUT and variant.variant.gpu is not None
+
+
+def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterator[GraphJob]:
+    users: dict[str, list[str]] = {}  # by URL, the variants that need a wheel
+    cuts: dict[str, dict[str, list[str]]] = {}  # by URL and GPU, the variants that need a cut
+    wheels: dict[str, PlannedWheel] = {}
+    for variant in plan.plans:
+        for wheel in variant.wheels:
+            url = wheel.file.url
+            wheels[url] = wheel
+            users.setdefault(url, []).append(variant.name)
+            if _is_cut(variant, wheel) and variant.variant.gpu:
+                cuts.setdefault(url, {}).setdefault(str(variant.variant.gpu.capability), []).append(variant.name)
+    for url, wheel in wheels.items():
+        weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
+        here = wheel.file.local_path is not None
+        label = f"fetch {wheel.name} {wheel.file.version}"
+        yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[url]), here=here)
+    total = sum(_cut_seconds(wheels[url].size, len(gpus), rates) for url, gpus in cuts.items())
+    for url, gpus in cuts.items():
+        wheel = wheels[url]
+        share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
+        for some in _pieces(sorted(gpus), math.ceil(share)):
+            names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
+            weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
+            job = CutForGpus(wheel.file.key, wheel.file.filename, some, plan.options.cut_options)
+            yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
+    for variant in plan.plans:
+        pack = pack_of(plan, variant)
+        weight = JobWeight(_STARTED + variant.output_size / _COPIED)
+        yield GraphJob(pack, f"pack {variant.name}", weight, (variant.name,))
+        if prove:
+            (key,) = gives_of(pack)
+            weight = JobWeight(_STARTED + variant.output_size / _PROVED, _CUT_MEMORY)
+            proof = ProveVariant(key, variant.name, pack.description.gpu)
+            yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
+
+
+def _cut_seconds(size: int, gpus: int, rates: Rates) -> float:
+    """Half of the work for one GPU is done once for all: reading the wheel and finding its code."""
+    return size * (1 + gpus) / (2 * rates.cut)
+
+
+def _pieces(gpus: Sequence[str], wanted: int) -> Iterator[tuple[str, ...]]:
+    """The GPUs in so many pieces of about the same length."""
+    count = max(1, min(wanted, len(gpus)))
+    for number in range(count):
+        yield tuple(gpus[number::count])

@@ -1,0 +1,189 @@
+"""Where a build runs (`--on`): in this process, on workers of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from torchtailor.catalog import Catalog
+from torchtailor.catalog.load import USER_FILE
+from torchtailor.catalog.tables import FarmSettings
+from torchtailor.cgroups import available_cores
+from torchtailor.disk import cache_folder
+from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
+from torchtailor.farm.drive import Engine
+from torchtailor.farm.perform import WorkerSetup
+
+HERE = "here"
+_LOCAL = "local"
+_EXPECTED = 8  # workers of a cluster that is not configured: into how many pieces work is cut
+_CONNECT = 15.0  # seconds for a scheduler to answer
+# What Dask starts for a word; other classes by module:Class.
+_CLUSTERS = {
+    "slurm": "dask_jobqueue:SLURMCluster",
+    "pbs": "dask_jobqueue:PBSCluster",
+    "sge": "dask_jobqueue:SGECluster",
+    "lsf": "dask_jobqueue:LSFCluster",
+    "oar": "dask_jobqueue:OARCluster",
+    "htcondor": "dask_jobqueue:HTCondorCluster",
+    "ssh": "distributed:SSHCluster",
+    "kubernetes": "dask_kubernetes.operator:KubeCluster",
+}
+
+
+class PlaceKind(Enum):
+    """The kinds of places."""
+
+    PROCESS = "this process"
+    LOCAL = "workers of this machine"
+    SCHEDULER = "a running scheduler"
+    CLUSTER = "a cluster that Dask starts"
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place that builds run on."""
+
+    name: str  # as it was given
+    kind: PlaceKind
+    workers: int = 1
+    address: str = ""
+    settings: FarmSettings = field(default_factory=FarmSettings)
+
+    @property
+    def store(self) -> str:
+        """The store where none is given: the configured one, or a folder of the cache."""
+        return self.settings.store or str(cache_folder() / "farm")
+
+
+class ClosingEngine(Engine, Protocol):
+    """An engine that was started for one run."""
+
+    @property
+    def dashboard(self) -> str:
+        """The address of a page that shows the cluster, or nothing."""
+
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What workers said they are, by name."""
+
+
+def parse_where(text: str, catalog: Catalog) -> Where:
+    """`here`, `local:N`, a scheduler's address, or the NAME of a [farm.NAME] section."""
+    if text == HERE:
+        return Where(text, PlaceKind.PROCESS)
+    head, colon, count = text.partition(":")
+    if head == _LOCAL and (not colon or count.isdigit()):
+        workers = int(count) if colon else available_cores()
+        if workers < 1:
+            raise UsageError("--on local:0 has no workers.", "Write --on local:2.")
+        return Where(text, PlaceKind.LOCAL, workers)
+    if "://" in text:
+        return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=text)
+    if text not in catalog.farms:
+        known = ", ".join(catalog.farms) or "none"
+        raise NoMatchError(
+            f"There is no farm {text!r}.",
+            f"Write --on local:2 or tcp://HOST:PORT, or add [farm.{text}] to {USER_FILE} (there: {known}).",
+        )
+    settings = catalog.farms[text]
+    if bool(settings.scheduler) == bool(settings.cluster):
+        raise UsageError(
+            f"[farm.{text}] must have either `scheduler` or `cluster`.",
+            'Write scheduler = "tcp://HOST:8786", or cluster = "slurm" with its [farm.NAME.options].',
+        )
+    kind = PlaceKind.SCHEDULER if settings.scheduler else PlaceKind.CLUSTER
+    return Where(text, kind, settings.workers, settings.scheduler, settings)
+
+
+@contextmanager
+def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iterator[ClosingEngine]:
+    """The engine of a place; what was started for it ends with the block."""
+    if where.kind is PlaceKind.PROCESS:
+        from torchtailor.farm.process import InProcess
+
+        yield InProcess(setup)
+        return
+    from torchtailor.farm.daskengine import DaskEngine, quiet_dask
+
+    quiet_dask()
+    local = where.kind is PlaceKind.LOCAL
+    if local:
+        setup = msgspec.structs.replace(setup, processes=max(1, available_cores() // where.workers))
+    with ExitStack() as stack:
+        client = stack.enter_context(_client(where, stack))
+        engine = DaskEngine(
+            client,
+            setup,
+            same_machine=local,
+            compiles=compiles,
+            patience=None if where.kind is PlaceKind.CLUSTER else 60.0,
+        )
+        stack.callback(engine.close)
+        yield engine
+
+
+def _client(where: Where, stack: ExitStack) -> Any:
+    import dask
+    from distributed import Client, LocalCluster
+
+    # a job that cuts a large wheel may start processes, which daemons may not; Dask's own end with their parent
+    dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.connect": f"{_CONNECT:.0f}s"})
+    if where.kind is PlaceKind.LOCAL:
+        cluster = LocalCluster(
+            n_workers=where.workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
+        )
+        stack.enter_context(cluster)
+        return Client(cluster)
+    if where.kind is PlaceKind.CLUSTER:
+        cluster = stack.enter_context(_cluster(where))
+        with _explained(f"[farm.{where.name}]"):
+            cluster.scale(where.workers)
+        return Client(cluster)
+    try:
+        return Client(where.address, timeout=_CONNECT)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise NetworkError(
+            f"The scheduler {where.address} does not answer.", "Start one (`dask scheduler`), or check the address."
+        ) from error
+
+
+def _cluster(where: Where) -> Any:
+    """The cluster of a section, made of Dask's class with the section's options as they are."""
+    settings = where.settings
+    path = _CLUSTERS.get(settings.cluster, settings.cluster)
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise UsageError(
+            f"[farm.{where.name}]: {settings.cluster!r} is no kind of cluster.",
+            f"Known are {', '.join(_CLUSTERS)}; any other as module:Class.",
+        )
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise EnvironmentProblem(
+            f"[farm.{where.name}] needs {package}, which is not installed.", f"Install it: pip install {package}."
+        ) from error
+    if kind is None:
+        raise UsageError(f"[farm.{where.name}]: {module} has no class {name}.", "Check the name.")
+    with _explained(f"[farm.{where.name}]"):
+        return kind(**settings.options)
+
+
+@contextmanager
+def _explained(section: str) -> Iterator[None]:
+    """Dask's classes raise whatever their cluster raises."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentProblem(
+            f"{section} cannot be started: {error or type(error).__name__}.",
+            "Its options are those of Dask's class; check them there.",
+        ) from error

@@ -1,0 +1,600 @@
+"""Cuts one image: reads its layers, cuts its libraries, and writes those layers anew that hold something to change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from torchtailor import __version__
+from torchtailor.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
+from torchtailor.artifact.sites import installed_path
+from torchtailor.disk import disk_errors
+from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
+from torchtailor.format import counted, printable
+from torchtailor.gpucode.files import CodeFile
+from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer
+from torchtailor.images.descriptor import Descriptor
+from torchtailor.images.filesystem import Content, LayerFile, MemberKind
+from torchtailor.images.imagespec import (
+    CONFIG_LIMIT,
+    ImageConfig,
+    ImageManifest,
+    NewLayer,
+    digest_of,
+    layer_type,
+    new_manifest,
+    read_manifest,
+    wrong_layer,
+)
+from torchtailor.images.options import ImageOptions
+from torchtailor.images.packages import Packages
+from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
+from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled, store
+from torchtailor.images.tarstream import TarReader, new_member, with_size
+from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
+from torchtailor.licences import needs_nvidia_option
+from torchtailor.progress import Progress
+from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.libraries import cut_library
+from torchtailor.tailoring.processes import run_all
+from torchtailor.wheels.metadata import Metadata
+
+ANNOTATION_VERSION = "torchtailor.version"
+ANNOTATION_SOURCE = "torchtailor.source.digest"
+ANNOTATION_GPUS = "torchtailor.gpus"
+
+_BATCH = 2 << 30  # bytes of libraries that are unpacked at once
+_KEPT = 4 << 30  # and that are kept from the first reading, where the disk has eight times as much
+_MOST_NAMED = 100  # doubled files that are listed
+_PIECE = 1 << 20
+_WITH_BYTES = (MemberKind.FILE, MemberKind.SPARSE, MemberKind.HARD_LINK)
+
+
+@dataclass(frozen=True)
+class _CutJob:
+    """One library, unpacked."""
+
+    candidate: FoundLibrary
+    name: str
+    size: int
+    source: Path
+    target: Path
+    options: TailorOptions
+    proprietary: bool
+    for_symbols: bool  # whether it changes for its symbol tables alone
+
+
+@dataclass(frozen=True)
+class CutImage:
+    """The new manifest (the old one, byte for byte, where nothing changed), and what was done."""
+
+    document: Document
+    result: ImageResult
+
+
+@dataclass(frozen=True)
+class ImageCutter:
+    """Cuts the images of one source for one destination; without one nothing is written but temporary files."""
+
+    source: ImageSource
+    destination: ImageDestination | None
+    options: ImageOptions
+    progress: Progress
+    staging: Path
+
+    def cut(self, document: Document, platform: str | None = None) -> CutImage:
+        """Cut the image of a manifest, if it is for this platform, and send all of it but the manifest."""
+        name = self.source.name
+        manifest = read_manifest(document, name)
+        folder = self.staging / document.descriptor.hex[:16]
+        folder.mkdir(exist_ok=True)
+        try:
+            with disk_errors(folder, unchanged="No image was written."):
+                image = _OneImage(self, manifest, folder)
+                own = image.config.platform
+                if platform and not f"{own}/".startswith(f"{platform}/"):
+                    raise NoMatchError(f"{name} is for {own}, not for {platform}.", "Leave out --platform.")
+                return image.cut()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def send(self, blob: Descriptor, stored: Path | None = None) -> None:
+        """Put an unchanged blob into the destination, at the least cost; what was stored of it goes."""
+        to = self.destination
+        if to and not to.has(blob) and not to.take(blob, self.source):
+            if stored is not None:
+                to.put_file(blob, stored)
+            else:
+                with self.source.blob(blob) as pieces:
+                    to.put(blob, pieces)
+        if stored is not None:
+            stored.unlink(missing_ok=True)
+
+
+@dataclass
+class _OneImage:
+    """The state of one cut."""
+
+    cutter: ImageCutter
+    manifest: ImageManifest
+    folder: Path
+    spooled: dict[str, Path] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
+    results: dict[Content, LibraryResult] = field(default_factory=dict)
+
+    @property
+    def options(self) -> ImageOptions:
+        return self.cutter.options
+
+    @cached_property
+    def tailoring(self) -> TailorOptions:
+        return self.options.tailoring.with_default_strip()
+
+    @cached_property
+    def where(self) -> str:
+        return self.cutter.source.name
+
+    @cached_property
+    def config(self) -> ImageConfig:
+        wanted = self.manifest.config
+        if wanted.size > CONFIG_LIMIT:
+            raise BadInputError(
+                f"The configuration of {self.where} has {wanted.size} bytes.", "No real one has so many."
+            )
+        with self.cutter.source.blob(wanted) as pieces:
+            return ImageConfig.parse(b"".join(pieces), len(self.manifest.layers), self.where)
+
+    @cached_property
+    def survey(self) -> ImageSurvey:
+        room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
+        return ImageSurvey(self.folder, room, self.options.tailoring.strip)
+
+    def cut(self) -> CutImage:
+        self._read_layers()
+        self._check_licence()
+        written = [self._layer(number) for number in range(len(self.manifest.layers))]
+        result = self._result(written)
+        if result.useless_for_target:
+            raise ImpossibleError(
+                f"{self.where} ({result.platform}) has no GPU code that runs on {self.tailoring.targets}; no image was "
+                "written.",
+                "`torchtailor inspect` lists its GPU code.",
+            )
+        if not any(written):
+            self.cutter.send(self.manifest.config)
+            return CutImage(self.manifest.document, result)
+        document = self._new_documents(written)
+        if not self.tailoring.dry_run:
+            result = replace(result, digest_after=document.descriptor.digest)
+        return CutImage(document, result)
+
+    # The first reading
+
+    def _read_layers(self) -> None:
+        config = self.config  # what is wrong with it is said before the long work
+        layers = self.manifest.layers
+        self.cutter.progress.begin("Reading layers", sum(layer.size for layer in layers))
+        for number, layer in enumerate(layers):
+            where = f"Layer {number + 1} of {self.where}"
+            with self._pieces(layer, spool=True) as pieces:
+                facts = self.survey.add_layer(self._counted(pieces), layer.size, where)
+            if facts.diff_id != config.diff_ids[number]:
+                raise wrong_layer(where, facts.diff_id, config.diff_ids[number])
+            if self._settled(number):
+                self.cutter.send(layer, self.spooled.pop(layer.digest, None))
+                self.sent.add(number)
+
+    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.cutter.progress.advance(len(piece))
+            yield piece
+
+    @contextmanager
+    def _pieces(self, layer: Descriptor, *, spool: bool = False) -> Iterator[Iterator[bytes]]:
+        """The packed bytes of a layer; what comes over a network is stored the first time."""
+        stored = self.spooled.get(layer.digest)
+        if stored is not None:
+            with stored.open("rb", buffering=0) as file:
+                yield iter(lambda: file.read(_PIECE), b"")
+            return
+        with self.cutter.source.blob(layer) as pieces:
+            if not (spool and self.cutter.source.is_remote):
+                yield pieces
+                return
+            place = self.folder / f"layer-{layer.hex[:16]}"
+            with place.open("wb") as file:
+                yield _teed(pieces, file)
+            self.spooled[layer.digest] = place
+
+    def _settled(self, number: int) -> bool:
+        """Whether a layer certainly stays as it is, whatever later layers hold."""
+        if self.options.squash_shadowed or any(one.file.layer == number for one in self.survey.candidates.values()):
+            return False
+        texts = [text for text in self.survey.records if text.file.layer == number]
+        if texts and Packages(self.survey).lists_library(texts):
+            return False
+        groups = [group for rule in self.tailoring.drops.rules for group in rule.files]
+        own = self.survey.view.of_layer(number)
+        return not any(group.has(installed_path(file.path)) for file in own for group in groups)
+
+    # What goes
+
+    @cached_property
+    def packages(self) -> Packages:
+        return Packages(self.survey)
+
+    @cached_property
+    def names(self) -> dict[Content, list[LayerFile]]:
+        return self.survey.names()
+
+    @cached_property
+    def dead(self) -> set[Content]:
+        """The bytes that no visible name has."""
+        live = self.survey.view.live_contents()
+        return {file.content for file in self.survey.view.files} - live
+
+    @cached_property
+    def dropped(self) -> dict[str, DroppedFile]:
+        """The paths that rules leave out, in every layer that has them."""
+        return self._found(self.tailoring.drops)
+
+    def _found(self, drops: Drops) -> dict[str, DroppedFile]:
+        sizes = {file.path: file.size for file in self.survey.view.files}
+        return drops.find(sizes, self._read_code)
+
+    def _read_code(self, path: str) -> CodeFile | None:
+        """A file of GPU code that may be left out: none of NVIDIA's without --nvidia."""
+        packages: list[Metadata | None] = [*self.packages.owners.get(path, ())] or [None]
+        if not self.tailoring.nvidia and any(needs_nvidia_option(path, package) for package in packages):
+            return None
+        return self.survey.code.get(path)
+
+    def proprietary(self, content: Content) -> bool:
+        files = self.names[content]
+        return any(needs_nvidia_option(file.path, package) for file in files for package in self.packages.of(files))
+
+    def _check_licence(self) -> None:
+        to = self.cutter.destination
+        if to is None or to.is_local or self.options.publish_nvidia or not self.tailoring.nvidia:
+            return
+        found = self.survey.candidates.values()
+        theirs = [one for one in found if one.has_code and self.proprietary(one.content)]
+        if theirs:
+            number = counted(len(theirs), "library", "libraries")
+            raise UsageError(
+                f"{to.name} is not on this machine, and the image would hold {number} of NVIDIA's that were changed, "
+                f"such as {printable(theirs[0].file.path)}.",
+                "Read `torchtailor help licences`; then add --publish-nvidia, or leave out --nvidia.",
+            )
+
+    @cached_property
+    def left_out(self) -> dict[Content, str]:
+        """The members that the new layers go without, and whether by a rule or because a later layer hides them.
+
+        The bytes of a file stay as long as one of its names does.
+        """
+        found: dict[Content, str] = {}
+        names: dict[Content, list[tuple[LayerFile, str]]] = {}
+        for file in self.survey.view.files:
+            why = "rule" if file.path in self.dropped else ""
+            if not why and self.options.squash_shadowed and file.hidden_by is not None:
+                why = "shadowed" if file.kind in _WITH_BYTES else ""
+            names.setdefault(file.content, []).append((file, why))
+        for content, files in names.items():
+            for file, why in files:
+                own = (file.layer, file.number)
+                if why and (own != content or all(other for _, other in files)):
+                    found[own] = why
+        return found
+
+    # One layer
+
+    def _layer(self, number: int) -> WrittenLayer | _Estimate | None:
+        """Write a layer anew; None where it stays, and is sent as it is."""
+        if number in self.sent:
+            return None
+        layer = self.manifest.layers[number]
+        wanted = [one for one in self.survey.of_layer(number) if one.content not in self.left_out]
+        cut = self._cut(number, wanted)
+        own = self.survey.view.of_layer(number)
+        gone = {file.number for file in own if (number, file.number) in self.left_out}
+        replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
+        added: dict[int, tuple[str, bytes]] = {}  # what comes after a member
+        for update in self.packages.updated(number, self.results, self.paths_left_out, self.tailoring):
+            replaced[update.number] = update.record
+            files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
+            older = next(files, None) if update.manifest else None
+            if older:
+                replaced[older.number] = update.manifest
+            elif update.manifest:
+                added[update.number] = (update.manifest_path, update.manifest)
+        if not gone and not replaced:
+            self.cutter.send(layer, self.spooled.pop(layer.digest, None))
+            return None
+        sizes = {
+            member: self.results[(number, member)].size_after if isinstance(new, Path) else len(new)
+            for member, new in replaced.items()
+        }
+        if self.tailoring.dry_run:
+            more = sum(512 + len(data) + -len(data) % 512 for _, data in added.values())
+            return _Estimate(self._unpacked_after(number, gone, sizes) + more)
+        written = self._write(number, gone, replaced, sizes, added)
+        self._send_written(written)
+        for path in cut.values():
+            path.unlink(missing_ok=True)
+        if stored := self.spooled.pop(layer.digest, None):
+            stored.unlink()
+        return written
+
+    @cached_property
+    def paths_left_out(self) -> dict[str, DroppedFile]:
+        """The paths that are no longer there because of a rule."""
+        files = self.survey.view.files
+        gone = {file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule"}
+        return {path: file for path, file in self.dropped.items() if path in gone}
+
+    def _cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
+        """Cut the libraries of a layer; the new files of those that changed."""
+        changed: dict[FoundLibrary, Path] = {}
+        self._cut_some(number, [one for one in wanted if one.has_code], changed)
+        self._cut_some(number, [one for one in wanted if not one.has_code and self._goes_along(one)], changed)
+        return changed
+
+    def _goes_along(self, library: FoundLibrary) -> bool:
+        """Whether the symbol tables of a library without GPU code go: as asked for, or with the code of its package."""
+        if self.options.tailoring.strip is not None:
+            return self.options.tailoring.strip
+        own = self.owners[library.content]
+        return any(
+            result.status is LibraryStatus.CUT and own & self.owners[content]
+            for content, result in self.results.items()
+        )
+
+    @cached_property
+    def owners(self) -> dict[Content, frozenset[str]]:
+        """The packages of each library, by name."""
+        return {
+            content: frozenset(package.name for package in self.packages.of(files) if package)
+            for content, files in self.names.items()
+        }
+
+    def _cut_some(self, number: int, wanted: Sequence[FoundLibrary], changed: dict[FoundLibrary, Path]) -> None:
+        for batch in self._batches(number, wanted):
+            jobs = [self._job(candidate, path) for candidate, path in batch]
+            self.cutter.progress.begin(f"Cutting layer {number + 1}", sum(job.size for job in jobs))
+            for job, result in run_all(_cut_one, jobs, processes=self.tailoring.workers):
+                self.cutter.progress.advance(job.size)
+                self.results[job.candidate.content] = result
+                if result.status.changed:
+                    changed[job.candidate] = job.target
+
+    def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
+        if kept := [(one, one.kept) for one in wanted if one.kept]:
+            yield kept
+        missing = {one.file.number: one for one in wanted if one.kept is None}
+        batch: list[tuple[FoundLibrary, Path]] = []
+        if not missing:
+            return
+        layer = self.manifest.layers[number]
+        self.cutter.progress.begin(f"Reading layer {number + 1} again", layer.size)
+        with self._pieces(layer) as pieces:
+            reader = TarReader(UnpackedLayer(self._counted(pieces), layer.size, self.where), self.where)
+            for member in reader:
+                if one := missing.pop(member.number, None):
+                    place = self.survey.place(one.file)
+                    store(place, reader.data(), one.file)
+                    batch.append((one, place))
+                    if sum(found.file.size for found, _ in batch) > _BATCH:
+                        yield batch
+                        batch = []
+                if not missing:
+                    break
+        if batch:
+            yield batch
+
+    def _job(self, candidate: FoundLibrary, path: Path) -> _CutJob:
+        target = path.with_name("cut")
+        proprietary = self.proprietary(candidate.content)
+        file = candidate.file
+        alone = self.options.tailoring.strip is True or not candidate.has_code
+        return _CutJob(candidate, file.path, file.size, path, target, self.tailoring, proprietary, alone)
+
+    def _write(
+        self,
+        number: int,
+        gone: set[int],
+        replaced: Mapping[int, Path | bytes],
+        sizes: Mapping[int, int],
+        added: Mapping[int, tuple[str, bytes]],
+    ) -> WrittenLayer:
+        """The layer again, block for block, but for the members that change."""
+        layer = self.manifest.layers[number]
+        packing = self.options.compression or self.survey.layers[number].compression
+        self.cutter.progress.begin(f"Writing layer {number + 1}", layer.size)
+        with (
+            self._pieces(layer) as pieces,
+            LayerWriter(self.folder / f"new-{number}", packing, self.tailoring.workers) as writer,
+        ):
+            reader = TarReader(UnpackedLayer(self._counted(pieces), layer.size, self.where), self.where)
+            for member in reader:
+                if member.number in gone:
+                    continue
+                new = replaced.get(member.number)
+                if new is None:
+                    writer.write(member.blocks)
+                    for piece in reader.data():
+                        writer.write(piece)
+                    writer.write(reader.padding())
+                    continue
+                size = sizes[member.number]
+                writer.write(with_size(member, size))
+                for piece in _content(new):
+                    writer.write(piece)
+                writer.write(bytes(-size % 512))
+                if beside := added.get(member.number):
+                    path, data = beside
+                    name = member.name[: member.name.rfind(b"/") + 1] + os.fsencode(path.rpartition("/")[2])
+                    writer.write(new_member(member, name, len(data)) + data + bytes(-len(data) % 512))
+            for piece in reader.trailer():
+                writer.write(piece)
+            return writer.finish()
+
+    def _unpacked_after(self, number: int, gone: set[int], sizes: Mapping[int, int]) -> int:
+        """What a layer would unpack to, but for a few blocks of headers."""
+        total = self.survey.layers[number].unpacked_size
+        for file in self.survey.view.of_layer(number):
+            before = file.size + -file.size % 512
+            if file.number in gone:
+                total -= before + 512
+            elif (size := sizes.get(file.number)) is not None:
+                total += size + -size % 512 - before
+        return total
+
+    def _send_written(self, written: WrittenLayer) -> None:
+        if to := self.cutter.destination:
+            kind = layer_type(written.compression, docker=self.manifest.is_docker)
+            descriptor = Descriptor(kind, written.digest, written.size)
+            if not to.has(descriptor):
+                to.put_file(descriptor, written.path)
+        written.path.unlink(missing_ok=True)
+
+    # The new image
+
+    def _new_documents(self, written: Sequence[WrittenLayer | _Estimate | None]) -> Document:
+        if self.tailoring.dry_run:
+            return self.manifest.document
+        layers = []
+        for number, new in enumerate(written):
+            if isinstance(new, WrittenLayer):
+                kind = layer_type(new.compression, docker=self.manifest.is_docker)
+                layers.append(NewLayer(Descriptor(kind, new.digest, new.size), new.diff_id, new.compression))
+            else:
+                layers.append(NewLayer(self.manifest.layers[number], self.config.diff_ids[number]))
+        words = {
+            ANNOTATION_VERSION: __version__,
+            ANNOTATION_SOURCE: self.manifest.document.descriptor.digest,
+            ANNOTATION_GPUS: ",".join(str(gpu) for gpu in self.tailoring.targets.devices),
+        }
+        config = self.config.updated([layer.diff_id for layer in layers], self.options.line(), words)
+        descriptor = replace_descriptor(self.manifest.config, config)
+        if to := self.cutter.destination:
+            to.put(descriptor, iter((config,)))
+        return new_manifest(self.manifest, descriptor, layers, words, wants_oci=to is not None and to.wants_oci)
+
+    def _result(self, written: Sequence[WrittenLayer | _Estimate | None]) -> ImageResult:
+        files = self.survey.view.files
+        hidden: dict[int, int] = {}
+        left: dict[tuple[int, str], int] = {}
+        for file in files:
+            own = (file.layer, file.number)
+            if own == file.content and own in self.dead:
+                hidden[file.layer] = hidden.get(file.layer, 0) + file.size
+            if why := self.left_out.get(own):
+                left[(file.layer, why)] = left.get((file.layer, why), 0) + file.size
+        rows = []
+        for number, (layer, facts, made_by) in enumerate(
+            zip(self.manifest.layers, self.survey.layers, self.config.created_by(), strict=True)
+        ):
+            new = written[number]
+            row = LayerResult(
+                number + 1,
+                layer.digest,
+                layer.size,
+                facts.unpacked_size,
+                facts.files,
+                made_by,
+                layer.digest,
+                layer.size,
+                facts.unpacked_size,
+                hidden.get(number, 0),
+                left.get((number, "shadowed"), 0),
+                left.get((number, "rule"), 0),
+                facts.compression.value,
+            )
+            if isinstance(new, WrittenLayer):
+                row = replace(
+                    row,
+                    digest_after=new.digest,
+                    size_after=new.size,
+                    unpacked_after=new.unpacked_size,
+                    packing=new.compression.value,
+                )
+            elif new is not None:
+                row = replace(row, digest_after=None, size_after=None, unpacked_after=new.unpacked_size)
+            rows.append(row)
+        chosen = (*default_rules(), *self.tailoring.drop)
+        others = [name for name in drop_rules() if name not in chosen]
+        droppable: dict[str, tuple[int, int]] = {}
+        for found in self._found(Drops.of(others, self.tailoring.policy)).values():
+            number, size = droppable.get(found.rule, (0, 0))
+            droppable[found.rule] = (number + 1, size + found.size)
+        unchanged = not any(written)
+        twice = tuple(_doubled(files))
+        return ImageResult(
+            self.config.platform,
+            self.manifest.document.descriptor.digest,
+            self.manifest.document.descriptor.digest if unchanged else None,
+            tuple(rows),
+            tuple(self._libraries()),
+            tuple(self.dropped.values()),
+            droppable,
+            twice[:_MOST_NAMED],
+            sum(file.wasted for file in twice),
+            tuple(self.packages.notes),
+        )
+
+    def _libraries(self) -> Iterator[ImageLibrary]:
+        for content, result in sorted(self.results.items()):
+            yield ImageLibrary(content[0] + 1, result, content in self.dead)
+        for file, why in self.survey.unread:
+            result = LibraryResult.not_read(LibraryStatus.SKIPPED, file.path, file.size, why)
+            yield ImageLibrary(file.layer + 1, result, file.content in self.dead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """A layer that a dry run would write."""
+
+    unpacked_size: int
+
+
+def _cut_one(job: _CutJob) -> LibraryResult:
+    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
+    job.source.unlink(missing_ok=True)
+    if result.status is LibraryStatus.STRIPPED and not job.for_symbols:
+        job.target.unlink(missing_ok=True)
+        result = result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+    return result
+
+
+def _content(new: Path | bytes) -> Iterator[bytes]:
+    if isinstance(new, bytes):
+        yield new
+        return
+    with new.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _teed(pieces: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
+    for piece in pieces:
+        file.write(piece)
+        yield piece
+
+
+def _doubled(files: Sequence[LayerFile]) -> Iterator[DoubledFile]:
+    for group in doubled(files):
+        layers = tuple(sorted({file.layer + 1 for file in group}))
+        yield DoubledFile(group[0].path, group[0].size, layers)
+
+
+def replace_descriptor(old: Descriptor, data: bytes) -> Descriptor:
+    """A descriptor of other bytes."""
+    return Descriptor(old.media_type, digest_of(data), len(data))

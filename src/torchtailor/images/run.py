@@ -1,0 +1,180 @@
+"""Cuts what a name means, one image or an index of several, into a new name.
+
+report = cut_image("oci:stock:latest", "oci:cut:latest", options)
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from torchtailor.disk import staging_folder
+from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.format import counted
+from torchtailor.images.cut import ImageCutter
+from torchtailor.images.descriptor import Descriptor
+from torchtailor.images.imagespec import (
+    ImageIndex,
+    fits_platform,
+    is_attestation,
+    is_image,
+    new_index,
+    read_index,
+)
+from torchtailor.images.manifests import is_index, to_oci
+from torchtailor.images.options import ImageOptions
+from torchtailor.images.result import ImageReport, ImageResult
+from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
+from torchtailor.images.transports.choose import open_destination, open_source
+from torchtailor.progress import NoProgress, Progress
+
+_DEEPEST = 3  # indexes in indexes
+
+
+def cut_image(
+    source: str,
+    destination: str,
+    options: ImageOptions,
+    *,
+    platform: str | None = None,
+    insecure: bool = False,
+    progress: Progress | None = None,
+) -> ImageReport:
+    """Cut an image into a new one; the destination gets its name last, when all of it is there."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        progress = progress or NoProgress()
+        image = stack.enter_context(open_source(source, insecure=insecure, received=_received(progress)))
+        place = None
+        if not options.tailoring.dry_run:
+            place = stack.enter_context(open_destination(destination, insecure=insecure))
+            if place.name == image.name:
+                raise UsageError(
+                    f"{place.name} is the image itself, which is never changed.", "Give the new one another name."
+                )
+        staging = place.staging if place and place.staging else None
+        if staging is None:
+            staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
+        run = _Run(image, place, ImageCutter(image, place, options, progress, staging))
+        root = run.fitting(run.cut(image.root(), platform))
+        if place is not None:
+            place.commit(root)
+        digest = None if place is None else root.descriptor.digest
+    target = place.name if place else destination
+    notes = tuple(run.notes)
+    return ImageReport(image.name, target, options, tuple(run.results), digest, notes, time.monotonic() - started)
+
+
+def _received(progress: Progress) -> Callable[[int], None]:
+    """Shows the bytes of an archive that comes through a pipe, whose size nobody knows."""
+    began: list[bool] = []
+
+    def received(size: int) -> None:
+        if not began:
+            began.append(True)
+            progress.begin("Receiving the archive", 0)
+        progress.advance(size)
+
+    return received
+
+
+class _Run:
+    """All images under one name."""
+
+    def __init__(self, source: ImageSource, destination: ImageDestination | None, cutter: ImageCutter) -> None:
+        self._source, self._destination, self._cutter = source, destination, cutter
+        self.results: list[ImageResult] = []
+        self.notes: list[str] = []
+
+    def cut(self, root: Document, platform: str | None) -> Document:
+        if not is_index(root):
+            return self._image(root, platform)
+        index = read_index(root, self._source.name)
+        chosen = chosen_image(index, platform, self._source.name)
+        if chosen is None and self._destination and not self._destination.takes_index:
+            names = ", ".join(str(one.platform) for one in index.manifests if not is_attestation(one))
+            only = [one for one in index.manifests if not is_attestation(one)]
+            if len(only) > 1:
+                raise UsageError(
+                    f"{self._destination.name} holds one platform, and the image has {names}.",
+                    "Choose one: --platform.",
+                )
+            chosen = only[0]
+        if chosen is not None:
+            return self.cut(self._source.document(chosen), None)
+        return self._index(index, 1)
+
+    def fitting(self, document: Document) -> Document:
+        """The document in the form that the destination takes."""
+        return to_oci(document) if self._destination and self._destination.wants_oci else document
+
+    def _image(self, document: Document, platform: str | None) -> Document:
+        cut = self._cutter.cut(document, platform)
+        self.results.append(cut.result)
+        return cut.document
+
+    def _index(self, index: ImageIndex, depth: int) -> Document:
+        if depth > _DEEPEST:
+            raise BadInputError(f"{self._source.name} has indexes in indexes.", "Name one of its images by digest.")
+        replaced: dict[int, Document] = {}
+        left_out = [number for number, one in enumerate(index.manifests) if is_attestation(one)]
+        for number, one in enumerate(index.manifests):
+            if number in left_out:
+                continue
+            document = self._source.document(one)
+            if is_index(document):
+                new = self._index(read_index(document, self._source.name), depth + 1)
+            elif is_image(document):
+                new = self._image(document, None)
+            else:
+                new = document
+                for blob in _blobs(document):
+                    self._cutter.send(blob)
+            new = self.fitting(new)
+            if self._destination:
+                self._destination.put_document(new)
+            if new.descriptor.digest != document.descriptor.digest:
+                replaced[number] = new
+        if not replaced:
+            self._keep_attestations(index, left_out)
+            return index.document
+        if left_out:
+            proofs = counted(len(left_out), "attestation")
+            self.notes.append(f"Left out {proofs} of how the stock image was built: that is not how the cut one was.")
+        return new_index(index, replaced, left_out)
+
+    def _keep_attestations(self, index: ImageIndex, numbers: list[int]) -> None:
+        """Nothing was cut: then all of it is still true."""
+        for number in numbers:
+            document = self._source.document(index.manifests[number])
+            for blob in _blobs(document):
+                self._cutter.send(blob)
+            if self._destination:
+                self._destination.put_document(document)
+
+
+def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descriptor | None:
+    """The image of an index for a platform; None where none was asked for."""
+    if platform is None:
+        return None
+    found = next((one for one in index.manifests if fits_platform(one.platform, platform)), None)
+    if found is None:
+        names = ", ".join(str(one.platform) for one in index.manifests if one.platform and not is_attestation(one))
+        raise NoMatchError(f"{where} has no image for {platform}.", f"It has {names}.")
+    return found
+
+
+def _blobs(document: Document) -> Iterator[Descriptor]:
+    """All blobs of a manifest of any kind."""
+    data = json.loads(document.data)
+    rows = [data.get("config"), *(data.get("layers") or ()), *(data.get("blobs") or ())]
+    try:
+        yield from (msgspec.convert(row, Descriptor) for row in rows if row)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"A manifest is damaged: {error}.", "Fetch the image again.") from error

@@ -1,0 +1,29 @@
+"""What the pages have in common: their assets, cards, and the JSON that they embed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+
+def resource(name: str) -> str:
+    """The text of an asset."""
+    return files("torchtailor.report").joinpath("assets", name).read_text("utf-8")
+
+
+def embedded(document: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script element it is in."""
+    text = msgspec.json.encode(document, order="deterministic").decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def card(name: str, value: str, note: str, key: str, number: int) -> str:
+    """One figure, with its exact value for scripts."""
+    return (
+        f'<div class="card" data-figure="{key}" data-value="{number}"><h3>{escape(name)}</h3>'
+        f"<p class=big>{escape(value)}</p><p class=note>{escape(note)}</p></div>"
+    )

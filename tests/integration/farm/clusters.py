@@ -1,0 +1,106 @@
+"""A Dask cluster of real processes: a scheduler and workers, each worker with a cache of its own, as machines have."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.backends.conftest import clean_environment
+from tests.waiting import wait_until
+
+
+class DaskCluster:
+    """Processes that a test may kill."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.scheduler: subprocess.Popen[bytes] | None = None
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.address = ""
+
+    def start_scheduler(self) -> None:
+        file = self.root / "scheduler.json"
+        file.unlink(missing_ok=True)
+        self.scheduler = self._dask("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+        wait_until(file.is_file, "the scheduler starts")
+        self.address = wait_until(lambda: json.loads(file.read_text() or "{}").get("address"), "its address")
+
+    def start_worker(
+        self,
+        name: str,
+        *,
+        before: tuple[str, ...] = (),
+        variables: dict[str, str] | None = None,
+        nthreads: int = 1,
+    ) -> subprocess.Popen[bytes]:
+        own = {"TORCHTAILOR_CACHE": str(self.root / f"cache-{name}")}
+        words = ("worker", self.address, "--no-nanny", "--no-dashboard", "--nthreads", str(nthreads), "--name", name)
+        self.workers[name] = self._dask(*words, variables=own | (variables or {}), before=before)
+        return self.workers[name]
+
+    def kill(self, process: subprocess.Popen[bytes] | None) -> None:
+        assert process is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def kill_named(self, worker: str) -> None:
+        """The worker that a farm calls HOST:PORT."""
+        port = worker.rpartition(":")[2]
+        self.kill(self.workers[self._name_of(port)])
+
+    def _name_of(self, port: str) -> str:
+        inode = {line.split()[9]: int(line.split()[1].rpartition(":")[2], 16) for line in _tcp_lines()}
+        for name, process in self.workers.items():
+            if process.poll() is not None:
+                continue
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                try:
+                    target = str(link.readlink())
+                except OSError:
+                    continue
+                if target.startswith("socket:[") and inode.get(target[8:-1]) == int(port):
+                    return name
+        raise AssertionError(f"no worker has port {port}")
+
+    def _dask(
+        self, *words: str, variables: dict[str, str] | None = None, before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        environment = clean_environment(self.root) | {"DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical"}
+        with (self.root / "dask.log").open("ab") as log:
+            return subprocess.Popen(
+                [*before, sys.executable, "-m", "dask", *words],
+                cwd=self.root,
+                env=environment | (variables or {}),
+                stdout=log,
+                stderr=log,
+            )
+
+    def close(self) -> None:
+        for process in (*self.workers.values(), self.scheduler):
+            if process is not None and process.poll() is None:
+                self.kill(process)
+
+
+def _tcp_lines() -> list[str]:
+    lines = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        path = Path(table)
+        lines += path.read_text().splitlines()[1:] if path.exists() else []
+    return [line for line in lines if line.split()[3] == "0A"]  # listening
+
+
+@contextmanager
+def running(root: Path, *workers: str) -> Iterator[DaskCluster]:
+    cluster = DaskCluster(root)
+    try:
+        cluster.start_scheduler()
+        for name in workers:
+            cluster.start_worker(name)
+        yield cluster
+    finally:
+        cluster.close()

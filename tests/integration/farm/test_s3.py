@@ -1,0 +1,52 @@
+"""A store in a real S3 server: the same bytes, and what is done stays done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.publish.test_s3 import s3, server
+from tests.unit.backends.conftest import Workshop, catalog, hurry, workshop
+from tests.unit.backends.test_build import tree
+from tests.unit.farm.test_wheels import OPTIONS, Farm
+from torchtailor.farm.store import open_farm_store
+
+__all__ = ["catalog", "hurry", "s3", "server", "workshop"]
+
+
+@pytest.fixture
+def farm(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str, shell: object) -> Farm:
+    environment: dict[str, str] = shell.environment  # type: ignore[attr-defined]
+    for name, value in environment.items():
+        if name.startswith(("AWS_", "FSSPEC_")):
+            monkeypatch.setenv(name, value)
+    made = Farm(workshop, tmp_path, monkeypatch)
+    made.store = "s3://wheels/farm"  # type: ignore[assignment]
+    return made
+
+
+def test_a_farm_with_its_store_in_s3(farm: Farm, workshop: Workshop, tmp_path: Path) -> None:
+    import fsspec
+
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of servers that other tests had
+    workshop.build("sm90-avx512", options=OPTIONS)
+    done = farm.build("sm90-avx512")
+    assert not done.failed
+    assert tree(farm.out) == tree(workshop.out)
+    assert farm.build("sm90-avx512").outcomes == {}
+
+    system = fsspec.filesystem("s3")
+    packed = {digest for name, digest in tree(farm.out).items() if name.endswith(".whl")}
+    blobs = [path for path in system.find("wheels/farm/blobs") if path.rpartition("/")[2] in packed]
+    largest = max(blobs, key=lambda path: system.info(path)["size"])
+    content = system.cat_file(largest)
+    system.pipe_file(largest, b"x" + content[1:])
+    again = farm.build("sm90-avx512")
+    assert not again.failed and again.outcomes
+    assert tree(farm.out) == tree(workshop.out)
+    assert system.cat_file(largest) == content
+
+    gone = open_farm_store("s3://no-such-bucket/farm")
+    plan = farm.plan("sm90-avx512")
+    assert gone.finished(list(plan.graph.makers)) == frozenset()

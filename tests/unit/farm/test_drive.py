@@ -1,0 +1,209 @@
+"""The driver: order, memory, lost workers, failures, and what is reported of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.farm.graphs import NamedJob, graph, key
+from torchtailor.errors import EnvironmentProblem, ExitCode
+from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, WorkerNews, drive
+from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
+from torchtailor.farm.graph import GraphJob, JobGraph
+from torchtailor.farm.policy import FarmWorker
+from torchtailor.farm.simulate import simulate
+
+
+class Scripted:
+    """An engine whose jobs end as a test says, in random order; it checks what the driver asks of it."""
+
+    patience: float | None = 5.0
+
+    def __init__(self, whole: JobGraph, workers: int, *, seed: int = 0, memory: int = 1 << 40, slots: int = 1) -> None:
+        self.random = random.Random(seed)
+        self.whole = whole
+        self.workers = {f"w{n}": FarmWorker(f"w{n}", slots, memory, here=True) for n in range(workers)}
+        self.news: list[WorkerNews | JobNews] = [self.joined(worker) for worker in self.workers.values()]
+        self.running: dict[str, str] = {}
+        self.made: set[str] = set()
+        self.starts: Counter[str] = Counter()
+        self.bad: dict[str, list[JobOutcome | None]] = {}  # how a job ends, before it ends well
+        self.kill = 0  # workers that die
+        self.next = workers
+        self.time = 0.0
+
+    def joined(self, worker: FarmWorker) -> WorkerNews:
+        return WorkerNews(worker, EventKind.WORKER_JOINED)
+
+    def start(self, job: GraphJob, worker: FarmWorker) -> None:
+        assert worker.name in self.workers and job.name not in self.running
+        assert self.made.issuperset(job.needs), "started before its inputs"
+        mine = [name for name, who in self.running.items() if who == worker.name]
+        assert len(mine) < worker.slots
+        held = sum(self.whole.jobs[name].weight.memory for name in mine)
+        assert not mine or held + job.weight.memory <= worker.memory
+        self.running[job.name] = worker.name
+        self.starts[job.label] += 1
+
+    def drop(self, name: str) -> None:
+        self.running.pop(name, None)
+
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+        self.time += 1.0
+        if self.news:
+            news, self.news = self.news, []
+            return news
+        if self.kill and self.running and self.random.random() < 0.5:
+            self.kill -= 1
+            name = self.running[self.random.choice(sorted(self.running))]
+            lost = self.workers.pop(name)
+            self.next += 1
+            new = FarmWorker(f"w{self.next}", lost.slots, lost.memory, here=True)
+            self.workers[new.name] = new
+            return [WorkerNews(lost, EventKind.WORKER_LOST), self.joined(new)]
+        if not self.running:
+            return []
+        name = self.random.choice(sorted(self.running))
+        del self.running[name]
+        if endings := self.bad.get(self.whole.jobs[name].label):
+            outcome = endings.pop(0)
+            if outcome is not None and outcome.missing:
+                self.made.discard(outcome.missing)
+            return [JobNews(name, outcome)]
+        self.made |= set(self.whole.jobs[name].gives)
+        return [JobNews(name, JobOutcome(done=True))]
+
+
+def run(engine: Scripted, events: list[FarmEvent] | None = None, done: frozenset[str] = frozenset()) -> DriveResult:
+    engine.made |= done
+    return drive(engine.whole, engine, done, listen=(events if events is not None else []).append)
+
+
+def failing(code: int = ExitCode.BUILD_FAILED, text: str = "it is broken.") -> JobOutcome:
+    return JobOutcome(done=False, error=text, code=code)
+
+
+FORK = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ("c",)}
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 25), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
+def test_every_job_is_done_whatever_dies(seed: int, size: int, workers: int, slots: int, kills: int) -> None:
+    rng = random.Random(seed)
+    jobs = [
+        NamedJob.make(
+            str(n), [str(m) for m in range(n) if rng.random() < 0.2], rng.random() * 10, rng.choice((1, 3, 6, 20))
+        )
+        for n in range(size)
+    ]
+    engine = Scripted(JobGraph(jobs), workers, seed=seed, memory=10, slots=slots)
+    engine.kill = kills
+    engine.bad = {str(n): [failing()] for n in range(size) if rng.random() < 0.2}
+    done = run(engine)
+    assert done.complete and set(done.done) == set(engine.whole.jobs)
+
+
+def test_a_job_that_fails_twice_takes_along_only_what_needs_it() -> None:
+    engine = Scripted(graph(FORK), 2)
+    engine.bad = {"b": [failing(), failing(text="worse.")]}
+    events: list[FarmEvent] = []
+    done = run(engine, events)
+    assert {job.job.label for job in done.failed.values()} == {"b"}
+    assert done.never == {key("d"): key("b")}
+    assert set(done.done) == {key("a"), key("c"), key("e")}
+    assert engine.starts["b"] == 2
+    assert [event.text for event in events if event.kind is EventKind.JOB_FAILED] == ["worse."]
+    assert events[-1].standing["done"] + events[-1].standing["failed"] == 5
+
+
+def test_what_another_try_cannot_change_is_tried_once() -> None:
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"b": [failing(ExitCode.IMPOSSIBLE)] * 2}
+    assert len(run(engine).failed) == 1
+    assert engine.starts["b"] == 1
+
+
+def test_a_full_disk_sets_one_worker_aside_and_the_job_runs_elsewhere() -> None:
+    engine = Scripted(graph(FORK), 2)
+    engine.bad = {"a": [failing(ExitCode.ENVIRONMENT, "The disk is full.")]}
+    events: list[FarmEvent] = []
+    done = run(engine, events)
+    assert done.complete
+    (aside,) = [event.worker for event in events if event.kind is EventKind.WORKER_SET_ASIDE]
+    later = [event.worker for event in events if event.kind is EventKind.JOB_STARTED][1:]
+    assert aside not in later
+
+
+def test_the_last_worker_is_not_set_aside_and_the_reason_is_said() -> None:
+    engine = Scripted(graph(FORK), 2)
+    engine.bad = {"a": [failing(ExitCode.ENVIRONMENT, "The disk is full.")] * 3}
+    done = run(engine)
+    (failed,) = done.failed.values()
+    assert failed.outcome.error == "The disk is full."
+    assert len(done.never) == 4
+
+
+def test_a_job_that_kills_every_worker_is_given_up() -> None:
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"c": [None] * 10}
+    done = run(engine)
+    (failed,) = done.failed.values()
+    assert failed.job.label == "c" and engine.starts["c"] == MOST_LOSSES
+    assert "died" in failed.outcome.error and "memory" in failed.outcome.hint
+    assert set(done.done) == {key("a"), key("b")}
+
+
+def test_a_lost_input_is_made_again_with_all_that_it_needs() -> None:
+    """The store had `b`, so nobody made `a`; now `b` is gone."""
+    engine = Scripted(graph(FORK), 1)
+    lost = JobOutcome(done=False, missing=key("b"), error="gone", code=ExitCode.ENVIRONMENT)
+    engine.bad = {"d": [lost]}
+    done = run(engine, done=frozenset(map(key, "bce")))
+    assert done.complete
+    assert [label for label in "abcde" if engine.starts[label]] == ["a", "b", "d"]
+
+
+def test_without_workers_it_stops_with_their_reasons() -> None:
+    engine = Scripted(graph(FORK), 0)
+    why = "node1 has no torchtailor."
+    engine.news = [WorkerNews(FarmWorker("node1"), EventKind.WORKER_REFUSED, why)]
+    with pytest.raises(EnvironmentProblem, match="node1 has no torchtailor"):
+        run(engine)
+
+
+def test_the_longest_chain_starts_first() -> None:
+    chain = {"long1": (), "long2": ("long1",), "long3": ("long2",), **{f"short{n}": () for n in range(4)}}
+    engine = Scripted(graph(chain), 1)
+    events: list[FarmEvent] = []
+    run(engine, events)
+    started = [event.job for event in events if event.kind is EventKind.JOB_STARTED]
+    assert started[:2] == ["long1", "long2"]
+
+
+def test_only_what_is_missing_for_the_results_runs() -> None:
+    whole = graph(FORK)
+    assert whole.to_do(frozenset(map(key, "de"))) == frozenset()
+    assert whole.to_do(frozenset(map(key, "bce"))) == {key("d")}
+    assert whole.to_do(frozenset()) == {key(name) for name in FORK}
+
+
+def test_the_simulation_is_exact_where_it_can_be_counted() -> None:
+    wide = graph({str(n): () for n in range(12)}, seconds=2.0)
+    for workers, expected in ((1, 24.0), (4, 6.0), (5, 6.0), (12, 2.0), (100, 2.0)):
+        one = simulate(wide, workers)
+        assert one.seconds == expected
+        assert one.efficiency == pytest.approx(24.0 / (workers * expected))
+    chain = graph({"a": (), "b": ("a",), "c": ("b",)})
+    assert simulate(chain, 8).seconds == 3.0
+    assert simulate(chain, 8, finished=frozenset({key("a"), key("b")})).seconds == 1.0
+
+
+def test_memory_limits_what_runs_at_the_same_time() -> None:
+    engine = Scripted(graph({str(n): () for n in range(9)}, memory=5), 1, memory=10, slots=8)
+    events: list[FarmEvent] = []
+    run(engine, events)
+    assert max(event.standing["running"] for event in events) == 2

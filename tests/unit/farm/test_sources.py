@@ -1,0 +1,141 @@
+"""The graph of builds from source: what is shared, what waits for what, and shards that are the same everywhere."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtailor.backends.choose import choose
+from torchtailor.backends.source.ccache import remote_storage
+from torchtailor.backends.source.options import SourceOptions
+from torchtailor.backends.source.plan import plan_matrix
+from torchtailor.backends.source.tables import load_tables
+from torchtailor.backends.source.tree import SourceOrigin, TorchSource
+from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.errors import EnvironmentProblem, UsageError
+from torchtailor.farm.compile import pack_tree
+from torchtailor.farm.drive import drive
+from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource
+from torchtailor.farm.policy import FarmWorker
+from torchtailor.farm.shards import of_part, part_of, shards
+from torchtailor.farm.simulate import SimulatedEngine, simulate
+from torchtailor.farm.sources import PlannedSource, SourceCosts, source_graph, source_job
+
+TREE = FetchSource("git", "https://example.org/pytorch.git", "v2.10.0", "ab" * 20)
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load_catalog(Path("/"))
+
+
+def planned(
+    catalog: Catalog, *names: str, release: str = "cuda-13_0", python: str | None = None, wanted: int | None = None
+) -> PlannedSource:
+    found = choose(catalog, names, release=release, method=Method.SOURCE, python=python)
+    matrix = plan_matrix(catalog, load_tables(), [choice.variant for choice in found])
+    costs = SourceCosts.of(load_tables().cost)
+    return source_graph(
+        matrix.groups, TREE, SourceOptions(), costs, toolchain="gcc 14", objects="redis://x", wanted_shards=wanted
+    )
+
+
+def test_device_files_are_compiled_once_for_all_instruction_sets(catalog: Catalog) -> None:
+    plan = planned(catalog, "sm{80,90}-avx2", "sm{80,90}-avx512", wanted=2)
+    jobs = [job.job for job in plan.graph.jobs.values()]
+    shard_jobs = [job for job in jobs if isinstance(job, CompileShard)]
+    device = [job for job in shard_jobs if job.part is CompilePart.DEVICE]
+    host = [job for job in shard_jobs if job.part is CompilePart.HOST]
+    assert (len(device), len(host)) == (2, 4)
+    links = [job for job in plan.graph.jobs.values() if isinstance(job.job, LinkSource)]
+    assert len(links) == 2
+    for link in links:  # each waits for its own host files, and for all device files
+        assert len(link.needs) == 1 + 2 + 2
+    assert {job.spec.gpus for job in shard_jobs} == {("8.0", "9.0")}
+    packs = [job for job in jobs if isinstance(job, PackSource)]
+    assert sorted((job.spec.variant.rpartition("-")[2], job.gpu) for job in packs) == [
+        ("avx2", "8.0"),
+        ("avx2", "9.0"),
+        ("avx512", "8.0"),
+        ("avx512", "9.0"),
+    ]
+    assert len(plan.results) == 4 and all("-sm80-" in name or "-sm90-" in name for name in plan.results)
+
+
+def test_how_many_shards_there_are_does_not_change_what_is_linked(catalog: Catalog) -> None:
+    few, many = (planned(catalog, "sm90-avx2", wanted=count) for count in (2, 9))
+    assert few.results == many.results
+    assert len(many.graph.jobs) == len(few.graph.jobs) + 2 * 7
+
+
+def test_jobs_need_the_machine_of_their_architecture(catalog: Catalog) -> None:
+    plan = planned(catalog, "sm90-avx2", "sm90-armv9", wanted=1)
+    assert {job.machine for job in plan.graph.jobs.values()} == {"", "x86_64", "aarch64"}
+    engine = SimulatedEngine([FarmWorker("w", machine="x86_64", here=True)], lambda job: 1.0)
+    engine.patience = 1.0
+    with pytest.raises(EnvironmentProblem, match="needs one of aarch64"):
+        drive(plan.graph, engine, frozenset())
+
+
+def test_the_matrix_within_its_targets(catalog: Catalog) -> None:
+    """All variants of a release: at least 85 % busy on 8 workers, 70 % on 32."""
+    plan = planned(catalog, "*")
+    assert len(plan.results) == 59
+    for workers, least in ((8, 0.85), (32, 0.70)):
+        assert simulate(plan.graph, workers, memory=8_000_000_000).efficiency >= least
+
+
+@given(st.lists(st.floats(0.01, 500), max_size=60), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_shards_hold_every_file_once_and_are_even(weights: list[float], count: int, rng: random.Random) -> None:
+    files = [(f"dir/{number}.cpp.o", seconds) for number, seconds in enumerate(weights)]
+    found = shards(files, count)
+    assert sorted(file for shard in found for file in shard) == sorted(files)
+    rng.shuffle(files)
+    assert shards(files, count) == found
+    loads = [sum(seconds for _, seconds in shard) for shard in found]
+    assert max(loads) - min(loads) <= max(weights, default=0.0) + 1e-6
+    assert all(shard == sorted(shard, key=lambda file: -file[1]) for shard in found)
+
+
+def test_parts() -> None:
+    outputs = ["aten/x.cpp.o", "caffe2/torch_python.dir/y.cpp.o", "aten/z.cu.o"]
+    assert [part_of(name) for name in outputs] == [CompilePart.HOST, CompilePart.PYTHON, CompilePart.DEVICE]
+    files = [(name, 1.0) for name in outputs]
+    assert [name for name, _ in of_part(files, CompilePart.HOST)] == outputs[:2]
+    assert [name for name, _ in of_part(files, CompilePart.PYTHON)] == outputs[1:2]
+    assert [name for name, _ in of_part(files, CompilePart.DEVICE)] == outputs[2:]
+
+
+def test_a_source_has_the_key_of_its_content(tmp_path: Path) -> None:
+    def tree(name: str) -> Path:
+        folder = tmp_path / name
+        (folder / "c10").mkdir(parents=True)
+        (folder / "build").mkdir()
+        (folder / "build" / "left.o").write_text(name)
+        (folder / "c10" / "a.cpp").write_text("int a;")
+        (folder / "link").symlink_to("c10")
+        return folder
+
+    one, two = (TorchSource(SourceOrigin.FOLDER, str(tree(name))) for name in ("one", "two"))
+    assert source_job(one).key == source_job(two).key
+    (Path(two.place) / "c10" / "a.cpp").write_text("int b;")
+    assert source_job(one).key != source_job(two).key
+    pack_tree(Path(one.place), tmp_path / "tree.tar")
+    import tarfile
+
+    with tarfile.open(tmp_path / "tree.tar") as archive:
+        assert sorted(archive.getnames()) == ["pytorch/c10/a.cpp", "pytorch/link"]
+    tarball = TorchSource(SourceOrigin.TARBALL, str(tmp_path / "tree.tar"))
+    assert source_job(tarball).digest != source_job(one).digest
+
+
+def test_where_objects_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert remote_storage("redis://cache:6379/1") == "redis://cache:6379/1"
+    assert remote_storage("objects") == (tmp_path / "objects").as_uri()
+    with pytest.raises(UsageError, match="no storage s3"):
+        remote_storage("s3://user:secret@bucket")

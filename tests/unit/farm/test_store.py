@@ -1,0 +1,180 @@
+"""The store: whole or not at all, checked when read, patient with what fails for a while."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.farm.store import (
+    FarmStore,
+    JobRecord,
+    MissingOutputError,
+    _Bucket,
+    _Folder,
+    absolute_store,
+    open_farm_store,
+)
+
+KEY = hashlib.sha256(b"a job").hexdigest()
+
+
+def made(tmp_path: Path, content: bytes = b"content", name: str = "torch.whl") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> FarmStore:
+    """A folder, and what fsspec makes of a URL."""
+    if request.param == "folder":
+        return open_farm_store(str(tmp_path / "store"))
+    return open_farm_store(f"memory://{tmp_path.name}")
+
+
+def test_what_is_put_is_got_with_its_hash(store: FarmStore, tmp_path: Path) -> None:
+    file = store.put(made(tmp_path), "wheels/torch.whl")
+    assert (file.path, file.size) == ("wheels/torch.whl", 7)
+    assert store.record(KEY) is None and store.finished([KEY]) == frozenset()
+    store.finish(KEY, JobRecord("fetch", (file,), {"n": 1}))
+    assert store.finished([KEY, "ab" * 32]) == {KEY}
+    record = store.need(KEY)
+    assert record.file("wheels/torch.whl") == file and record.facts == {"n": 1}
+    store.get(KEY, file, tmp_path / "out" / "torch.whl")
+    assert (tmp_path / "out" / "torch.whl").read_bytes() == b"content"
+
+
+def test_the_first_of_two_workers_wins(store: FarmStore, tmp_path: Path) -> None:
+    first = JobRecord("link", (store.put(made(tmp_path, b"one"), "a"),))
+    store.finish(KEY, first)
+    store.finish(KEY, JobRecord("link", (store.put(made(tmp_path, b"two"), "a"),)))
+    assert store.need(KEY).files == first.files
+
+
+def test_an_output_that_is_missing_has_a_name(store: FarmStore) -> None:
+    with pytest.raises(MissingOutputError) as caught:
+        store.need(KEY)
+    assert caught.value.key == KEY
+
+
+def test_a_damaged_file_is_never_given_out_and_its_output_forgotten(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    store.finish(KEY, JobRecord("fetch", (file,)))
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    blob.chmod(0o644)
+    blob.write_bytes(b"CONTENT")
+    with pytest.raises(MissingOutputError):
+        store.get(KEY, file, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not blob.exists()
+    assert store.record(KEY) is None
+
+
+def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    store.finish(KEY, JobRecord("fetch", ()))
+    path = tmp_path / "store" / "records" / KEY[:2] / KEY
+    for text in ("", "{", '{"kind": 1}', '{"kind": "x", "files": [{"path": "../up", "sha256": "", "size": 1}]}'):
+        path.write_text(text)
+        assert store.record(KEY) is None
+        assert not path.exists()
+        store.finish(KEY, JobRecord("fetch", ()))
+
+
+def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    mutable, fixed = made(tmp_path, b"one", "a"), made(tmp_path, b"two", "b")
+    fixed.chmod(0o444)
+    for path, same in ((mutable, False), (fixed, True)):
+        file = store.put(path, path.name)
+        blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+        assert blob.samefile(path) is same
+        assert blob.stat().st_mode & 0o222 == 0
+        store.get(KEY, file, tmp_path / "own" / path.name, link=False)
+        assert (tmp_path / "own" / path.name).stat().st_mode & 0o200  # what the user gets may be changed
+
+
+def test_keys_that_lead_out_of_the_store_are_refused(store: FarmStore) -> None:
+    for key in ("../../etc/passwd", "", "AB" * 32, "ab" * 31):
+        with pytest.raises(BadInputError):
+            store.record(key)
+
+
+class Flaky(_Folder):
+    """A place that times out a few times."""
+
+    def __init__(self, root: Path, times: int) -> None:
+        super().__init__(root)
+        self.left = times
+
+    def _stumble(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise NetworkError("The store timed out.", "Again.")
+
+    def read(self, path: str) -> bytes | None:
+        self._stumble()
+        return super().read(path)
+
+    def upload(self, source: Path, path: str, sha256: str) -> None:
+        self._stumble()
+        super().upload(source, path, sha256)
+
+
+def test_a_store_that_times_out_is_asked_again_and_then_given_up(tmp_path: Path) -> None:
+    for times in (1, 3):
+        store = FarmStore(Flaky(tmp_path / f"store{times}", times), pauses=(0, 0, 0))
+        store.put(made(tmp_path), "a")
+        store.finish(KEY, JobRecord("fetch", ()))
+        assert store.need(KEY)
+    gone = FarmStore(Flaky(tmp_path / "gone", 99), pauses=(0, 0, 0))
+    with pytest.raises(NetworkError, match="timed out"):
+        gone.put(made(tmp_path), "a")
+
+
+def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torchtailor.disk._copy_bytes", full)
+    with pytest.raises(EnvironmentProblem, match="disk is full"):
+        store.put(made(tmp_path), "a")
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_errors_of_plug_ins_become_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = _Bucket(f"memory://{tmp_path.name}")
+
+    class OddError(Exception):
+        pass
+
+    for error, kind in ((OddError("endpoint"), NetworkError), (PermissionError("403"), EnvironmentProblem)):
+
+        def broken(*_: Any, error: Exception = error, **__: Any) -> bytes:
+            raise error
+
+        monkeypatch.setattr(bucket._system, "cat_file", broken)
+        with pytest.raises(kind, match="cannot be read"):
+            bucket.read("records/x")
+
+
+def test_places_that_cannot_be_stores(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="is not a folder"):
+        open_farm_store(str(file))
+    with pytest.raises(UsageError, match="cannot be a store"):
+        open_farm_store("nonsense://x")
+
+
+def test_a_relative_store_is_the_same_for_workers_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_store("store") == str(tmp_path / "store")
+    assert absolute_store((tmp_path / "s").as_uri()) == str(tmp_path / "s")
+    assert absolute_store("s3://bucket/farm") == "s3://bucket/farm"

@@ -1,0 +1,216 @@
+"""A farm of one process builds what the build itself builds, to the byte; a second run does nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.backends.conftest import Workshop
+from tests.unit.backends.test_build import NAME, tree
+from torchtailor.backends.wheel.options import WheelOptions
+from torchtailor.backends.wheel.plan import WheelPlan
+from torchtailor.errors import ExitCode
+from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
+from torchtailor.farm.events import EventKind, FarmEvent
+from torchtailor.farm.jobs import decode_farm_job, encode_farm_job, gives_of, needs_of
+from torchtailor.farm.wheels import wheel_graph
+from torchtailor.farm.where import parse_where
+from torchtailor.ledger.ledger import Result
+
+NAMES = ("sm80-avx2", "sm90-avx512")
+OPTIONS = WheelOptions(nvidia=True)
+
+
+class Farm:
+    """Builds from the served stack on a farm, with a store of its own and a cache of its own."""
+
+    def __init__(self, workshop: Workshop, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workshop, self.root = workshop, root
+        self.out = root / "farm-dist"
+        self.store = root / "store"
+        self.events: list[FarmEvent] = []
+        monkeypatch.setenv("TORCHTAILOR_CACHE", str(root / "worker-cache"))
+        monkeypatch.setenv("TORCHTAILOR_STATE", str(root / "state"))
+
+    def plan(self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False) -> FarmPlan:
+        from torchtailor.backends.choose import choose
+
+        choices = choose(self.workshop.catalog, names, release="main")
+        plan: WheelPlan = self.workshop.backend(options).plan(choices, self.out)
+        where = parse_where(on, self.workshop.catalog)
+        return plan_farm(plan, where, store=str(self.store), prove=prove, ledger=self.workshop.ledger)
+
+    def run(self, plan: FarmPlan) -> FarmBuildResult:
+        return run_farm(plan, self.workshop.catalog, ledger=self.workshop.ledger, listen=self.events.append)
+
+    def build(self, *names: str, options: WheelOptions = OPTIONS, on: str = "here") -> FarmBuildResult:
+        return self.run(self.plan(*names, options=options, on=on))
+
+
+def fetched(workshop: Workshop) -> Counter[str]:
+    """How often each wheel was downloaded; plans read only the end of a wheel."""
+    return Counter(
+        request.path
+        for request in workshop.site.requests
+        if request.path.endswith(".whl") and request.status == 200 and request.method == "GET"
+    )
+
+
+@pytest.fixture
+def farm(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
+    return Farm(workshop, tmp_path, monkeypatch)
+
+
+def test_the_same_bytes_as_the_build_itself_and_a_second_run_does_nothing(farm: Farm, workshop: Workshop) -> None:
+    workshop.build(*NAMES, options=OPTIONS)
+    done = farm.build(*NAMES)
+    assert tree(farm.out) == tree(workshop.out)
+    assert not done.failed and len(done.wheelhouses) == 2
+    assert {house.variant for house in done.wheelhouses} >= {NAME}
+    kinds = [label.split()[0] for label, _ in done.outcomes.values()]
+    assert (kinds.count("fetch"), kinds.count("cut"), kinds.count("pack")) == (6, 5, 2)
+    assert set(fetched(workshop).values()) == {2}  # by the build before, and once for the farm
+
+    plan = farm.plan(*NAMES)
+    assert plan.cost.jobs == 0 and plan.cost.core_seconds == 0
+    before, asked = tree(farm.out), fetched(workshop)
+    again = farm.run(plan)
+    assert again.outcomes == {} and again.downloaded == 0 and again.already == 13
+    assert tree(farm.out) == before and fetched(workshop) == asked
+
+
+def test_each_wheel_is_fetched_once_for_the_whole_farm(farm: Farm, workshop: Workshop, tmp_path: Path) -> None:
+    """Also by workers that have nothing in their own caches."""
+    farm.build("sm80-avx2")
+    assert set(fetched(workshop).values()) == {1}
+    for entry in (tmp_path / "worker-cache" / "blobs").rglob("*.whl"):
+        entry.unlink()
+    more = farm.build(*NAMES)
+    assert set(fetched(workshop).values()) == {1}
+    cuts = [outcome for label, outcome in more.outcomes.values() if label.startswith("cut")]
+    assert [(outcome.hits, outcome.misses) for outcome in cuts] == [(1, 1)] * 5  # the second GPU is cut, and no other
+    assert not [label for label, _ in more.outcomes.values() if label.startswith("fetch")]
+
+
+def test_more_workers_cut_in_more_pieces_with_the_same_outputs(farm: Farm) -> None:
+    plan = farm.plan(*NAMES).plan
+    assert isinstance(plan, WheelPlan)
+    few, many = wheel_graph(plan, workers=1), wheel_graph(plan, workers=100)
+    assert len(many.jobs) == len(few.jobs) + 5
+    assert set(few.makers) == set(many.makers)
+
+
+def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> None:
+    graph = farm.plan(*NAMES, prove=True).graph
+    assert {job.kind for job in graph.jobs.values()} == {"fetch", "cut", "pack", "prove"}
+    for job in graph.jobs.values():
+        data = encode_farm_job(job.job)
+        again = decode_farm_job(data)
+        assert again == job.job
+        assert (needs_of(again), gives_of(again), encode_farm_job(again)) == (job.needs, job.gives, data)
+        assert str(tmp_path).encode() not in data
+
+
+def test_what_the_store_lost_or_damaged_is_made_again(farm: Farm) -> None:
+    """Whatever is missing: any blob, any record, of any kind of job."""
+    farm.build("sm90-avx512")
+    before = tree(farm.out)
+    files = sorted(path for path in farm.store.rglob("*") if path.is_file())
+    records = [path for path in files if path.parent.parent.name == "records"]
+    blobs = [path for path in files if path.parent.parent.name == "blobs"]
+    packed = {
+        file["sha256"]
+        for path in records
+        if (record := json.loads(path.read_text()))["kind"] == "pack"
+        for file in record["files"]
+    }
+    damaged = [path for path in blobs if path.name in packed]
+    for path in (damaged[0], max(damaged, key=lambda path: path.stat().st_size)):
+        path.chmod(0o644)
+        content = path.read_bytes()
+        path.write_bytes(b"x" + content[1:])
+        done = farm.build("sm90-avx512")
+        assert not done.failed
+        assert tree(farm.out) == before, path.name
+        assert path.read_bytes() == content
+    for path in records:
+        path.write_text("{")
+    for path in blobs:
+        path.unlink(missing_ok=True)
+    assert not farm.build("sm90-avx512").failed
+    assert tree(farm.out) == before
+
+
+def test_a_variant_that_cannot_be_made_is_failed_and_the_rest_is_built(
+    farm: Farm, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = farm.plan(*NAMES)
+    real = farm.workshop.site.content
+    broken = next(path for path in real if "triton" in path and path.endswith(".whl"))
+    real[broken] = real[broken][:-50] + b"\0" * 50
+    failed = farm.run(plan)
+    assert set(failed.failed) == {item.name for item in plan.variants}  # all need triton
+    problem = failure_of(failed)
+    assert problem is not None and "2 of 2 variants failed" in problem.message and "triton" in problem.message
+    kinds = [event.kind for event in farm.events if event.job.startswith("fetch triton")]
+    assert kinds.count(EventKind.JOB_STARTED) == 2 and kinds[-1] is EventKind.JOB_FAILED
+    assert not farm.out.exists() or not tree(farm.out)
+    results = {attempt.variant: attempt.result for attempt in workshop.ledger.attempts()}
+    assert set(results.values()) == {Result.FAILED}
+    (job,) = [job for job in workshop.ledger.jobs() if job.result is Result.FAILED]
+    assert job.label.startswith("fetch triton") and "torch" not in job.error
+
+
+def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) -> None:
+    """As the build itself says it; the other variants are there."""
+    names = ("sm90-avx512", "sm80-avx2")
+    plan = farm.plan(*names)
+    lonely = next(item for item in plan.variants if "sm80" in item.name)
+    from torchtailor.farm import perform
+
+    def useless(key: str, order: object, *more: object) -> bool:
+        from torchtailor.errors import ImpossibleError
+
+        if getattr(order, "gpu", "") == "8.0":
+            raise ImpossibleError("none of it runs on 8.0.", "Choose another.")
+        return restored(key, order, *more)  # type: ignore[arg-type]
+
+    restored = perform._restore_cut
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(perform, "_restore_cut", useless)
+        done = farm.run(plan)
+    assert list(done.failed) == [lonely.name]
+    assert [house.variant for house in done.wheelhouses] == [NAME]
+    problem = failure_of(done)
+    assert problem is not None and problem.code is ExitCode.IMPOSSIBLE
+    starts = [event for event in farm.events if event.kind is EventKind.JOB_STARTED and lonely.name in event.job]
+    assert len(starts) == 1  # another try changes nothing
+
+
+def test_the_ledger_has_each_job_with_its_worker_and_hits(farm: Farm, workshop: Workshop) -> None:
+    farm.build("sm90-avx512")
+    jobs = workshop.ledger.jobs()
+    assert len(jobs) == 6 + 5 + 1
+    assert len({job.run for job in jobs}) == 1
+    assert all(job.worker == "this process" and job.duration >= 0 and job.result is Result.DONE for job in jobs)
+    assert sum(job.misses for job in jobs) == 5
+    (attempt,) = workshop.ledger.attempts()
+    assert attempt.result is Result.DONE and attempt.options["on"] == "here" and attempt.output_bytes
+
+
+def test_the_index_of_wheel_variants_is_the_same_too(farm: Farm, workshop: Workshop) -> None:
+    options = WheelOptions(variants=True)
+    workshop.build("sm80-avx2", "sm90-avx512", options=options)
+    done = farm.build("sm80-avx2", "sm90-avx512", options=options)
+    assert done.variants_index == farm.out / "variants"
+    assert tree(farm.out) == tree(workshop.out)
+
+
+def test_proof_is_a_job(farm: Farm) -> None:
+    plan = farm.plan("sm90-avx512", prove=True)
+    done = farm.run(plan)
+    assert not done.failed
+    assert [label for label, _ in done.outcomes.values()][-1] == f"prove {NAME}"

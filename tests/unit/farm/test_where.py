@@ -1,0 +1,114 @@
+"""`--on`: what it takes, what it says, and that `--help` needs none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.catalogs import load_pinned
+from tests.unit.fetch.serving import Site
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+from torchtailor.farm import where
+from torchtailor.farm.fingerprint import Fingerprint, describe_worker
+from torchtailor.farm.where import PlaceKind, parse_where
+
+BUILD = ("build", "sm90-avx512", "--release", "main")
+
+
+@pytest.fixture
+def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple")
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(where, "_CONNECT", 0.3)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((*BUILD, "--on", "nowhere"), ExitCode.NO_MATCH, "There is no farm 'nowhere'"),
+        ((*BUILD, "--on", "local:0"), ExitCode.USAGE, "has no workers"),
+        ((*BUILD, "--on", "local:two"), ExitCode.NO_MATCH, "There is no farm 'local:two'"),
+        ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
+        ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
+        ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
+        (("build", "sm90-avx512", "--via", "nix", "--on", "local:1"), ExitCode.USAGE, "--via nix"),
+        (("farm", "check", "nowhere"), ExitCode.NO_MATCH, "There is no farm"),
+    ],
+)
+def test_clear_errors(
+    index: Site, words: tuple[str, ...], code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("section", "code", "said"),
+    [
+        ('scheduler = "tcp://h:1"\ncluster = "slurm"', ExitCode.USAGE, "either `scheduler` or `cluster`"),
+        ("workers = 2", ExitCode.USAGE, "either `scheduler` or `cluster`"),
+        ('cluster = "teapot"', ExitCode.USAGE, "no kind of cluster"),
+        ('cluster = "no_such_module:Cluster"', ExitCode.ENVIRONMENT, "needs no-such-module"),
+        ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
+        ('cluster = "distributed:LocalCluster"\noptions = { nonsense = 1 }', ExitCode.ENVIRONMENT, "cannot be started"),
+        ('schedular = "tcp://h:1"', ExitCode.USAGE, "schedular"),
+    ],
+)
+def test_sections(section: str, code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("torchtailor.toml").write_text(f"[farm.mine]\n{section}\n")
+    assert main(["farm", "check", "mine"]) == code
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_section_is_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").write_text(
+        '[farm.big]\ncluster = "slurm"\nworkers = 32\nstore = "s3://b/farm"\n'
+        '[farm.big.options]\nqueue = "q"\ncores = 8\n'
+    )
+    found = parse_where("big", load_pinned(tmp_path))
+    assert (found.kind, found.workers, found.store) == (PlaceKind.CLUSTER, 32, "s3://b/farm")
+    assert found.settings.options == {"queue": "q", "cores": 8}
+
+
+def test_a_worker_that_differs_is_refused_with_the_difference() -> None:
+    described = describe_worker()
+    own = Fingerprint.of(described, compiles=True)
+    assert own.refusal(Fingerprint.of(described, compiles=True), "node1") == ""
+    changes: dict[str, tuple[dict[str, object], str]] = {
+        "no torchtailor": ({"torchtailor": ""}, "has no torchtailor"),
+        "python": ({"python": "3.9"}, "Python 3.9"),
+        "version": ({"torchtailor": "ab", "version": "0.0.1"}, "version 0.0.1"),
+        "code": ({"torchtailor": "ab"}, "other code of the same version"),
+        "library": ({"libraries": {**described["libraries"], "isal": "0.1"}}, "isal 0.1"),
+        "glibc": ({"glibc": "2.17"}, "glibc 2.17"),
+        "compiler": ({"compiler": "c++ 4.8"}, "c++ 4.8"),
+    }
+    for change, said in changes.values():
+        why = own.refusal(Fingerprint.of({**described, **change}, compiles=True), "node1")
+        assert why.startswith("node1 has") and said in why
+    arm = Fingerprint.of({**described, "machine": "riscv64"}, compiles=False)
+    assert "has a processor of riscv64" in Fingerprint.of(described, compiles=False).refusal(arm, "node1")
+    for name in ("glibc", "compiler"):  # which wheels do not depend on
+        other = Fingerprint.of({**described, **changes[name][0]}, compiles=False)
+        assert Fingerprint.of(described, compiles=False).refusal(other, "node1") == ""
+
+
+def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*BUILD, "--on", "here", "--store", "store", "-o", "dist", "--plain"]
+    assert main([*words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "core-hours" in shown and "longest chain" in shown and not Path("store").exists()
+    assert main(words) == 0
+    seen = capsys.readouterr()
+    assert "pip install --index-url" in seen.out and "2 of them cut" in seen.out
+    assert "] cut torch for 9.0 (" in seen.err and "9 jobs ran on 1 machine" in seen.err
+    assert main([*words, "--dry-run"]) == 0
+    assert "nothing has to run" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert main(["history", "--jobs"]) == 0
+    assert "cut torch for 9.0" in capsys.readouterr().out
