@@ -130,15 +130,17 @@ class FarmDisplay:
         return drawn
 
 
-def show_farm_result(result: FarmBuildResult) -> None:
+def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
     from torchtailor.cli._build_output import show_wheelhouses
 
     show_wheelhouses(result.wheelhouses, result.variants_index)
+    if quiet:
+        return
     ran = len(result.outcomes)
     workers = len({outcome.worker for _, outcome in result.outcomes.values()})
     lost = f", {counted(result.lost, 'worker')} lost" if result.lost else ""
     ui.err().print(
-        f"{counted(ran, 'job')} ran on {counted(workers, 'machine')}, {result.already} were done or not needed{lost}; "
+        f"{counted(ran, 'job')} ran on {counted(workers, 'worker')}, {result.already} were done or not needed{lost}; "
         f"{ui.human_seconds(result.seconds)}.",
         markup=False,
     )

@@ -204,7 +204,7 @@ def _build_on(
     if json:
         ui.print_json("build-farm", result.to_json())
     else:
-        show_farm_result(result)
+        show_farm_result(result, quiet=quiet)
     if problem := failure_of(result):
         raise problem
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from torchtailor.backends.jobs import FetchWheel
@@ -65,7 +64,7 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterat
     for url, gpus in cuts.items():
         wheel = wheels[url]
         share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
-        for some in _pieces(sorted(gpus), math.ceil(share)):
+        for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
             weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
             job = CutForGpus(wheel.file.key, wheel.file.filename, some, plan.options.cut_options)

@@ -106,9 +106,11 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main(words) == 0
     seen = capsys.readouterr()
     assert "pip install --index-url" in seen.out and "2 of them cut" in seen.out
-    assert "] cut torch for 9.0 (" in seen.err and "9 jobs ran on 1 machine" in seen.err
+    assert "] cut torch for 9.0 (" in seen.err and "9 jobs ran on 1 worker" in seen.err
     assert main([*words, "--dry-run"]) == 0
     assert "nothing has to run" in capsys.readouterr().out
+    assert main([*words[:-1], "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
     assert main([*words, "--json"]) == 0
     assert main(["history", "--jobs"]) == 0
     assert "cut torch for 9.0" in capsys.readouterr().out
