@@ -118,6 +118,11 @@ def check_replaceable(path: Path) -> None:
         )
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether a name is written to, not replaced: a device, a pipe, or one of the kernel's."""
+    return path.exists() and not path.is_dir() and (not path.is_file() or _is_special(path))
+
+
 def _is_special(path: Path) -> bool:
     """Whether a name is one of the kernel's, such as /dev/stdout, whatever it leads to."""
     return path.absolute().parts[1:2] in (("dev",), ("proc",)) and path.is_symlink()
@@ -222,12 +227,21 @@ def write_atomically(
         file.write(data)
 
 
-def write_output(path: Path, data: bytes, *, parents: bool = True) -> None:
+def check_output(path: Path) -> None:
+    """Refuse a place that `write_output` could not write to, before the long work whose result goes there."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", "Give the name of a file.")
+    if not _is_stream(path):
+        with disk_errors(path.parent), tempfile.TemporaryFile(dir=existing_parent(path.parent)):
+            pass
+
+
+def write_output(path: Path, data: bytes, *, parents: bool = True, unchanged: str = "Nothing was changed.") -> None:
     """Write a file that the user asked for, and the folder it is in; a device or pipe is written to."""
-    with disk_errors(path.parent):
+    with disk_errors(path.parent, unchanged=unchanged):
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_dir() and (not path.is_file() or _is_special(path)):
+        if _is_stream(path):
             with path.open("wb", buffering=0) as file:
                 file.write(data)
         else:
@@ -352,6 +366,18 @@ def locked(
                 return
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """One process at a time changes a folder that belongs to other tools too: so without a lock file in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _name_holder(descriptor: int, holder: str) -> None:

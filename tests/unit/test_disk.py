@@ -408,7 +408,8 @@ def test_nobody_else_knows_how() -> None:
         r"\bfcntl\b|file_digest|mkstemp|mkdtemp|os\.replace\(|user_(cache|state)_|TORCHTAILOR_(CACHE|STATE|WORK)"
     )
     found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if own.search(path.read_text())}
-    assert found == {"disk.py"}
+    alone = "farm/fingerprint.py"  # runs on workers that may lack torchtailor, and uses nothing but Python itself
+    assert found == {"disk.py", alone}
 
 
 def _umask() -> int:

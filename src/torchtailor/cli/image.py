@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from torchtailor.images.result import ImageReport, ImageResult
 
 _SMALLER = "To save more"
@@ -30,7 +32,8 @@ def command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="The image: docker://HOST/NAME:TAG, oci:FOLDER:TAG, oci-archive:FILE, docker-archive:FILE or -.",
+            help="The image: docker://HOST/NAME:TAG, oci:FOLDER:TAG, oci-archive:FILE or docker-archive:FILE; "
+            "FILE can be - for a pipe.",
         ),
     ],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new image, named in the same way.")],
@@ -118,11 +121,14 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
     """Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."""
+    from torchtailor.disk import check_output
+    from torchtailor.errors import UsageError
     from torchtailor.images.compression import LayerCompression
     from torchtailor.images.options import ImageOptions
+    from torchtailor.images.reference import parse_reference
     from torchtailor.images.run import cut_image
     from torchtailor.tailoring.run import tailor_options
-    from torchtailor.ui import ProgressBar, err, print_json
+    from torchtailor.ui import ProgressBar, err, out, print_json
 
     tailoring = tailor_options(
         gpu or (),
@@ -139,46 +145,54 @@ def command(
     )
     if tailoring.targets.source != "--gpu":
         err().print(f"Target {tailoring.targets}, from {tailoring.targets.source}.", markup=False)
+    to_pipe = parse_reference(destination).is_pipe and not dry_run
+    if to_pipe and json:
+        raise UsageError(
+            "The archive and the JSON document would both go to standard output.",
+            "Write the archive to a file, or leave out --json: the report then goes to standard error.",
+        )
+    if html:
+        check_output(html)
     packing = LayerCompression(compress.value) if compress else None
     options = ImageOptions(tailoring, squash_shadowed, packing, publish_nvidia)
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
+    if json:
+        print_json("image", report.to_json())
+    else:
+        _print(report, err() if to_pipe else out())
     if html:
         from torchtailor.report.image_page import write_image_report
 
         write_image_report(report, html)
-    if json:
-        print_json("image", report.to_json())
-    else:
-        _print(report)
 
 
-def _print(report: ImageReport) -> None:
-    from torchtailor.ui import err, human_seconds, out
+def _print(report: ImageReport, console: Console) -> None:
+    from torchtailor.ui import err, human_seconds
 
     for image in report.images:
         if len(report.images) > 1:
-            out().print(f"\n{image.platform}", markup=False)
-        _print_tables(image)
+            console.print(f"\n{image.platform}", markup=False)
+        _print_tables(image, console)
         for line in _summary(image, dry_run=report.options.tailoring.dry_run):
-            out().print(line, markup=False)
+            console.print(line, markup=False)
         for warning in _warnings(image):
             err().print(f"warning: {warning}", markup=False)
     for note in report.notes:
-        out().print(note, markup=False)
+        console.print(note, markup=False)
     took = human_seconds(report.seconds)
     if report.digest is None:
-        out().print(f"Nothing was written (dry run, {took}).", markup=False)
+        console.print(f"Nothing was written (dry run, {took}).", markup=False)
         return
     what = "" if report.differs else ", the same image: there was nothing to cut"
-    out().print(f"{report.destination} is {report.digest}{what} ({took}).", markup=False)
+    console.print(f"{report.destination} is {report.digest}{what} ({took}).", markup=False)
     if report.differs:
-        out().print("Signatures of the stock image do not hold for it: sign it again where that is required.")
+        console.print("Signatures of the stock image do not hold for it: sign it again where that is required.")
 
 
-def _print_tables(image: ImageResult) -> None:
+def _print_tables(image: ImageResult, console: Console) -> None:
     from torchtailor.format import printable
-    from torchtailor.ui import human_bytes, out, table
+    from torchtailor.ui import human_bytes, table
 
     rows = [
         [
@@ -192,7 +206,7 @@ def _print_tables(image: ImageResult) -> None:
         ]
         for layer in image.layers
     ]
-    out().print(table(["Layer", "Made by", "Before", "After", "Unpacked", "After", "Shadowed"], rows))
+    console.print(table(["Layer", "Made by", "Before", "After", "Unpacked", "After", "Shadowed"], rows))
     changed = sorted(image.changed, key=lambda one: one.result.size_before, reverse=True)
     if changed:
         cut = [
@@ -206,10 +220,10 @@ def _print_tables(image: ImageResult) -> None:
             ]
             for one in changed[:_SHOWN]
         ]
-        out().print(table(["Library", "Layer", "Before", "After", "Left", "GPU code kept"], cut))
+        console.print(table(["Library", "Layer", "Before", "After", "Left", "GPU code kept"], cut))
         if more := changed[_SHOWN:]:
             before, after = (sum(getattr(one.result, name) for one in more) for name in ("size_before", "size_after"))
-            out().print(f"and {len(more)} more: {human_bytes(before)} -> {human_bytes(after)}.", markup=False)
+            console.print(f"and {len(more)} more: {human_bytes(before)} -> {human_bytes(after)}.", markup=False)
 
 
 def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:

@@ -166,9 +166,11 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
 
 
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
+    from torchtailor.artifact.artifact import ArtifactKind
     from torchtailor.artifact.drops import default_rules
     from torchtailor.ui import human_bytes
 
+    command = "image" if all(one.kind is ArtifactKind.IMAGE for one in inspection.artifacts) else "tailor"
     libraries = inspection.libraries
     stored = sum(library.stored for library in with_code)
     size = sum(library.size for library in libraries)
@@ -190,7 +192,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
             line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
         if linkable := inspection.lto_in_all(gpu.capability):
             line += f", and {human_bytes(linkable)} more with --no-lto"
-        yield f"{line}; `torchtailor tailor --dry-run` tells exactly."
+        yield f"{line}; `torchtailor {command} --dry-run` tells exactly."
     for name, size in inspection.pinned.items():
         yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."
     for library in libraries:
@@ -199,9 +201,9 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
             yield f"{library.name} has PTX as text ({held}), which is not cut."
     droppable = {name: f"{name} {human_bytes(size)}" for name, (_, size) in inspection.droppable.items()}
     if always := [droppable.pop(name) for name in default_rules() if name in droppable]:
-        yield f"`tailor` would leave out: {', '.join(always)}."
+        yield f"`{command}` would leave out: {', '.join(always)}."
     if droppable:
-        yield f"`tailor --drop` could leave out: {', '.join(droppable.values())}."
+        yield f"`{command} --drop` could leave out: {', '.join(droppable.values())}."
     if inspection.foreign:
         yield f"{len(inspection.foreign)} files are for other processors or not what they are named, and were not read."
     lookalikes = [library.name for library in libraries if library.lookalikes]

@@ -84,6 +84,7 @@ class ImageCutter:
     """Cuts the images of one source for one destination; without one nothing is written but temporary files."""
 
     source: ImageSource
+    target: ImageDestination  # where it is to go; a dry run never opens it
     destination: ImageDestination | None
     options: ImageOptions
     progress: Progress
@@ -261,8 +262,8 @@ class _OneImage:
         return any(needs_nvidia_option(file.path, package) for file in files for package in self.packages.of(files))
 
     def _check_licence(self) -> None:
-        to = self.cutter.destination
-        if to is None or to.is_local or self.options.publish_nvidia or not self.tailoring.nvidia:
+        to = self.cutter.target
+        if to.is_local or self.options.publish_nvidia or not self.tailoring.nvidia:
             return
         found = self.survey.candidates.values()
         theirs = [one for one in found if one.has_code and self.proprietary(one.content)]

@@ -29,9 +29,11 @@ from torchtailor.images.imagespec import (
 )
 from torchtailor.images.manifests import is_index, to_oci
 from torchtailor.images.options import ImageOptions
+from torchtailor.images.reference import ImageReference, parse_reference
 from torchtailor.images.result import ImageReport, ImageResult
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.choose import open_destination, open_source
+from torchtailor.images.transports.layout import OciFolderSource
 from torchtailor.progress import NoProgress, Progress
 
 _DEEPEST = 3  # indexes in indexes
@@ -50,25 +52,33 @@ def cut_image(
     started = time.monotonic()
     with ExitStack() as stack:
         progress = progress or NoProgress()
-        image = stack.enter_context(open_source(source, insecure=insecure, received=_received(progress)))
-        place = None
-        if not options.tailoring.dry_run:
-            place = stack.enter_context(open_destination(destination, insecure=insecure))
-            if place.name == image.name:
-                raise UsageError(
-                    f"{place.name} is the image itself, which is never changed.", "Give the new one another name."
-                )
+        origin, goal = parse_reference(source), parse_reference(destination)
+        image = stack.enter_context(open_source(origin, insecure=insecure, received=_received(progress)))
+        target = open_destination(goal, insecure=insecure)  # a dry run is refused where the real one would be
+        if _replaces(goal, origin, image):
+            raise UsageError(
+                f"{target.name} is the image itself, which is never changed.", "Give the new one another name."
+            )
+        place = None if options.tailoring.dry_run else stack.enter_context(target)
         staging = place.staging if place and place.staging else None
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))
-        run = _Run(image, place, ImageCutter(image, place, options, progress, staging))
+        run = _Run(image, target, place, ImageCutter(image, target, place, options, progress, staging))
         root = run.fitting(run.cut(image.root(), platform))
         if place is not None:
             place.commit(root)
         digest = None if place is None else root.descriptor.digest
-    target = place.name if place else destination
     notes = tuple(run.notes)
-    return ImageReport(image.name, target, options, tuple(run.results), digest, notes, time.monotonic() - started)
+    return ImageReport(image.name, target.name, options, tuple(run.results), digest, notes, time.monotonic() - started)
+
+
+def _replaces(goal: ImageReference, origin: ImageReference, image: ImageSource) -> bool:
+    """Whether the new image would take the place of the one that is read, however both are written."""
+    if goal.path is None or origin.path is None:
+        return goal == origin
+    if goal.is_pipe or origin.is_pipe or goal.path.resolve() != origin.path.resolve():
+        return False
+    return not isinstance(image, OciFolderSource) or image.stored_name == goal.ref
 
 
 def _received(progress: Progress) -> Callable[[int], None]:
@@ -87,8 +97,10 @@ def _received(progress: Progress) -> Callable[[int], None]:
 class _Run:
     """All images under one name."""
 
-    def __init__(self, source: ImageSource, destination: ImageDestination | None, cutter: ImageCutter) -> None:
-        self._source, self._destination, self._cutter = source, destination, cutter
+    def __init__(
+        self, source: ImageSource, target: ImageDestination, destination: ImageDestination | None, cutter: ImageCutter
+    ) -> None:
+        self._source, self._target, self._destination, self._cutter = source, target, destination, cutter
         self.results: list[ImageResult] = []
         self.notes: list[str] = []
 
@@ -97,12 +109,12 @@ class _Run:
             return self._image(root, platform)
         index = read_index(root, self._source.name)
         chosen = chosen_image(index, platform, self._source.name)
-        if chosen is None and self._destination and not self._destination.takes_index:
+        if chosen is None and not self._target.takes_index:
             names = ", ".join(str(one.platform) for one in index.manifests if not is_attestation(one))
             only = [one for one in index.manifests if not is_attestation(one)]
             if len(only) > 1:
                 raise UsageError(
-                    f"{self._destination.name} holds one platform, and the image has {names}.",
+                    f"{self._target.name} holds one platform, and the image has {names}.",
                     "Choose one: --platform.",
                 )
             chosen = only[0]

@@ -28,7 +28,8 @@ _LEFT = {
 
 def write_image_report(report: ImageReport, path: Path) -> None:
     """Write the page whole or not at all."""
-    write_output(path, render_image(report).encode())
+    done = "The image itself was written." if report.digest else "Nothing was written."
+    write_output(path, render_image(report).encode(), unchanged=done)
 
 
 def render_image(report: ImageReport) -> str:

@@ -61,6 +61,29 @@ def test_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str
     assert not (tmp_path / "cut").exists()
 
 
+def test_an_archive_in_a_pipe_is_nothing_else(
+    capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, source: str
+) -> None:
+    words = ["image", source, "oci-archive:-", "--gpu", "9.0"]
+    assert main(words) == ExitCode.OK
+    said = capfdbinary.readouterr()
+    assert main(["image", source, f"oci-archive:{tmp_path}/cut.tar", "--gpu", "9.0"]) == ExitCode.OK
+    capfdbinary.readouterr()
+    assert said.out == (tmp_path / "cut.tar").read_bytes()
+    assert b"libdemo.so" in said.err and b"Signatures of the stock image" in said.err
+    assert main([*words, "--json"]) == ExitCode.USAGE
+    assert b"blobs/" not in capfdbinary.readouterr().out
+    assert main([*words, "--json", "-n"]) == ExitCode.OK
+    assert json.loads(capfdbinary.readouterr().out)["dry_run"]
+
+
+def test_a_page_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str) -> None:
+    for page, expected in ((tmp_path, ExitCode.USAGE), (Path("/proc/page.html"), ExitCode.ENVIRONMENT)):
+        code, _, _ = run(capsys, "image", source, f"oci:{tmp_path}/cut:x", "--gpu", "9.0", "--html", page)
+        assert code == expected
+        assert not (tmp_path / "cut").exists()
+
+
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -120,6 +143,12 @@ def test_inspect(capsys: pytest.CaptureFixture[str], source: str) -> None:
     assert found["path"] == source and found["kind"] == "image"
     assert {row["name"] for row in found["libraries"]} == {"demo/lib/libdemo.so", "libcublas.so.12"}
     assert "headers" in {row["rule"] for row in document["droppable"]}
+
+
+def test_inspect_names_the_command_for_images(capsys: pytest.CaptureFixture[str], source: str) -> None:
+    code, out, _ = run(capsys, "inspect", source, "--gpu", "9.0")
+    assert code == ExitCode.OK
+    assert "`image --drop` could leave out" in out and "`torchtailor image --dry-run` tells exactly" in out
 
 
 def test_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path, source: str) -> None:

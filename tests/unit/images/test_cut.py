@@ -391,6 +391,46 @@ def test_onto_itself(tmp_path: Path, fat: bytes) -> None:
         cut(source, tmp_path, to="stock")
 
 
+def test_onto_itself_under_another_name(tmp_path: Path, fat: bytes) -> None:
+    source = stock(tmp_path / "stock", [tar_of(package(fat))])
+    archive = tmp_path / "stock.tar"
+    options = ImageOptions(tailoring("9.0"))
+    cut_image(source, f"oci-archive:{archive}:a", ImageOptions(tailoring("8.0,9.0")))
+    (tmp_path / "link").symlink_to(tmp_path / "stock")
+    before = {path: path.read_bytes() for path in (archive, tmp_path / "stock" / "index.json")}
+    for origin, goal in (
+        (f"oci:{tmp_path}/stock", f"oci:{tmp_path}/stock:latest"),
+        (f"oci:{tmp_path}/stock:@0", f"oci:{tmp_path}/stock:latest"),
+        (f"oci:{tmp_path}/link:latest", f"oci:{tmp_path}/stock:latest"),
+        (f"oci-archive:{archive}:a", f"oci-archive:{archive}:b"),  # an archive is written whole
+        (f"oci-archive:{archive}", f"docker-archive:{archive}:b"),
+    ):
+        with pytest.raises(UsageError, match="never changed"):
+            cut_image(origin, goal, options)
+    assert before == {path: path.read_bytes() for path in before}
+    cut_image(f"oci:{tmp_path}/stock", f"oci:{tmp_path}/stock:cut", options)  # beside it is no problem
+
+
+def test_a_dry_run_is_refused_where_the_cut_would_be(tmp_path: Path, fat: bytes) -> None:
+    layout = Layout(tmp_path / "stock")
+    images = [
+        {**layout.image([tar_of({"libcublas.so.12": fat})], architecture=name), "platform": platform}
+        for name in ("amd64", "arm64")
+        for platform in [{"os": "linux", "architecture": name}]
+    ]
+    source = layout.name(layout.blob(json.dumps({"schemaVersion": 2, "manifests": images}).encode(), INDEX))
+    options = ImageOptions(tailoring("9.0", nvidia=True, dry_run=True))
+    for goal, says in (
+        ("nowhere", "does not say where"),
+        (source, "never changed"),
+        (f"docker-archive:{tmp_path}/x.tar", "holds one platform"),
+        ("docker://registry.example.com/app:1", "is not on this machine"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            cut_image(source, goal, options)
+    assert cut_image(source, "docker://registry.local/app:1", options).digest is None
+
+
 def test_libraries_that_were_not_kept(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk has no room for the libraries of all layers, layers are read once more, in batches."""
     files = {f"opt/lib{number}.so": fat for number in range(7)} | package(fat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,15 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from torchtailor.disk import copy_file, disk_errors, link_or_copy, new_file, staging_folder, write_atomically
+from torchtailor.disk import (
+    copy_file,
+    disk_errors,
+    link_or_copy,
+    locked_folder,
+    new_file,
+    staging_folder,
+    write_atomically,
+)
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.images.descriptor import Descriptor
 from torchtailor.images.manifests import MANIFEST_LIMIT, check_document, require_oci
@@ -94,6 +101,11 @@ class OciSource:
     @property
     def name(self) -> str:
         return str(self._reference)
+
+    @property
+    def stored_name(self) -> str | None:
+        """The name that the layout has for the image, also where it was asked for without one."""
+        return (self._chosen().annotations or {}).get(REF_NAME)
 
     def root(self) -> Document:
         return self.document(self._chosen())
@@ -282,7 +294,7 @@ class OciFolderDestination:
 
     def commit(self, root: Document) -> None:
         self.put_document(root)
-        with disk_errors(self._folder), _folder_lock(self._folder):
+        with disk_errors(self._folder), locked_folder(self._folder):
             if not (
                 self._folder / LAYOUT
             ).exists():  # the first thing, so that nobody takes the rest for something else
@@ -342,15 +354,3 @@ def _name_of(entry: msgspec.Raw) -> str | None:
     except (msgspec.MsgspecError, AttributeError, RecursionError):
         return "\0"
     return str(name) if name else None
-
-
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """One process at a time changes an index; without a lock file, as a layout belongs to other tools too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
