@@ -436,6 +436,12 @@ def staging_folder(parent: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def staged_for(path: Path) -> Path:
+    """The folder, known to the user, beside whose files something is staged."""
+    staging = [one for one in path.parents if one.name.startswith(_TEMPORARY)]
+    return staging[-1].parent if staging else path.parent
+
+
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
     """Make a folder beside its place; it is put there, instead of an older one, when the block ends well."""

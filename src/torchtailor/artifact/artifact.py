@@ -24,7 +24,7 @@ from torchtailor.artifact.libraries import (
 from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sites_below
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
-from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.format import human_bytes
 from torchtailor.gpucode.files import is_code_file
 from torchtailor.trust import Limit, read_limited
@@ -35,6 +35,7 @@ from torchtailor.wheels.record import FileHash, Record
 
 WHEELHOUSE_MANIFEST = "manifest.json"
 _ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+_IMAGES = ("docker:", "oci:", "oci-archive:", "docker-archive:")
 _WHAT_TO_GIVE = "Give a shared library, a wheel, a folder of libraries or wheels, or an environment."
 
 
@@ -244,6 +245,8 @@ def open_artifact(path: Path) -> Artifact:
         if path.is_dir():
             return _open_folder(path)
         if not path.exists():
+            if str(path).startswith(_IMAGES):
+                raise UsageError(f"{path} names an image.", "`torchtailor image` cuts images.")
             raise NoMatchError(f"{path} does not exist.", _WHAT_TO_GIVE)
         if not path.is_file():
             raise BadInputError(f"{path} is neither a file nor a folder.", _WHAT_TO_GIVE)

@@ -19,6 +19,7 @@ from torchtailor.artifact.libraries import is_shared_name, may_be_elf
 from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.binary.source import BufferSource, ByteSource, open_source
+from torchtailor.disk import staged_for
 from torchtailor.errors import BadInputError, EnvironmentProblem
 from torchtailor.format import human_bytes, printable
 from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, known_by_head, read_code_file
@@ -293,8 +294,9 @@ def store(place: Path, pieces: Iterable[bytes], file: LayerFile) -> None:
     """Write a library to a file, if the disk has room for it."""
     if shutil.disk_usage(place.parent).free < file.size + _SPARE:
         raise EnvironmentProblem(
-            f"{printable(file.path)[:200]} ({human_bytes(file.size)}) does not fit on the disk of {place.parents[1]}.",
-            "Set TMPDIR to a folder on a disk with more room.",
+            f"{printable(file.path)[:200]} ({human_bytes(file.size)}) does not fit on the disk of {staged_for(place)}, "
+            f"of which {human_bytes(_SPARE)} stay free.",
+            "Free some space, or write the image to another disk; for registries and pipes set TMPDIR.",
         )
     with place.open("wb") as out:
         for piece in pieces:

@@ -135,6 +135,13 @@ def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path
         assert not (tmp_path / "cut").exists()
 
 
+def test_tailor_names_the_command_for_images(capsys: pytest.CaptureFixture[str], source: str) -> None:
+    for name in (source, "docker://registry.local/app:1"):
+        code, _, err = run(capsys, "tailor", name, "--gpu", "9.0")
+        assert code == ExitCode.USAGE
+        assert "`torchtailor image` cuts images" in err
+
+
 def test_inspect(capsys: pytest.CaptureFixture[str], source: str) -> None:
     code, out, _ = run(capsys, "inspect", source, "--gpu", "9.0", "--json")
     document = json.loads(out)
