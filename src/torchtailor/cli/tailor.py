@@ -255,10 +255,11 @@ def _print_leftovers(report: TailorReport) -> None:
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
     if moved := [library for result in results for library in result.changed if library.moved]:
         size = human_bytes(sum(library.pack_size for library in moved))
+        wheels = any(result.pack_wheels for result in results)  # the size of each is below
         if report.options.no_pack:
             made = f"{'would be' if report.options.dry_run else 'was'} left out: no pack was asked for"
         else:
-            made = "would go to packs" if report.options.dry_run else f"is in packs of {size}"
+            made = "would go to packs" if report.options.dry_run else "is in packs" + ("" if wheels else f" of {size}")
         what = "The GPU code" if report.options.split else "What the workload does not use"
         out().print(f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False)
     for pack in (pack for result in results for pack in result.pack_wheels):

@@ -20,7 +20,7 @@ from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PACK_VARIABLE, P
 
 
 class PackedImage(NamedTuple):
-    """An image in a pack; `target` is the GPU of a split's pack."""
+    """An image in a pack; `target` is the label of the GPUs of a split's pack."""
 
     image: Image
     target: str = ""
