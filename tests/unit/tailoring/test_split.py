@@ -13,6 +13,7 @@ from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
 from torchtailor.catalog import load_catalog
+from torchtailor.cli.run import run_command
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.inspection.torch_code import read_torch
 from torchtailor.surgery import moved
@@ -29,7 +30,7 @@ from torchtailor.wheels.metadata import Metadata, with_lines
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.pack import open_pack
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, write_trace
 
 LICENCE = {"torch-2.10.0.dist-info/licenses/LICENSE": b"BSD", "torch-2.10.0.dist-info/entry_points.txt": b""}
 
@@ -116,6 +117,37 @@ def test_a_folder_for_several_gpus_is_verified(tmp_path: Path, wheel: Path) -> N
     proof = verify_static(artifact, expectation(artifact, catalog), catalog, stock=open_artifact(tmp_path / "env"))
     outcomes = {check.name: check.outcome for check in proof.checks if check.name.startswith(("packs", "coverage"))}
     assert len(outcomes) == 3 and set(outcomes.values()) == {CheckOutcome.PASS}
+
+
+def test_a_damaged_pack_is_named(tmp_path: Path, wheel: Path) -> None:
+    install(wheel, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
+    tailor_folder(tmp_path / "env", tmp_path / "out", split())
+    (pack,) = (tmp_path / "out").rglob("*.ttpack")
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    artifact, catalog = open_artifact(tmp_path / "out"), load_catalog()
+    checks = {check.name: check for check in verify_static(artifact, expectation(artifact, catalog), catalog).checks}
+    assert checks["packs"].outcome is CheckOutcome.FAIL
+    assert checks["packs"].reason.startswith("The pack of libtorch_cuda.so for sm90 is damaged: the checksum")
+
+
+def test_what_the_commands_say(tmp_path: Path, fat: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": fat, "torch/include/a.h": b"int a;"}
+    wheel = build_wheel(tmp_path, content, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64")
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    assert run_command("tailor", ["--env", str(tmp_path / "env"), "--gpu", "9.0", "--dry-run"]) == 0
+    assert "would be cut in place" in capsys.readouterr().out
+    write_trace(tmp_path / "a.trace", Trace(opened=("torch/__init__.py",)))
+    words = [str(wheel), "--gpu", "9.0", "--workload", str(tmp_path / "a.trace"), "--drop-unopened", "--dry-run"]
+    assert run_command("tailor", words) == 0
+    assert "(--drop-unopened)" in " ".join(capsys.readouterr().out.split())
+    assert run_command("tailor", [str(wheel), "--gpu", "8.0,9.0", "--split", "-o", str(tmp_path / "out")]) == 0
+    assert "of 1 library is in packs. For sm80:" in " ".join(capsys.readouterr().out.split())
+    (host,) = (tmp_path / "out").glob("torch-*.whl")
+    assert run_command("inspect", [str(host), "--gpu", "9.0"]) == 0
+    assert "in 1 library is in packs and not counted here" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_split_is_not_cut_again(tmp_path: Path, wheel: Path) -> None:

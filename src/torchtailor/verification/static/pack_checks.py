@@ -44,8 +44,8 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing and any(_is_split(artifact, facts) for facts in moved):
         reason = (
-            "its GPU code is in packages of its own, and none is there: install it by the extra "
-            "for your GPU, such as torch[sm90], or verify the wheels of both together"
+            "its GPU code is in packages of its own, and none that has it is there: install it by the "
+            "extra for the GPU, such as torch[sm90], or verify the wheels of both together"
         )
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if missing:
