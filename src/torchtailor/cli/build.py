@@ -71,6 +71,8 @@ def command(
     from torchtailor.cli._progress import BuildDisplay
     from torchtailor.tailoring.run import read_workload
 
+    if margin != "exact" and not workload:
+        raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
     given: dict[Method, object] = {
         Method.WHEEL: WheelOptions(
             companions=tuple(companions or ()),

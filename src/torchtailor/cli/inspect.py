@@ -168,6 +168,7 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.artifact.artifact import ArtifactKind
     from torchtailor.artifact.drops import default_rules
+    from torchtailor.format import counted
     from torchtailor.ui import human_bytes
 
     command = "image" if all(one.kind is ArtifactKind.IMAGE for one in inspection.artifacts) else "tailor"
@@ -181,6 +182,10 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         f"{len(libraries)} {noun} of {human_bytes(size)}; {len(with_code)} with GPU code: "
         f"{human_bytes(stored)} in {images} images ({human_bytes(raw)} unpacked)."
     )
+    if moved := [library for library in with_code if library.moved]:
+        containers = counted(sum(library.moved for library in moved), "container")
+        where = counted(len(moved), "library", "libraries")
+        yield f"The code of {containers} in {where} is in packs and not counted here; `torchtailor verify` reads them."
     for gpu in inspection.gpus:
         if len(with_code) == 1:
             yield _verdict(inspection, with_code[0], gpu)

@@ -242,6 +242,7 @@ def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
     from torchtailor.artifact.drops import default_rules, drop_rules
     from torchtailor.format import counted
+    from torchtailor.surgery.options import UNOPENED
     from torchtailor.ui import human_bytes, out
 
     results = report.results
@@ -251,14 +252,16 @@ def _print_leftovers(report: TailorReport) -> None:
         own = [file for file in files if file.rule == name]
         size, first = human_bytes(sum(file.size for file in own)), own[0].path.rsplit("/", 1)[-1]
         what = f"{counted(len(own), 'file')} of {size}, such as {first}" if own[1:] else f"1 file of {size}, {first}"
-        why = drop_rules()[name].what if name in default_rules() else f"--drop {name}"
+        option = "--drop-unopened" if name == UNOPENED else f"--drop {name}"
+        why = drop_rules()[name].what if name in default_rules() else option
         out().print(f"{verb.capitalize()} out {what} ({why}).", markup=False)
     if moved := [library for result in results for library in result.changed if library.moved]:
         size = human_bytes(sum(library.pack_size for library in moved))
+        wheels = any(result.pack_wheels for result in results)  # the size of each is below
         if report.options.no_pack:
             made = f"{'would be' if report.options.dry_run else 'was'} left out: no pack was asked for"
         else:
-            made = "would go to packs" if report.options.dry_run else f"is in packs of {size}"
+            made = "would go to packs" if report.options.dry_run else "is in packs" + ("" if wheels else f" of {size}")
         what = "The GPU code" if report.options.split else "What the workload does not use"
         out().print(f"{what} of {counted(len(moved), 'library', 'libraries')} {made}.", markup=False)
     for pack in (pack for result in results for pack in result.pack_wheels):
@@ -308,7 +311,9 @@ def _done(result: TailorResult) -> str:
         return "nothing to cut" if result.output in (None, result.source) else "copied unchanged"
     if result.output is None:
         return "would be cut"
-    return "cut in place" if result.output == result.source else str(result.output)
+    if result.output == result.source:
+        return "would be cut in place" if result.dry_run else "cut in place"
+    return str(result.output)
 
 
 def _sizes(before: int, after: int) -> tuple[str, str, str]:

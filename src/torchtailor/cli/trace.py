@@ -45,9 +45,10 @@ def merge_command(
 ) -> None:
     """Make one trace of several, or of what processes recorded."""
     from torchtailor.cli.record import show
-    from torchtailor.workload.trace import write_trace
+    from torchtailor.workload.trace import check_trace_output, write_trace
 
     trace = _read(inputs)
+    check_trace_output(output)
     write_trace(output, trace)
     show(trace, str(output), json=json)
 

@@ -70,6 +70,7 @@ class LibraryReport:
     architectures: tuple[ImageGroup, ...]
     container_groups: tuple[ContainerGroup, ...]
     texts: tuple[ImageGroup, ...] = ()  # PTX as text outside of containers, which is never cut
+    moved: int = 0  # containers whose code was moved to packs
 
     @property
     def containers(self) -> int:
@@ -172,6 +173,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
         device_linked=code.device_linked,
         lookalikes=len(code.lookalikes),
         soname=code.soname,
+        moved=sum(bool(found.container.ticket) for found in code.containers),
         architectures=tuple(sorted(groups, key=lambda group: group.sort_key)),
         container_groups=tuple(
             ContainerGroup(

@@ -36,7 +36,7 @@ def hookable(elf: ElfFile) -> bool:
 
 
 def is_hooked(elf: ElfFile) -> bool:
-    """Whether a library brings the hook already: it was cut to a program."""
+    """Whether a library brings the hook already: it was cut to a program, or split."""
     return HOOK_NAME in needed_libraries(elf)
 
 

@@ -95,7 +95,9 @@ class _Stock:
 
 
 _kept = threading.local()
-_HOOKED = "was cut to a program before and keeps what it has: to change that, restore it or cut the stock one"
+_HOOKED = (
+    "was cut to a program before, or split, and keeps what it has: to change that, restore it or cut the stock one"
+)
 
 
 @contextmanager

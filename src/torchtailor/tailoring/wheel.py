@@ -22,7 +22,7 @@ from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import TailorOptions
-from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
@@ -99,9 +99,30 @@ def tailor_wheel(wheel: Path, output: Path, options: TailorOptions, progress: Pr
     """
     if not options.split:
         return tailor_wheel_each(wheel, [WheelOrder(output, options)], progress)[0]
-    each = tailor_wheel_each(wheel, [WheelOrder(output, one) for one in options.for_each_target], progress)
-    served = [result for result in each if not result.useless_for_target] or each
-    return replace(served[0], pack_wheels=tuple(pack for result in each for pack in result.pack_wheels))
+    targets = options.for_each_target
+    each = tailor_wheel_each(wheel, [WheelOrder(output, one) for one in targets], progress)
+    served = [result for result in each if not result.useless_for_target]
+    if not served:
+        return each[0]
+    notes = [
+        f"{wheel.name} has no GPU code that runs on {one.targets}: there are no packs for it."
+        for one, result in zip(targets, each, strict=True)
+        if result.useless_for_target
+    ]
+    return replace(
+        served[0],
+        libraries=tuple(_packed_for_all(same) for same in zip(*(result.libraries for result in served), strict=True)),
+        pack_wheels=tuple(pack for result in each for pack in result.pack_wheels),
+        notes=(*served[0].notes, *notes),
+    )
+
+
+def _packed_for_all(same: Sequence[LibraryResult]) -> LibraryResult:
+    """One library of a split, with what the packs of all GPUs have of it."""
+    packed: dict[str, CodeTally] = {}
+    for label, tally in (row for one in same for row in one.packed.items()):
+        packed[label] = max(tally, packed.get(label, tally), key=lambda known: known.stored)
+    return replace(same[0], packed=packed)
 
 
 def tailor_wheel_each(

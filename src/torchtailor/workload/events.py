@@ -44,21 +44,27 @@ class Recorded:
 
     def read(self, path: Path) -> None:
         """Add the lines of one file; a last line without its end was cut off by a kill."""
+        events = others = 0
         with path.open("rb") as file:
             while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
-                self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")])
-            if len(line) == _MAX_LINE:
+                if self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")]):
+                    events += 1
+                else:
+                    others += 1
+            if len(line) == _MAX_LINE or (others and not events):
                 raise BadInputError(
                     f"{path} is not what a program recorded.", "Give a folder or .tsv file that it wrote."
                 )
 
-    def _add(self, words: list[str]) -> None:
+    def _add(self, words: list[str]) -> bool:
+        """Whether the line is an event."""
         match words:
             case ["load" | "link" | "miss", library, address, _, *_]:
                 try:
                     self.loads.setdefault(library, set()).add(int(address, 16))
                 except ValueError:
                     self.lost.add(_NO_EVENT)
+                    return False
             case ["open", opened]:
                 self.opened.add(opened)
             case ["proc", process, *_]:
@@ -69,6 +75,8 @@ class Recorded:
                 self.lost.add(_plain(what[:_MAX_SAID]))
             case _:
                 self.lost.add(_NO_EVENT)
+                return False
+        return True
 
 
 def _unescaped(word: str) -> str:
@@ -144,11 +152,13 @@ def _library(path: Path, addresses: set[int]) -> TracedLibrary:
             index = bisect_right(starts, base + address) - 1
             if index >= 0 and base + address < starts[index] + found[places[index][1]].container.stored_size:
                 used.add(places[index][1])
+        sizes = tuple(found[position].container.stored_size for position in sorted(used))
         return TracedLibrary(
             identity=library_identity(elf, code),
             name=path.name if _fits(path.name, PathPart) else "library",
             containers=len(found),
             used=tuple(sorted(used)),
             stored=sum(one.container.stored_size for one in found),
-            stored_used=sum(found[position].container.stored_size for position in used),
+            stored_used=sum(sizes),
+            sizes=sizes,
         )

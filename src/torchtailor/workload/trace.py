@@ -36,12 +36,15 @@ class TracedLibrary(msgspec.Struct, frozen=True, order=True):
     used: tuple[Position, ...]
     stored: Size = 0  # of all containers
     stored_used: Size = 0  # of those that were loaded
+    sizes: tuple[Size, ...] = ()  # of each of those, in the order of `used`; a union of traces is counted by them
 
     def __post_init__(self) -> None:
         if list(self.used) != sorted(set(self.used)) or (self.used and self.used[-1] >= self.containers):
             raise ValueError("the positions of used containers are not sorted, or more than there are")
         if self.stored_used > self.stored:
             raise ValueError("more bytes were used than there are")
+        if self.sizes and len(self.sizes) != len(self.used):
+            raise ValueError("there is not one size for each used container")
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -133,21 +136,37 @@ def _merged(same: Sequence[TracedLibrary]) -> TracedLibrary:
             f"Two traces name {first.name} with {first.containers} and another number of GPU code containers.",
             "Record them again with the same release.",
         )
-    used = sorted({position for one in same for position in one.used})
-    known = max(one.stored_used for one in same)
-    return msgspec.structs.replace(first, used=tuple(used), stored_used=known)
+    used = tuple(sorted({position for one in same for position in one.used}))
+    sizes: dict[int, int] = {}
+    for one in same:
+        for position, size in zip(one.used, one.sizes, strict=False):
+            sizes[position] = max(size, sizes.get(position, 0))
+    if len(sizes) < len(used):  # of a trace without sizes no more is known than its sum
+        known = max(one.stored_used for one in same)
+        return msgspec.structs.replace(first, used=used, stored_used=known, sizes=())
+    known = sum(sizes.values())
+    return msgspec.structs.replace(
+        first,
+        used=used,
+        stored=max(first.stored, known),  # where each was recorded on a library that was cut
+        stored_used=known,
+        sizes=tuple(sizes[position] for position in used),
+    )
 
 
 def read_trace(path: Path) -> Trace:
     """Read a trace file."""
+    if path.is_dir():
+        raise BadInputError(
+            f"{path} is a folder, not a trace.",
+            f"If programs recorded to it, make a trace of it: torchtailor trace merge {path} -o app.trace",
+        )
     try:
         data = read_limited(path, Limit.MANIFEST)
     except FileNotFoundError as error:
         raise NoMatchError(
             f"{path} does not exist.", "Make a trace with `torchtailor record -o FILE -- ...`."
         ) from error
-    except IsADirectoryError as error:
-        raise BadInputError(f"{path} is a folder.", "Give the file that `torchtailor record -o` wrote.") from error
     return decode_trace(data, str(path))
 
 

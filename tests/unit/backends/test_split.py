@@ -145,17 +145,19 @@ def test_what_does_not_go_with_it(workshop: Workshop) -> None:
             WheelOptions(split=True, **more)  # type: ignore[arg-type]
 
 
-def failed(artifact: Path, stock: Path | None = None) -> dict[str, str]:
+def failed(artifact: Path, stock: Path | None = None, gpu: str = "") -> dict[str, str]:
     """The checks of level 1 that a wheelhouse fails, with their reasons."""
     from torchtailor.artifact.artifact import open_artifact
-    from torchtailor.catalog import load_catalog
+    from torchtailor.catalog import Capability, load_catalog
     from torchtailor.verification.result import CheckOutcome
     from torchtailor.verification.static.expect import expectation
     from torchtailor.verification.static.verify import verify_static
 
     opened, catalog = open_artifact(artifact), load_catalog()
     before = open_artifact(stock) if stock else None
-    proof = verify_static(opened, expectation(opened, catalog), catalog, stock=before)
+    proof = verify_static(
+        opened, expectation(opened, catalog, gpus=[Capability.parse(gpu)] if gpu else []), catalog, stock=before
+    )
     return {check.name: check.reason for check in proof.checks if check.outcome is CheckOutcome.FAIL}
 
 
@@ -186,7 +188,10 @@ def test_verify_misses_a_pack_wheel_that_is_not_there(workshop: Workshop) -> Non
     for name, path in wheels(house.path).items():
         if "_gpu_" not in name:  # code that is the same may be in the packs of another distribution
             (folder / path.name).write_bytes(path.read_bytes())
-    assert "verify the wheels of both together" in failed(folder, stock)["packs"]
+    for before in (stock, None):
+        found = failed(folder, before, "9.0")
+        assert "verify the wheels of both together" in found["packs"]
+        assert "install those of the extra sm90" in found["GPU code for sm90: libtorch_cuda.so"]
 
 
 def test_verify_misses_code_that_a_pack_wheel_lacks(workshop: Workshop) -> None:

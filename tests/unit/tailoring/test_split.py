@@ -11,7 +11,9 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.artifact.artifact import open_artifact
 from torchtailor.catalog import load_catalog
+from torchtailor.cli.run import run_command
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.inspection.torch_code import read_torch
 from torchtailor.surgery import moved
@@ -21,11 +23,14 @@ from torchtailor.tailoring import run
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
+from torchtailor.verification.result import CheckOutcome
+from torchtailor.verification.static.expect import expectation
+from torchtailor.verification.static.verify import verify_static
 from torchtailor.wheels.metadata import Metadata, with_lines
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME
 from torchtailor.workload.pack import open_pack
-from torchtailor.workload.trace import Trace
+from torchtailor.workload.trace import Trace, write_trace
 
 LICENCE = {"torch-2.10.0.dist-info/licenses/LICENSE": b"BSD", "torch-2.10.0.dist-info/entry_points.txt": b""}
 
@@ -48,6 +53,7 @@ def test_a_wheel_for_two_gpus(tmp_path: Path, wheel: Path) -> None:
         result.output.name,
         *(pack.path.name for pack in result.pack_wheels),
     }
+    assert {label.removesuffix("a") for label in result.libraries[0].packed} >= {"sm_80", "sm_90"}
     site = tmp_path / "site"
     for made in (result.output, *(pack.path for pack in result.pack_wheels)):
         with zipfile.ZipFile(made) as archive:
@@ -72,6 +78,8 @@ def test_a_library_that_has_nothing_for_one_of_the_gpus(tmp_path: Path, wheel: P
     assert [pack.target for pack in both.pack_wheels] == ["sm90"]
     assert tree(tmp_path / "both") == tree(tmp_path / "alone")
     assert alone.output is not None
+    (note,) = both.notes
+    assert "runs on 3.5" in note and not alone.notes
 
 
 def test_nothing_at_all_for_the_gpu(tmp_path: Path, wheel: Path) -> None:
@@ -99,6 +107,54 @@ def test_a_folder(tmp_path: Path, wheel: Path) -> None:
     with open_pack(there / "torchtailor-packs" / "torch" / library.pack) as pack:
         labels = {image.label.removesuffix("a") for row in pack.rows for image in pack.container(row).entries}
     assert {"sm_80", "sm_90"} <= labels
+
+
+def test_a_folder_for_several_gpus_is_verified(tmp_path: Path, wheel: Path) -> None:
+    """Its one pack has the code of all of them, and none of that is foreign."""
+    install(wheel, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
+    tailor_folder(tmp_path / "env", tmp_path / "out", split("8.0,9.0"))
+    artifact, catalog = open_artifact(tmp_path / "out"), load_catalog()
+    proof = verify_static(artifact, expectation(artifact, catalog), catalog, stock=open_artifact(tmp_path / "env"))
+    outcomes = {check.name: check.outcome for check in proof.checks if check.name.startswith(("packs", "coverage"))}
+    assert len(outcomes) == 3 and set(outcomes.values()) == {CheckOutcome.PASS}
+
+
+def test_a_damaged_pack_is_named(tmp_path: Path, wheel: Path) -> None:
+    install(wheel, tmp_path / "env" / "lib" / "python3.13" / "site-packages")
+    tailor_folder(tmp_path / "env", tmp_path / "out", split())
+    (pack,) = (tmp_path / "out").rglob("*.ttpack")
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    artifact, catalog = open_artifact(tmp_path / "out"), load_catalog()
+    checks = {check.name: check for check in verify_static(artifact, expectation(artifact, catalog), catalog).checks}
+    assert checks["packs"].outcome is CheckOutcome.FAIL
+    assert checks["packs"].reason.startswith("The pack of libtorch_cuda.so for sm90 is damaged: the checksum")
+
+
+def test_what_the_commands_say(tmp_path: Path, fat: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": fat, "torch/include/a.h": b"int a;"}
+    wheel = build_wheel(tmp_path, content, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64")
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    assert run_command("tailor", ["--env", str(tmp_path / "env"), "--gpu", "9.0", "--dry-run"]) == 0
+    assert "would be cut in place" in capsys.readouterr().out
+    write_trace(tmp_path / "a.trace", Trace(opened=("torch/__init__.py",)))
+    words = [str(wheel), "--gpu", "9.0", "--workload", str(tmp_path / "a.trace"), "--drop-unopened", "--dry-run"]
+    assert run_command("tailor", words) == 0
+    assert "(--drop-unopened)" in " ".join(capsys.readouterr().out.split())
+    assert run_command("tailor", [str(wheel), "--gpu", "8.0,9.0", "--split", "-o", str(tmp_path / "out")]) == 0
+    assert "of 1 library is in packs. For sm80:" in " ".join(capsys.readouterr().out.split())
+    (host,) = (tmp_path / "out").glob("torch-*.whl")
+    assert run_command("inspect", [str(host), "--gpu", "9.0"]) == 0
+    assert "in 1 library is in packs and not counted here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_split_is_not_cut_again(tmp_path: Path, wheel: Path) -> None:
+    host = tailor_wheel(wheel, tmp_path / "out", split()).output
+    assert host is not None
+    (library,) = (one for one in tailor_wheel(host, tmp_path / "again", split()).libraries if one.warnings)
+    assert "or split" in library.warnings[0]
 
 
 def test_a_container_that_the_gpu_does_not_use_is_in_the_pack_and_empty(tmp_path: Path, wheel: Path) -> None:

@@ -93,6 +93,14 @@ def test_names_that_are_no_text_can_be_written_and_read_again(tmp_path: Path) ->
     assert len(trace.lost) == 6 and max(map(len, trace.lost)) < 1100
 
 
+def test_a_file_in_which_no_line_is_an_event_is_refused(tmp_path: Path) -> None:
+    """A misses file that was mistaken for another must not pass as one in which nothing was missed."""
+    for rows in (["16 cores; Python 3.12.3", "a table"], ["load\t/a.so\tno number\t10"]):
+        with pytest.raises(BadInputError, match="not what a program recorded"):
+            read_events([lines(tmp_path / "a.txt", *rows)])
+    assert not read_events([lines(tmp_path / "empty.tsv")]).loads
+
+
 def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
     with (tmp_path / "1.tsv").open("wb") as file:
         file.truncate(1 << 40)

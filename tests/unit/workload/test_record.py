@@ -15,7 +15,7 @@ from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.errors import EnvironmentProblem, NoMatchError
 from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.record import check_startable, trace_of
-from torchtailor.workload.trace import read_trace
+from torchtailor.workload.trace import Trace, read_trace, write_trace
 
 SCRIPT = """
 import pathlib, sys, time
@@ -48,6 +48,16 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_program_runs(tmp
         done = torchtailor("record", "-o", output, "--", "touch", ran)
         assert done.returncode == code, done.stderr
         assert "bug" not in done.stderr and not ran.exists()
+
+
+def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.trace", Trace())
+    for words in (
+        ["trace", "merge", tmp_path / "a.trace", "-o", tmp_path],
+        ["build", "sm90-avx2", "--margin", "library"],
+    ):
+        done = torchtailor(*words)
+        assert done.returncode == 2, done.stderr
 
 
 def test_a_folder_where_nothing_was_recorded(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_the_label_is_of_what_was_used() -> None:
         {"libraries": [{"identity": ONE, "name": "a/b", "containers": 2, "used": [-1]}]},
         {"opened": ["../../etc/passwd"]},
         {"opened": ["/etc/passwd"]},
+        {"libraries": [{"identity": ONE, "name": "a", "containers": 2, "used": [0, 1], "sizes": [0]}]},
         {"libraries": 5},
     ],
 )
@@ -152,3 +153,22 @@ def test_bytecode_of_modules_that_were_not_imported_counts_as_unopened() -> None
         "env/lib/python3.12/site-packages/torch/__pycache__/unused.cpython-312.opt-1.pyc",
     ]
     assert TracedWorkload(Trace(opened=("torch/lib/libc10.so",))).unopened(sizes) == []
+
+
+def test_the_size_of_a_union_counts_each_container_once() -> None:
+    def used(*positions: int, size: int = 10) -> Trace:
+        sizes = (size,) * len(positions)
+        return Trace((TracedLibrary(ONE, "libx.so", 9, positions, 90, sum(sizes), sizes),))
+
+    both = merge_traces([used(0, 1, 2), used(2, 3), used(4, size=1)])
+    assert both.libraries[0].sizes == (10, 10, 10, 10, 1)
+    assert both.stored_used == 41
+    assert merge_traces([both, used(4)]).stored_used == 50  # of a cut library it is less than of stock
+    without = Trace((TracedLibrary(ONE, "libx.so", 9, (5,), 90, 60),))
+    assert merge_traces([both, without]).stored_used == 60
+
+
+def test_a_folder_is_no_trace_and_can_become_one(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="is a folder") as caught:
+        read_trace(tmp_path)
+    assert f"trace merge {tmp_path} -o" in caught.value.hint

@@ -113,7 +113,10 @@ def _without_code(
         f"holds {held or 'nothing'}, and none of it runs on {gpu} ({what}): its kernels would fail with"
         f" 'no kernel image is available for execution on the device'; "
     )
-    reason += f"tailor the stock with --gpu {gpu}" if lost.code else f"{lost.why}: use another build of the package"
+    if lost.split:
+        reason += f"its GPU code is in packages of its own: install those of the extra {gpu.sm}"
+    else:
+        reason += f"tailor the stock with --gpu {gpu}" if lost.code else f"{lost.why}: use another build of the package"
     return Check.of(Level.STATIC, name, False, reason, **details)
 
 
@@ -123,6 +126,7 @@ class _Lost:
 
     code: bool
     why: str = ""
+    split: bool = False  # it went to packs, and those for the GPU are not there
 
 
 def _lost(
@@ -133,14 +137,16 @@ def _lost(
     catalog: Catalog,
     stock: LibraryReport | None,
 ) -> _Lost:
-    if stock is not None:
-        return _Lost(_runs(gpu_fit(stock, gpu, catalog.rules)), "stock has none either")
     record = cut_record(artifact, facts)
+    split = record is not None and record.split
+    if stock is not None:
+        had = _runs(gpu_fit(stock, gpu, catalog.rules))
+        return _Lost(had, "stock has none either", had and split)
     if record is None:
         return _Lost(False, "it was not cut by torchtailor")
     policy = Policy(Targets((TorchArch(gpu),)), catalog.rules, keep_lto=keeps_lto(record.manifest))
     had = any(policy.fits(gpu, code) for code in record.codes_before)
-    return _Lost(had, "it had none before the cut (torchtailor.json)")
+    return _Lost(had, "it had none before the cut (torchtailor.json)", had and split)
 
 
 def _details(report: LibraryReport, fit: GpuFit) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         reason = "what the workload does not use was left out (--no-pack): other programs fail with CUDA's own error"
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing and any(_is_split(artifact, facts) for facts in moved):
-        reason = "its GPU code is in packages of its own, and none was given: verify the wheels of both together"
+        reason = (
+            "its GPU code is in packages of its own, and none that has it is there: install it by the "
+            "extra for the GPU, such as torch[sm90], or verify the wheels of both together"
+        )
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if missing:
         shown = ", ".join(f"{library} ({number})" for library, number in list(missing.items())[:_SHOWN])
@@ -87,7 +90,7 @@ def _nothing_foreign(artifact: Artifact, moved: Sequence[LibraryFacts], catalog:
 
 
 def _by_target(facts: LibraryFacts) -> dict[str, list[Image]]:
-    """What is in packs, by the GPU that a split made them for."""
+    """What is in packs, by the GPUs that a split made them for."""
     images: dict[str, list[Image]] = {}
     for packed in facts.packed.images:
         images.setdefault(packed.target, []).append(packed.image)
@@ -95,7 +98,9 @@ def _by_target(facts: LibraryFacts) -> dict[str, list[Image]]:
 
 
 def _policy_for(target: str, policy: Policy) -> Policy:
-    archs = tuple(TorchArch(gpu) for gpu in policy.rules.gpus if gpu.sm == target)
+    """`target` is the label of the GPUs, which are several in the packs of a folder: `sm80.sm90`."""
+    names = target.split(".")
+    archs = tuple(TorchArch(gpu) for gpu in policy.rules.gpus if gpu.sm in names)
     return replace(policy, targets=Targets(archs))
 
 

@@ -20,7 +20,7 @@ from torchtailor.workload.pack import PACK_FOLDER, PACK_SUFFIX, PACK_VARIABLE, P
 
 
 class PackedImage(NamedTuple):
-    """An image in a pack; `target` is the GPU of a split's pack."""
+    """An image in a pack; `target` is the label of the GPUs of a split's pack."""
 
     image: Image
     target: str = ""
@@ -120,7 +120,7 @@ class OpenPacks:
                 try:
                     container = pack.container(row)
                 except BadInputError as error:
-                    problems.append(error.message)
+                    problems.append(error.message.replace("The pack", _in_words(pack), 1))
                     continue
                 places.append((found._replace(container=container), pack.source))
                 stored += row.size
@@ -129,6 +129,11 @@ class OpenPacks:
             containers += places or [(found, own)]
         problems = problems if moved else []
         return containers, PackedCode(moved, missing, stored, tuple(images), tuple(problems))
+
+
+def _in_words(pack: Pack) -> str:
+    library, target = (pack.description.get(word, "") for word in ("library", "target"))
+    return f"The pack of {library} for {target}" if library and target else "The pack"
 
 
 def _split_target(pack: Pack) -> str:
