@@ -159,7 +159,8 @@ def test_nobody_counts_the_machines_cores_instead() -> None:
     source = Path(cgroups.__file__).parent
     counting = re.compile(r"cpu_count\(|sched_getaffinity\(")
     found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if counting.search(path.read_text())}
-    assert found == {"cgroups.py", "host/probe.py"}  # the probe records what is there
+    # The probe records what is there; the fingerprint runs on workers that may lack torchtailor.
+    assert found == {"cgroups.py", "host/probe.py", "farm/fingerprint.py"}
 
 
 def test_the_table_of_arm_cores_has_each_core_once() -> None:

@@ -102,7 +102,12 @@ def test_a_program_that_is_stopped_leaves_its_trace(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with subprocess.Popen(line, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environment) as child:
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup a child would inherit that it is ignored
+    try:
+        started = subprocess.Popen(line, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environment)
+    finally:
+        signal.signal(number, before)
+    with started as child:
         began = time.monotonic()
         while not ready.exists() and time.monotonic() < began + 60:
             time.sleep(0.05)
