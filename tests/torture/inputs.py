@@ -32,6 +32,7 @@ from tests.unit.wheels.builder import build_wheel
 FAT = (Path(__file__).parents[1] / "unit/gpucode/fixtures/raw.so").read_bytes()
 
 
+_ELF_MAGIC = b"\x7fELF"
 _OUTSIDE = b"a file that is no part of the wheelhouse"
 _CONTAINER_MAGIC = bytes.fromhex("50ed55ba")
 
@@ -94,8 +95,12 @@ def check_library(stock: Path, cut: Path, targets: str) -> str:
         return "cut, unreadable to others"
     if before.unread:
         return "cut, unreadable to others"
+    image = stock.read_bytes()
     spans = [(one.offset, one.offset + one.size) for one in before.containers]
-    _check_mapped(stock.read_bytes(), spans, mapped)
+    bare = [(one.offset, one.offset + one.size) for one in before.containers if one.form == "cubin"]
+    if any(image.find(_ELF_MAGIC, start + 1, end) >= 0 for start, end in bare):
+        return "cut, read in another way"  # a damaged size: this reader takes several cubins for one
+    _check_mapped(image, spans, mapped)
     after = read_library(cut)
     for target in targets.split(","):
         device = (int(target.split(".")[0]), int(target.split(".")[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 HOSTILE: tuple[Any, ...] = (
@@ -60,7 +61,7 @@ def damage_document(document: Any, dice: random.Random) -> Any:
             case 4 if isinstance(holder, list):
                 holder.extend(holder[:5])
             case _:
-                holder[key] = dice.choice(HOSTILE)
+                holder[key] = deepcopy(dice.choice(HOSTILE))  # a list of these is damaged further
     return document
 
 
