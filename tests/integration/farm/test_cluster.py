@@ -164,14 +164,16 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
         cluster.start_worker("other-code", variables={"PYTHONPATH": str(other.parent)})
         cluster.start_worker("full", before=("prlimit", "--fsize=50000"))
         cluster.start_worker("good")
+        shell.site.gate.clear()  # until both download
         build = Watched(start(shell, cluster.address))
-        wait_until(lambda: len(build.seen("worker-joined")) >= 2 or build.process.poll() is not None, "workers")
+        wait_until(lambda: shell.site.waiting >= 2, "both workers download")
+        shell.site.gate.set()
         result = build.end()
     assert tree(tmp_path / "dist") == wanted
     (refused,) = build.seen("worker-refused")
     assert "other code of the same version" in str(refused["text"]) and "install the same" in str(refused["text"])
-    for aside in build.seen("worker-set-aside"):
-        assert "cannot be written" in str(aside["text"])
+    (aside,) = build.seen("worker-set-aside")
+    assert "cannot be written" in str(aside["text"])
     assert result["failed"] == []
 
 
