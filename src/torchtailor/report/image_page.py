@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
-
-import msgspec
 
 from torchtailor import __version__
 from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
 from torchtailor.format import counted, human_bytes, printable
 from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
+from torchtailor.report.parts import whole_page
 from torchtailor.surgery.result import LibraryStatus
 
 _WIDTH = 600  # of a bar, in units of its drawing
@@ -41,17 +38,16 @@ def render_image(report: ImageReport) -> str:
         "Digest": report.digest or "nothing was written (dry run)",
         "Options": report.options.line().removeprefix("torchtailor image "),
     }
-    return Template(_resource("image.html")).substitute(
-        title=escape(f"{report.destination}: torchtailor image"),
-        style=_resource("style.css"),
-        script=_resource("script.js"),
+    return whole_page(
+        "image.html",
+        title=f"{report.destination}: torchtailor image",
+        document=report.to_json(),
         verdict="Dry run" if report.digest is None else "Cut" if report.differs else "Unchanged",
         target=escape(report.destination),
         answer="".join(f'<p class="answer">{line}</p>' for line in _answer(report)),
         facts="".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()),
         images="".join(_image(image, named=len(report.images) > 1) for image in report.images),
         made_by=escape(f"torchtailor {__version__}"),
-        data=_embedded(report),
     )
 
 
@@ -170,13 +166,3 @@ def _droppable(image: ImageResult) -> str:
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in heads)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-
-
-def _resource(name: str) -> str:
-    return files("torchtailor.report").joinpath("assets", name).read_text("utf-8")
-
-
-def _embedded(report: ImageReport) -> str:
-    """JSON that cannot end the script element it is in."""
-    text = msgspec.json.encode(report.to_json(), order="deterministic").decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

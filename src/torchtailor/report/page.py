@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from torchtailor.disk import write_output
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
-from torchtailor.report.parts import card, embedded, resource
+from torchtailor.report.parts import card, whole_page
 from torchtailor.verification.output import as_json
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
@@ -39,10 +38,10 @@ def render(report: VerifyReport) -> str:
     facts = document["facts"]
     drawn = chart(facts)
     title = f"{Path(report.target).name or report.target}: torchtailor verify"
-    return Template(resource("page.html")).substitute(
-        title=escape(title),
-        style=resource("style.css"),
-        script=resource("script.js"),
+    return whole_page(
+        "page.html",
+        title=title,
+        document=document,
         verdict="pass" if report.passed else "fail",
         verdict_text=_verdict(report),
         answer=_answer(report, facts, drawn),
@@ -56,7 +55,6 @@ def render(report: VerifyReport) -> str:
         proof="".join(_proof(report)),
         install=_install(facts),
         made_by=escape(_made_by(facts)),
-        data=embedded(document),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 import msgspec
@@ -13,6 +14,17 @@ import msgspec
 def resource(name: str) -> str:
     """The text of an asset."""
     return files("torchtailor.report").joinpath("assets", name).read_text("utf-8")
+
+
+def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: str) -> str:
+    """A page that needs no other file: an asset with its values, styles, script, and the JSON it was made from."""
+    return Template(resource("frame.html")).substitute(
+        title=escape(title),
+        style=resource("style.css"),
+        script=resource("script.js"),
+        body=Template(resource(body)).substitute(values),
+        data=embedded(document),
+    )
 
 
 def embedded(document: Mapping[str, Any]) -> str:

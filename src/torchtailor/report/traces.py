@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from string import Template
 
 from torchtailor import __version__
 from torchtailor.disk import write_output
 from torchtailor.format import counted, human_bytes
-from torchtailor.report.parts import card, embedded, resource
+from torchtailor.report.parts import card, whole_page
 from torchtailor.report.svg import svg
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, trace_facts
 
@@ -40,10 +39,10 @@ def render_traces(traces: Mapping[str, Trace]) -> str:
     """The page as one string."""
     named = [NamedTrace(name, traces[path]) for path, name in _short_names(traces).items()]
     names = ", ".join(one.name for one in named)
-    return Template(resource("traces.html")).substitute(
-        title=escape(f"{names}: torchtailor trace"),
-        style=resource("style.css"),
-        script=resource("script.js"),
+    return whole_page(
+        "traces.html",
+        title=f"{names}: torchtailor trace",
+        document={"traces": [trace_facts(trace, path) for path, trace in traces.items()]},
         heading=escape(names),
         answer=_answer(named),
         cards="".join(map(_card, named)),
@@ -51,7 +50,6 @@ def render_traces(traces: Mapping[str, Trace]) -> str:
         opened=_opened(named),
         cut=_cut(traces),
         made_by=escape(f"torchtailor {__version__}"),
-        data=embedded({"traces": [trace_facts(trace, path) for path, trace in traces.items()]}),
     )
 
 
