@@ -21,6 +21,46 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document for script
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]
 
+# Of a cut, by `tailor` and `image`
+SMALLER = "To save more"
+CutGpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu", help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
+    ),
+]
+CutNvidia = Annotated[
+    bool,
+    typer.Option(
+        "--nvidia",
+        help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
+        rich_help_panel=SMALLER,
+    ),
+]
+CutKeepPtx = Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")]
+CutNoLto = Annotated[bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses.")]
+CutRecompress = Annotated[
+    bool,
+    typer.Option(
+        "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=SMALLER
+    ),
+]
+CutLevel = Annotated[
+    int, typer.Option("--level", min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=SMALLER)
+]
+CutDriver = Annotated[
+    str | None,
+    typer.Option("--driver", metavar="VERSION", help="The oldest driver the result must run on, such as 550.54."),
+]
+CutJobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")]
+CutDryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing.")]
+
+# Of an image, as an input of `inspect` and `verify`
+ImagePlatform = Annotated[
+    str | None, typer.Option("--platform", metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
+]
+ImageInsecure = Annotated[bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")]
+
 # Of a build from official wheels
 IndexUrl = Annotated[
     str | None,
@@ -151,3 +191,8 @@ Target = Annotated[
 Ccache = Annotated[
     bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_SOURCE)
 ]
+
+
+def listed(words: list[str] | None) -> tuple[str, ...]:
+    """The names in options that may be repeated and may hold several, with commas."""
+    return tuple(name.strip() for word in words or () for name in word.split(",") if name.strip())

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from torchtailor.images.result import ImageReport, ImageResult
 
-_SMALLER = "To save more"
 _PLACES = "Where images are"
 _SHOWN = 30  # libraries in the table; --json and --html list all
 
@@ -37,30 +38,16 @@ def command(
         ),
     ],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new image, named in the same way.")],
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
-        ),
-    ] = None,
-    nvidia: Annotated[
-        bool,
-        typer.Option(
-            "--nvidia",
-            help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
-            rich_help_panel=_SMALLER,
-        ),
-    ] = False,
-    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
-    no_lto: Annotated[
-        bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses.")
-    ] = False,
+    gpu: _options.CutGpus = None,
+    nvidia: _options.CutNvidia = False,
+    keep_ptx: _options.CutKeepPtx = False,
+    no_lto: _options.CutNoLto = False,
     drop: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RULES",
             help="Leave out files by rule: static-libs,headers,docs,pip-cache; `tailor --drop list` lists all.",
-            rich_help_panel=_SMALLER,
+            rich_help_panel=_options.SMALLER,
         ),
     ] = None,
     squash_shadowed: Annotated[
@@ -68,7 +55,7 @@ def command(
         typer.Option(
             "--squash-shadowed",
             help="Leave out files that a later layer replaces or deletes.",
-            rich_help_panel=_SMALLER,
+            rich_help_panel=_options.SMALLER,
         ),
     ] = False,
     strip: Annotated[
@@ -76,24 +63,15 @@ def command(
         typer.Option(
             "--strip/--no-strip",
             help="Remove symbol tables: of all libraries, or of none; by default of those that are cut.",
-            rich_help_panel=_SMALLER,
+            rich_help_panel=_options.SMALLER,
         ),
     ] = None,
-    recompress: Annotated[
-        bool,
-        typer.Option(
-            "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=_SMALLER
-        ),
-    ] = False,
-    level: Annotated[
-        int, typer.Option(min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=_SMALLER)
-    ] = 19,
-    driver: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
-    ] = None,
+    recompress: _options.CutRecompress = False,
+    level: _options.CutLevel = 19,
+    driver: _options.CutDriver = None,
     compress: Annotated[
         Packing | None,
-        typer.Option(help="Pack the layers that change so; by default as they were.", rich_help_panel=_SMALLER),
+        typer.Option(help="Pack the layers that change so; by default as they were.", rich_help_panel=_options.SMALLER),
     ] = None,
     platform: Annotated[
         str | None,
@@ -113,11 +91,9 @@ def command(
             rich_help_panel=_PLACES,
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    jobs: _options.CutJobs = 0,
+    dry_run: _options.CutDryRun = False,
+    json: _options.Json = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
     """Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."""
@@ -134,7 +110,7 @@ def command(
         gpu or (),
         keep_ptx=keep_ptx,
         lto=not no_lto,
-        drop=tuple(name.strip() for word in drop or () for name in word.split(",") if name.strip()),
+        drop=_options.listed(drop),
         nvidia=nvidia,
         strip=strip,
         recompress=recompress,

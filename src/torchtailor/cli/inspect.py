@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -27,12 +28,8 @@ def command(
         list[str] | None,
         typer.Option(help="Say what runs on these GPUs and what cutting for them would save: 8.9,9.0 or 'RTX 4090'."),
     ] = None,
-    platform: Annotated[
-        str | None, typer.Option(metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")
-    ] = False,
+    platform: _options.ImagePlatform = None,
+    insecure: _options.ImageInsecure = False,
     detail: Annotated[bool, typer.Option("--detail", "-d", help="List the architectures of every library.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
 ) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def write(
     from torchtailor.recipes.write import write_recipes
 
     catalog = load_catalog()
-    companions = [name.strip() for word in with_ or () for name in word.split(",") if name.strip()]
+    companions = _options.listed(with_)
     wheels = WheelPins(catalog, companions) if from_ is Made.WHEELS else None
     if wheels is None and nvidia:
         raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")

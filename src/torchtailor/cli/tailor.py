@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from torchtailor.cli import _options
+
 if TYPE_CHECKING:
     from torchtailor.tailoring.result import TailorResult
     from torchtailor.tailoring.run import TailorReport
 
-_SMALLER = "To save more"
 _IN_PLACE = "In place"
 _WORKLOAD = "For one program"
 
@@ -21,12 +22,7 @@ def command(
         list[Path] | None,
         typer.Argument(metavar="PATH", help="Libraries, wheels, folders; without any, the active environment."),
     ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
-        ),
-    ] = None,
+    gpu: _options.CutGpus = None,
     output: Annotated[
         str | None,  # a Path forgets the / at its end
         typer.Option(
@@ -42,19 +38,9 @@ def command(
             metavar="PATH", help="Cut this environment (undo: `torchtailor restore`).", rich_help_panel=_IN_PLACE
         ),
     ] = None,
-    nvidia: Annotated[
-        bool,
-        typer.Option(
-            "--nvidia",
-            help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
-            rich_help_panel=_SMALLER,
-        ),
-    ] = False,
-    keep_ptx: Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")] = False,
-    no_lto: Annotated[
-        bool,
-        typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses."),
-    ] = False,
+    nvidia: _options.CutNvidia = False,
+    keep_ptx: _options.CutKeepPtx = False,
+    no_lto: _options.CutNoLto = False,
     drop: Annotated[
         list[str] | None,
         typer.Option(metavar="RULES", help="Leave out files by rule: static-libs,headers; `--drop list` lists all."),
@@ -64,27 +50,18 @@ def command(
         typer.Option(
             "--strip/--no-strip",
             help="Remove symbol tables; by default from packages with GPU code.",
-            rich_help_panel=_SMALLER,
+            rich_help_panel=_options.SMALLER,
         ),
     ] = None,
     relr: Annotated[
         bool,
         typer.Option(
-            "--relr", help="Pack relocations: the result needs glibc 2.36 or newer.", rich_help_panel=_SMALLER
+            "--relr", help="Pack relocations: the result needs glibc 2.36 or newer.", rich_help_panel=_options.SMALLER
         ),
     ] = False,
-    recompress: Annotated[
-        bool,
-        typer.Option(
-            "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=_SMALLER
-        ),
-    ] = False,
-    level: Annotated[
-        int, typer.Option(min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=_SMALLER)
-    ] = 19,
-    driver: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="The oldest driver the result must run on, such as 550.54.")
-    ] = None,
+    recompress: _options.CutRecompress = False,
+    level: _options.CutLevel = 19,
+    driver: _options.CutDriver = None,
     workload: Annotated[
         list[Path] | None,
         typer.Option(
@@ -122,7 +99,7 @@ def command(
         typer.Option(
             "--split",
             help="Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
-            rich_help_panel=_SMALLER,
+            rich_help_panel=_options.SMALLER,
         ),
     ] = False,
     keep_removed: Annotated[
@@ -131,12 +108,9 @@ def command(
             "--keep-removed", help="Keep what is cut out, so that it can be restored.", rich_help_panel=_IN_PLACE
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")] = 0,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing."),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    jobs: _options.CutJobs = 0,
+    dry_run: _options.CutDryRun = False,
+    json: _options.Json = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
     from torchtailor.errors import UsageError
@@ -145,15 +119,15 @@ def command(
 
     if margin != "exact" and not workload:
         raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
-    drops = [name.strip() for word in drop or () for name in word.split(",") if name.strip()]
-    if drops == ["list"]:
+    drops = _options.listed(drop)
+    if drops == ("list",):
         _print_drop_rules(json=json)
         return
     options = tailor_options(
         gpu or (),
         keep_ptx=keep_ptx,
         lto=not no_lto,
-        drop=tuple(drops),
+        drop=drops,
         workload=read_workload(workload, margin) if workload else None,
         packs=pack,
         no_pack=no_pack,

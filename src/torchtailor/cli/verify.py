@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from torchtailor.cli import _options
 from torchtailor.errors import EnvironmentProblem, ExitCode
 
 if TYPE_CHECKING:
@@ -38,12 +39,8 @@ def command(
         str | None,
         typer.Option(metavar="PATH", help="The stock it was made from: nothing needed may be missing."),
     ] = None,
-    platform: Annotated[
-        str | None, typer.Option(metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")
-    ] = False,
+    platform: _options.ImagePlatform = None,
+    insecure: _options.ImageInsecure = False,
     level: Annotated[
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,

@@ -184,19 +184,19 @@ def _cpu(
             notes.append("No GPU was given (--gpu): the recommendation is for the CPU alone.")
         row = catalog.cpu_name(given.cpu)
         if row is None or not row.at_least:
-            return _hypothetical_cpu(core, label)
+            return hypothetical_cpu(core, label)
         notes.append(
             f"{given.cpu} does not say which CPU it is: the least that it can be is assumed. `torchtailor detect` on "
             "the machine knows; for the official wheel it makes no difference."
         )
-        return replace(_hypothetical_cpu(core, label), at_least=True)
+        return replace(hypothetical_cpu(core, label), at_least=True)
     if base is not None:
         return base.cpu
     for text, gpu in gpus:  # a system such as DGX Spark names both
         if own := catalog.cpu_with(text, gpu):
             core, label = own
             notes.append(f"{text} comes with its own CPU, {core.name}.")
-            return _hypothetical_cpu(core, label)
+            return hypothetical_cpu(core, label)
     cpu = this_cpu()
     notes.append(f"No CPU was given (--cpu): using the one of this machine, {cpu.name}.")
     return cpu
@@ -217,7 +217,8 @@ def _check_together(catalog: Catalog, gpus: Sequence[tuple[str, Gpu]], cpu: Cpu)
             )
 
 
-def _hypothetical_cpu(core: Microarchitecture, label: str) -> Cpu:
+def hypothetical_cpu(core: Microarchitecture, label: str) -> Cpu:
+    """A CPU of which only the microarchitecture is known."""
     return Cpu(
         arch=core.arch,
         vendor=_UNKNOWN,

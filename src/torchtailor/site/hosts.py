@@ -14,7 +14,7 @@ from torchtailor.catalog.releases import Method
 from torchtailor.errors import BadInputError, UsageError
 from torchtailor.host.model import SCHEMA, Cpu, Driver, GpuDevice, Host, MigInstance, Note, Room, System, Tegra
 from torchtailor.host.system import system_notes
-from torchtailor.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_host
+from torchtailor.recommendation.hypothetical import NO_GPU, GivenParts, hypothetical_cpu, hypothetical_host
 from torchtailor.recommendation.request import Request, Workload
 
 _MOST_GPUS = 16  # of one kind
@@ -138,17 +138,7 @@ def _base(catalog: Catalog, query: Query, system: System | None) -> Host | None:
 
 def _named_cpu(catalog: Catalog, name: str) -> Cpu:
     core, label = catalog.microarchitecture(name)
-    return Cpu(
-        arch=core.arch,
-        vendor="unknown",
-        name=label,
-        microarchitecture=core.name,
-        flags=tuple(sorted(core.flags)),
-        threads=1,
-        cores=1,
-        sockets=1,
-        usable=1,
-    )
+    return hypothetical_cpu(core, label)
 
 
 def read_host(document: Mapping[str, Any]) -> Host:
