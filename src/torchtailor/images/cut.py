@@ -545,8 +545,15 @@ class _OneImage:
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),
-            tuple(self.packages.notes),
+            (*self.packages.notes, *self.packages.debian_note(self._changed_paths())),
         )
+
+    def _changed_paths(self) -> Iterator[str]:
+        """The files in the end that are not the stock image's, or are gone."""
+        yield from self.paths_left_out
+        for content, result in self.results.items():
+            if result.status.changed:
+                yield from (file.path for file in self.names[content] if file.hidden_by is None)
 
     def _libraries(self) -> Iterator[ImageLibrary]:
         for content, result in sorted(self.results.items()):
