@@ -15,7 +15,7 @@ import msgspec
 
 from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.farm import fingerprint
-from torchtailor.farm.drive import JobNews, WorkerNews
+from torchtailor.farm.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.graph import GraphJob
@@ -23,6 +23,7 @@ from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import FarmWorker
 from torchtailor.farm.process import NAME
+from torchtailor.farm.progress import TOPIC
 from torchtailor.farm.store import open_farm_store
 
 try:
@@ -79,7 +80,8 @@ class DaskEngine:
         self._looked = 0.0
         self._began = time.monotonic()
         self._address = str(client.scheduler.address) if client.scheduler else ""
-        self._news: list[WorkerNews | JobNews] = []
+        self._news: list[WorkerNews | JobNews | JobProgress] = []
+        client.subscribe_topic(TOPIC, self._hear)
         if not same_machine:
             me = FarmWorker(NAME, here=True, helps=False)
             self._news.append(WorkerNews(me, EventKind.WORKER_JOINED))
@@ -119,7 +121,7 @@ class DaskEngine:
             with suppress(Exception):  # of a scheduler that is gone too
                 future.cancel()
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self._look()
         if not self._news:
             with suppress(queue.Empty):
@@ -144,7 +146,15 @@ class DaskEngine:
 
     # Jobs
 
+    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        """What a worker says of its job; in a thread of Dask's."""
+        said = event[1]
+        self._queue.put((str(said.get("job")), JobProgress(str(said.get("job")), int(said.get("left", 0)))))
+
     def _take(self, name: str, future: Any) -> None:
+        if isinstance(future, JobProgress):
+            self._news.append(future)
+            return
         if isinstance(future, JobOutcome):  # of this process
             self._news.append(JobNews(name, future))
             return
@@ -252,6 +262,8 @@ class DaskEngine:
 
     def close(self) -> None:
         """What workers still run goes on to the store; nobody waits for it."""
+        with suppress(Exception):  # of a scheduler that is gone too
+            self._client.unsubscribe_topic(TOPIC)
         for name in [*self._futures]:
             self.drop(name)
         with suppress(TorchtailorError):
