@@ -24,6 +24,7 @@ import msgspec
 
 from torchtailor.disk import (
     DamagedFileError,
+    check_intact,
     disk_errors,
     hash_file,
     link_or_copy,
@@ -217,7 +218,6 @@ class _Folder:
 
     def __init__(self, root: Path) -> None:
         self._root, self.shown = root, str(root)
-        self._verified: dict[tuple[int, int, int, int], str] = {}  # what this process has read and found right
         if root.exists() and not root.is_dir():
             raise EnvironmentProblem(f"{root} is not a folder.", "Give another store with --store.")
 
@@ -247,15 +247,11 @@ class _Folder:
                 place.chmod(0o444)
             else:
                 place_verified(source, place, sha256, link=True)
-            self._verified[_identity(place)] = sha256
 
     def download(self, path: str, target: Path, sha256: str, *, link: bool) -> bool:
         place = self._root / path
         try:
-            if self._verified.get(_identity(place)) != sha256:
-                if hash_file(place) != sha256:
-                    raise DamagedFileError(place)
-                self._verified[_identity(place)] = sha256
+            check_intact(place, sha256)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -275,11 +271,6 @@ class _Folder:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
-
-
-def _identity(path: Path) -> tuple[int, int, int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _unreadable(shown: str, error: OSError) -> TorchtailorError:

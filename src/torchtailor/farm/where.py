@@ -15,7 +15,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
-from torchtailor.disk import cache_folder
+from torchtailor.disk import cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
@@ -114,9 +114,12 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
 
     quiet_dask()
     local = where.kind is PlaceKind.LOCAL
-    if local:
-        setup = msgspec.structs.replace(setup, processes=max(1, available_cores() // where.workers))
     with ExitStack() as stack:
+        if local:
+            listed = stack.enter_context(staging_folder(existing_parent(cache_folder()))) / "intact"
+            stack.enter_context(sharing_intact(listed))
+            processes = max(1, available_cores() // where.workers)
+            setup = msgspec.structs.replace(setup, processes=processes, intact=str(listed))
         client = stack.enter_context(_client(where, stack))
         engine = DaskEngine(
             client,

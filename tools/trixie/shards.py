@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compiles c10 and a part of ATen in two shards on a farm, in the system that setup.sh created, and breaks the farm.
 
-    sudo tools/trixie/farm.py FOLDER [--scratch DIR] [--kills 20] [--stage NAME ...] [--target TARGET ...] [--json]
+    sudo tools/trixie/shards.py FOLDER [--scratch DIR] [--kills 20] [--stage NAME ...] [--target TARGET ...] [--json]
 
 The farm is real: a Dask scheduler, worker processes with a work folder and a cache each, and a Redis for objects
 (`redis-server` of this machine). The stages, each with an empty store and Redis:
@@ -38,10 +38,12 @@ INSTALLED = ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "src", 
 VENV = "/opt/torchtailor-farm"
 OBJECTS = "caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/core"
 ATEN = (
-    "ATen_fwd_test Dict Formatting Generator GeneratorForPrivateuseone List NamedTensor NestedIntSymNodeImpl Range "
-    "Tensor UndefinedTensorImpl Vitals blob class_type custom_class dynamic_type function_schema interned_strings "
-    "ivalue library op_registration/infer_schema register_symbols type type_factory union_type"
+    "ATenGeneral Dict Dimname Formatting Generator List NamedTensor NestedIntSymNodeImpl Range Tensor "
+    "VariableFallbackKernel blob boxing/KernelFunction class_type custom_class dispatch/Dispatcher "
+    "dispatch/OperatorEntry dynamic_type function_schema interned_strings ivalue library "
+    "op_registration/op_registration tensor_type type union_type"
 )
+PASSED = ("http_proxy", "https_proxy", "PIP_INDEX_URL")
 STAGES = ("one", "two", "kills", "redis")
 INSIDE = "TORCHTAILOR_FARM_INSIDE"
 PAUSE = (6.0, 18.0)  # seconds between two kills
@@ -92,7 +94,9 @@ class System:
 
     def line(self, *words: str, **variables: str) -> list[str]:
         values = {"HOME": "/root", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **variables}
-        passed = {name: os.environ[name] for name in ("http_proxy", "https_proxy", "PIP_INDEX_URL") if name in os.environ}
+        passed = {
+            name: os.environ[name] for name in ("http_proxy", "https_proxy", "PIP_INDEX_URL") if name in os.environ
+        }
         settings = [f"{name}={value}" for name, value in {**passed, **values}.items()]
         return ["chroot", str(self.root), "env", "-i", *settings, *words]
 
