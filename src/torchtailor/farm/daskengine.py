@@ -20,6 +20,7 @@ from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.graph import GraphJob
 from torchtailor.farm.jobs import encode_farm_job
+from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import FarmWorker
 from torchtailor.farm.process import NAME
@@ -61,11 +62,17 @@ class DaskEngine:
         same_machine: bool = False,
         compiles: bool = False,
         patience: float | None = 60.0,
+        expected: int | None = None,
     ) -> None:
-        """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc."""
+        """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc.
+
+        `expected` is how many workers there will ever be, where that is known.
+        """
         self._client, self._setup = client, setup
         self._encoded = msgspec.json.encode(setup)
-        self._same_machine, self._compiles, self.patience = same_machine, compiles, patience
+        self._same_machine, self._compiles = same_machine, compiles
+        self._patience, self._expected = patience, expected
+        self._objects_seen = False
         self._own: Fingerprint | None = None
         self._token = f"tokens/{secrets.token_hex(8)}"
         self._store = open_farm_store(setup.store)
@@ -134,6 +141,10 @@ class DaskEngine:
     @property
     def time(self) -> float:
         return time.monotonic() - self._began
+
+    @property
+    def patience(self) -> float | None:
+        return 0.0 if self._expected is not None and len(self._refused) >= self._expected else self._patience
 
     @property
     def dashboard(self) -> str:
@@ -228,6 +239,8 @@ class DaskEngine:
         why = self._own.refusal(Fingerprint.of(described, compiles=self._compiles), described["host"])
         if not why:
             why = self._sees_store(address, described["host"])
+        if not why and self._compiles:
+            why = self._reaches_objects(address, described["host"])
         if why:
             self._refused[address] = why
             self._news.append(WorkerNews(worker, EventKind.WORKER_REFUSED, why))
@@ -259,6 +272,12 @@ class DaskEngine:
             return ""
         reason = f": {said}" if said else "."
         return f"{host} does not see what is written to the store {self._store.shown}{reason}"
+
+    def _reaches_objects(self, address: str, host: str) -> str:
+        """A wrong address is said before anything is compiled twice; what is gone later only makes it slower."""
+        said = self._ask(address, why_unreachable, self._setup.objects)
+        self._objects_seen = self._objects_seen or said == ""
+        return "" if self._objects_seen or not isinstance(said, str) else f"On {host}, {said}"
 
     def close(self) -> None:
         """What workers still run goes on to the store; nobody waits for it."""

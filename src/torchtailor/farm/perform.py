@@ -141,6 +141,7 @@ def failed(error: TorchtailorError) -> JobOutcome:
         missing=error.key if isinstance(error, MissingOutputError) else "",
         failure=str(getattr(error, "failure", "")),
         log=_log_of(error),
+        log_path=str(getattr(error, "log", "")),
     )
 
 

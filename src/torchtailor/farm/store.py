@@ -40,6 +40,14 @@ _KEPT = "Finished jobs are kept in the store."
 _PIECE = 8 << 20
 _PAUSES = (0.2, 1.0, 3.0)  # seconds before each further try
 _PARALLEL = 16  # questions at a time, of a bucket that answers in 50 ms
+# Errors of botocore and google-auth where nobody has logged in: asking again changes nothing.
+_NO_LOGIN = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "DefaultCredentialsError",
+)
 _S3 = ("s3", "s3a")
 _S3_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
 
@@ -374,6 +382,13 @@ class _Bucket:
                 f"The store {self.shown} cannot be {what}: {error}.", "Check the credentials of its provider."
             ) from error
         except Exception as error:
+            if type(error).__name__ in _NO_LOGIN:
+                reason = str(error).rstrip(".")
+                raise EnvironmentProblem(
+                    f"The store {self.shown} cannot be {what}: there are no credentials for it ({reason}).",
+                    "Set them as its provider says, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+                    "AWS_PROFILE, here and on every worker.",
+                ) from error
             if here is not None and isinstance(error, OSError) and error.errno and error.filename:
                 with disk_errors(here, unchanged=_KEPT):
                     raise

@@ -106,8 +106,11 @@ def parse_where(text: str, catalog: Catalog) -> Where:
 def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iterator[ClosingEngine]:
     """The engine of a place; what was started for it ends with the block."""
     if where.kind is PlaceKind.PROCESS:
+        from torchtailor.farm.objects import why_unreachable
         from torchtailor.farm.process import InProcess
 
+        if compiles and (why := why_unreachable(setup.objects)):
+            raise NetworkError(f"{why[0].upper()}{why[1:]}", "Start it, or give another place with --objects.")
         yield InProcess(setup)
         return
     from torchtailor.farm.daskengine import DaskEngine, quiet_dask
@@ -127,6 +130,7 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
             same_machine=local,
             compiles=compiles,
             patience=None if where.kind is PlaceKind.CLUSTER else 60.0,
+            expected=where.workers if local else None,
         )
         stack.callback(engine.close)
         yield engine
