@@ -433,6 +433,33 @@ class FarmCheckDocument(Struct):
     workers: list[WorkerCheckDocument]
 
 
+class CiJobDocument(Struct):
+    """A job that builds."""
+
+    name: str
+    variants: list[str]
+    runner: Annotated[list[str], Meta(description="labels")]
+
+
+class CiProofDocument(Struct):
+    """A job that proves on a GPU what another one built."""
+
+    name: str
+    of: str
+    variants: list[str]
+    runner: Annotated[list[str], Meta(description="labels")]
+
+
+class CiDocument(Struct):
+    path: str
+    written: bool
+    system: str
+    jobs: list[CiJobDocument]
+    proofs: list[CiProofDocument]
+    publish: Annotated[str, Meta(description="the index; empty: none")]
+    text: Annotated[str, Meta(description="the workflow")]
+
+
 class PublishDocument(Struct):
     to: str
     dry_run: bool
@@ -624,6 +651,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "build-farm-plan": ("`build --on WHERE --dry-run --json`", FarmPlanDocument),
     "build-farm": ("`build --on WHERE --json`", FarmBuildDocument),
     "farm-check": ("`farm check --json`", FarmCheckDocument),
+    "ci": ("`ci github --json` and `ci gitlab --json`, also with `--dry-run`", CiDocument),
     "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
     "install": ("`install --json`", InstallDocument),
     "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),
