@@ -159,10 +159,13 @@ class _OneImage:
         written = [self._layer(number) for number in range(len(self.manifest.layers))]
         result = self._result(written)
         if result.useless_for_target:
+            before = self.config.labels.get(ANNOTATION_GPUS)
             raise ImpossibleError(
                 f"{self.where} ({result.platform}) has no GPU code that runs on {self.tailoring.targets}; no image was "
                 "written.",
-                "`torchtailor inspect` lists its GPU code.",
+                f"It was cut for {printable(before)} before: cut the stock image."
+                if isinstance(before, str)
+                else "`torchtailor inspect` lists its GPU code.",
             )
         if not any(written):
             self.cutter.send(self.manifest.config)
