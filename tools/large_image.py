@@ -97,8 +97,8 @@ def _call(line: list[str], log: Path) -> None:
 @contextmanager
 def _mounted(below: list[Path], upper: Path, root: Path) -> Iterator[Path]:
     """The layers so far as one tree, whose changes go to `upper`."""
-    scratch = upper.with_suffix(".work")
-    for folder in (upper, scratch, root):
+    scratch, downloads = upper.with_suffix(".work"), upper.with_suffix(".tmp")
+    for folder in (upper, scratch, downloads, root):
         folder.mkdir(exist_ok=True)
     lower = ":".join(str(one) for one in reversed(below))
     with ExitStack() as stack:
@@ -109,9 +109,10 @@ def _mounted(below: list[Path], upper: Path, root: Path) -> Iterator[Path]:
         for path in _SHARED:
             _mount(stack, Path(f"{root}{path}"), "--bind", path)
             subprocess.run(["mount", "-o", "remount,bind,ro", f"{root}{path}"], check=True)
-        _mount(stack, root / "tmp", "-t", "tmpfs", "-o", "size=1g", "tmpfs")
+        _mount(stack, root / "tmp", "--bind", str(downloads))
         yield root
     shutil.rmtree(scratch)
+    shutil.rmtree(downloads)
 
 
 def _mount(stack: ExitStack, place: Path, *words: str) -> None:
