@@ -92,6 +92,8 @@ class CostRow(Strict, frozen=True):
     host_files: int
     host_core_hours: float
     python_core_hours: float  # of these, files that include Python's headers
+    toolkit_files: int  # host files that only builds with CUDA have
+    toolkit_core_hours: float
     device_files: int
     device_core_hours: float
     link_core_hours: float
