@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from torchtailor.errors import BadInputError
 from torchtailor.trust import Limit, read_limited
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
+
+_PLAIN = re.compile(r"[^/.][^/]*(?:/[^/.][^/]*)*")  # a path that has no second spelling: nearly all
 
 
 @dataclass(frozen=True)
@@ -114,5 +117,9 @@ def _read(root: Path, dist_info: Path) -> Iterator[InstalledDistribution]:
 def _files(root: Path, site: Path, record: Record) -> dict[str, RecordRow]:
     """RECORD's paths are relative to site-packages and may lead out of it (`../../../bin/x`)."""
     prefix = site.relative_to(root).as_posix()
-    paths = ((os.path.normpath(f"{prefix}/{row.path}"), row) for row in record)
+    start = "" if prefix == "." else f"{prefix}/"
+    paths = (
+        (start + row.path if _PLAIN.fullmatch(row.path) else os.path.normpath(f"{prefix}/{row.path}"), row)
+        for row in record
+    )
     return {path: row for path, row in paths if not path.startswith(("/", ".."))}
