@@ -5,6 +5,7 @@
 # pack.sh has created .carry/py312. Results go to $OUT (default: build/gpu), working copies to $WORK.
 #
 #   tools/gpu/speed.sh [WHEELS]
+#   tools/gpu/speed.sh --rewheel        with wheels made of what is installed there
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -12,8 +13,12 @@ export ROUNDS=${ROUNDS:-7} OUT=${OUT:-$PWD/build/gpu} WORK=${WORK:-/tmp/torchtai
 export PYTHONPATH="$PWD/src:$PWD/.carry/py312${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$WORK"
 python3 -m compileall -q src .carry/py312 > /dev/null 2>&1 || true # as an installer does: else every start compiles everything
+site=$(python3 -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])')
+if [ "${1:-}" = --rewheel ]; then
+    [ -d "$WORK/deflated" ] || python3 tools/gpu/rewheel.py "$site" "$WORK/deflated" torch triton nvidia-
+    set -- "$WORK/deflated"
+fi
 if [ ! -d "$WORK/stock" ]; then
-    site=$(python3 -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])')
     mkdir "$WORK/stock"
     for name in torch nvidia triton; do
         [ -d "$site/$name" ] && cp -rL "$site/$name" "$WORK/stock/"
