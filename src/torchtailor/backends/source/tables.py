@@ -50,6 +50,7 @@ class SwitchRule(Strict, frozen=True):
     when: When = When()
     switches: dict[str, str] = msgspec.field(default_factory=dict)
     cache: dict[str, str] = msgspec.field(default_factory=dict)
+    flags: tuple[str, ...] = ()  # of the C and C++ compiler, after those of the ISA
 
 
 class Profile(Strict, frozen=True):
@@ -69,6 +70,7 @@ class BlasLibrary(Strict, frozen=True):
     library: str
     places: tuple[str, ...]
     fix: str
+    switches: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class FileKind(Strict, frozen=True):
