@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torchtailor.backends.base import BuildPlan, BuildResult
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
+    from torchtailor.backends.nix.run import NixOutput
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
     from torchtailor.backends.source.runner import PlannedSourceBuild
     from torchtailor.backends.wheel.plan import WheelPlan
@@ -142,7 +143,12 @@ def _nix_plan(plan: NixPlan, dry_run: bool) -> None:
 
 
 def _nix_result(result: NixBuildResult) -> None:
-    for item in result.outputs:
+    show_nix_outputs(result.outputs)
+
+
+def show_nix_outputs(outputs: Iterable[NixOutput]) -> None:
+    """What Nix has built, with the links to it."""
+    for item in outputs:
         took = f"{ui.human_bytes(item.output_bytes)} in {ui.human_seconds(item.seconds)}"
         ui.out().print(f"{item.link}: {took}", markup=False, soft_wrap=True)
 

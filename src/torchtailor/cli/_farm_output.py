@@ -131,9 +131,10 @@ class FarmDisplay:
 
 
 def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
-    from torchtailor.cli._build_output import show_wheelhouses
+    from torchtailor.cli._build_output import show_nix_outputs, show_wheelhouses
 
     show_wheelhouses(result.wheelhouses, result.variants_index)
+    show_nix_outputs(result.outputs)
     if quiet:
         return
     ran = len(result.outcomes)

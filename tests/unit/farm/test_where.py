@@ -36,7 +36,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
         ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
         ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
-        (("build", "sm90-avx512", "--via", "nix", "--on", "local:1"), ExitCode.USAGE, "--via nix"),
+        (("build", "sm90-avx512", "--via", "nix", "--on", "local:1", "--prove"), ExitCode.USAGE, "for wheels"),
         (("farm", "check", "nowhere"), ExitCode.NO_MATCH, "There is no farm"),
     ],
 )
