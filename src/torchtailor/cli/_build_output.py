@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
     from torchtailor.backends.nix.run import NixOutput
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
+    from torchtailor.backends.source.bundling.bundle import Bundle
     from torchtailor.backends.source.runner import PlannedSourceBuild
     from torchtailor.backends.wheel.plan import WheelPlan
     from torchtailor.backends.wheel.run import WheelBuildResult
@@ -133,7 +134,33 @@ def _source_result(result: SourceBuildResult) -> None:
         )
         if build.wheel is None:
             ui.out().print(f"  built in {build.build / 'src' / 'build'}", markup=False)
+        if build.bundle is not None:
+            _bundle(build.bundle)
         _wheelhouses(build.wheelhouses)
+
+
+def _bundle(bundle: Bundle) -> None:
+    """The libraries that came into the wheel, each with the package and licence it is of."""
+    say = ui.out()
+    if bundle.libraries:
+        number = counted(len(bundle.libraries), "library", "libraries")
+        say.print(f"  bundled {number}, {ui.human_bytes(bundle.size)}; runs on {bundle.platform}:", markup=False)
+        rows = [
+            (
+                library.soname,
+                ui.human_bytes(library.size),
+                f"{library.owner.package} {library.owner.version}" if library.owner else "no package",
+                library.owner.licence or "see its text" if library.owner else "",
+            )
+            for library in bundle.libraries
+        ]
+        say.print(ui.table(("library", "size", "package", "licence"), rows))
+    else:
+        say.print(f"  nothing to bundle; runs on {bundle.platform}", markup=False)
+    for name, why in bundle.left.items():
+        say.print(f"  not bundled: {name} ({why})", markup=False)
+    for warning in bundle.warnings:
+        ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _nix_plan(plan: NixPlan, dry_run: bool) -> None:

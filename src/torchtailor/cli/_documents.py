@@ -339,7 +339,7 @@ class SourcePlanDocument(Struct):
 
 
 class SourceBuildDocument(Struct):
-    builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory")]
+    builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory, bundle")]
     seconds: Seconds
 
 

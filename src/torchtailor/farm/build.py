@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from torchtailor.backends.nix.backend import NixPlan
 from torchtailor.backends.nix.run import NixOutput
@@ -334,9 +336,9 @@ class _Run:
         jobs = self.farm.graph.jobs
         self._already = len(result.already)
         ended = [*result.done.items(), *((name, failure.outcome) for name, failure in result.failed.items())]
-        for name, outcome in ended:
+        for name, brought in ended:
+            outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
-            log = self._keep_log(name, outcome)
             with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
                 self.ledger.add_job(
                     LedgerJob(
@@ -351,22 +353,27 @@ class _Run:
                         error=outcome.error,
                         fix=outcome.hint,
                         failure=outcome.failure,
-                        log=log,
+                        log=outcome.log_path,
                     )
                 )
         for name, failure in result.failed.items():
             for variant in jobs[name].variants:
-                self._failed.setdefault(variant, failure)
+                self._failed.setdefault(variant, replace(failure, outcome=self._outcomes[name][1]))
 
-    def _keep_log(self, name: str, outcome: JobOutcome) -> str:
-        """The log of a job that failed, on this machine."""
+    def _with_own_log(self, name: str, outcome: JobOutcome) -> JobOutcome:
+        """The log of a job that failed is written on this machine, and its words name that file."""
         if not outcome.log:
-            return ""
+            return outcome
+        there = outcome.log_path
+        text = f"torchtailor: the end of {there} on {outcome.worker}\n{outcome.log}" if there else outcome.log
         path = state_folder() / "logs" / f"{self.name}-{name[:12]}.log"
-        with suppress(OSError):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, outcome.log.encode())
-        return str(path)
+            write_atomically(path, text.encode())
+        except OSError:
+            return outcome
+        hint = outcome.hint.replace(there, str(path)) if there else f"{outcome.hint} The log is {path}."
+        return msgspec.structs.replace(outcome, hint=hint, log_path=str(path))
 
     def placed(self) -> bool:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
@@ -465,7 +472,7 @@ class _Attempt:
     def failed(self, failure: JobFailure) -> None:
         outcome = failure.outcome
         self._running.stage, self._running.fix = failure.job.label, outcome.hint
-        self._running.failure = outcome.failure
+        self._running.failure, self._running.log = outcome.failure, outcome.log_path
         with suppress(BuildFailedError), self._stack:
             raise BuildFailedError(outcome.error, outcome.hint)
 

@@ -6,7 +6,7 @@ The same loop runs every engine. It keeps no state that a second run needs: what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torchtailor.farm.graph import GraphJob, JobGraph
 from torchtailor.farm.policy import FarmWorker, WorkerLoad, place
 
 MOST_FAILURES = 2  # of one job, before it and all that needs it are given up
-MOST_LOSSES = 4  # workers that die while they run one job, before that is the job's fault
+MOST_LOSSES = 4  # workers that die while they run one job and it gets no further, before that is the job's fault
 _MOST_REMAKES = 3  # times that an input is made again for one job
 _POLL = 0.5
 # What another try cannot change.
@@ -42,6 +42,14 @@ class JobNews:
     outcome: JobOutcome | None
 
 
+@dataclass(frozen=True)
+class JobProgress:
+    """A job that is running says how much of it is left."""
+
+    name: str
+    left: int
+
+
 class Engine(Protocol):
     """Something that runs jobs."""
 
@@ -51,7 +59,7 @@ class Engine(Protocol):
     def drop(self, name: str) -> None:
         """A job that was started is no longer waited for."""
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def wait(self, timeout: float) -> Sequence[WorkerNews | JobNews | JobProgress]:
         """What has happened since; waits for something to happen, but not longer than this."""
 
     @property
@@ -98,6 +106,7 @@ class _State:
     never: dict[str, str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    left: dict[str, int] = field(default_factory=dict)  # the least that any try of a job had left
     remakes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by job and missing input
     avoided: set[tuple[str, str]] = field(default_factory=set)
     made: dict[str, set[str]] = field(default_factory=dict)  # outputs by the worker that made them
@@ -143,6 +152,8 @@ class _Driver:
             for news in self._engine.wait(_POLL):
                 if isinstance(news, WorkerNews):
                     self._worker(news)
+                elif isinstance(news, JobProgress):
+                    self._progress(news)
                 else:
                     self._job(news)
         state = self._state
@@ -214,6 +225,13 @@ class _Driver:
             for job in [job for job, worker in self._state.running.items() if worker == name]:
                 self._engine.drop(job)
                 self._lost(job, name)
+
+    def _progress(self, news: JobProgress) -> None:
+        """Workers that are taken away again and again are not the fault of a job that goes on with each of them."""
+        state = self._state
+        if news.left < state.left.get(news.name, news.left + 1):
+            state.left[news.name] = news.left
+            state.losses.pop(news.name, None)
 
     def _lost(self, name: str, worker: str) -> None:
         """A job whose worker is gone runs again elsewhere; one that takes every worker with it is given up."""

@@ -22,6 +22,7 @@ from torchtailor.wheelhouse.entry import WheelhouseDescription
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
 _PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
 _COMPILING = ("backends/source", "catalog")
+_BUNDLING = ("binary", "licences", "wheels")
 _PROVING = ("gpucode", "hostcode", "inspection", "verification")
 
 
@@ -106,6 +107,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     overrides: tuple[str, ...] = ()
     cuda_from_wheels: bool = False
     skip_checks: tuple[str, ...] = ()
+    bundle: bool = True
     verify: bool = True
     with_dependencies: bool = True
     targets: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
 
 
 class LinkSource(msgspec.Struct, frozen=True, tag="link"):
-    """Build the whole: shards have compiled it, so that nearly every object is found."""
+    """Build the whole: shards have compiled it, so that nearly every object is found; and bundle its libraries."""
 
     spec: SourceSpec
     after: tuple[str, ...]  # the keys of the shards
@@ -217,7 +219,7 @@ def _configured(spec: SourceSpec) -> str:
 
 
 def _linked(spec: SourceSpec) -> str:
-    return _key("link", code_digest(*_COMPILING), body=LinkSource(spec, ()))
+    return _key("link", code_digest(*_COMPILING, *_BUNDLING), body=LinkSource(spec, ()))
 
 
 def encode_farm_job(job: FarmJob) -> bytes:

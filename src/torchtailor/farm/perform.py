@@ -29,7 +29,7 @@ from torchtailor.backends.jobs import (
 )
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.disk import disk_errors, staging_folder
+from torchtailor.disk import disk_errors, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
@@ -67,6 +67,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     processes: int = 1  # that one job may start
     objects: str = ""  # ccache's remote storage
     cache: str = ""  # where it keeps what it has fetched; the machine's own cache folder where that is empty
+    intact: str = ""  # a file of this machine: what one of its processes has read and found right, no other one reads
 
 
 @dataclass
@@ -98,6 +99,8 @@ def workbench(setup: WorkerSetup) -> Workbench:
     cache = Cache(Path(setup.cache) if setup.cache else None)
     client = Client(read_settings())
     catalog = _catalog(setup.user_file, cache)
+    if setup.intact:
+        share_intact(Path(setup.intact))
     return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects, setup.store)
 
 
@@ -140,6 +143,7 @@ def failed(error: TorchtailorError) -> JobOutcome:
         missing=error.key if isinstance(error, MissingOutputError) else "",
         failure=str(getattr(error, "failure", "")),
         log=_log_of(error),
+        log_path=str(getattr(error, "log", "")),
     )
 
 

@@ -38,6 +38,7 @@ from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, La
 from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled, store
 from torchtailor.images.tarstream import TarReader, new_member, with_size
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
+from torchtailor.images.transports.copying import copy_blob
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
@@ -108,13 +109,8 @@ class ImageCutter:
 
     def send(self, blob: Descriptor, stored: Path | None = None) -> None:
         """Put an unchanged blob into the destination, at the least cost; what was stored of it goes."""
-        to = self.destination
-        if to and not to.has(blob) and not to.take(blob, self.source):
-            if stored is not None:
-                to.put_file(blob, stored)
-            else:
-                with self.source.blob(blob) as pieces:
-                    to.put(blob, pieces)
+        if self.destination:
+            copy_blob(blob, self.source, self.destination, stored)
         if stored is not None:
             stored.unlink(missing_ok=True)
 
@@ -549,8 +545,15 @@ class _OneImage:
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),
-            tuple(self.packages.notes),
+            (*self.packages.notes, *self.packages.debian_note(self._changed_paths())),
         )
+
+    def _changed_paths(self) -> Iterator[str]:
+        """The files in the end that are not the stock image's, or are gone."""
+        yield from self.paths_left_out
+        for content, result in self.results.items():
+            if result.status.changed:
+                yield from (file.path for file in self.names[content] if file.hidden_by is None)
 
     def _libraries(self) -> Iterator[ImageLibrary]:
         for content, result in sorted(self.results.items()):

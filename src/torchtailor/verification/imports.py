@@ -33,7 +33,10 @@ def verify_imports(launch: Launch, progress: Progress | None = None, *, only: st
 
 def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
     progress("Importing torch")
-    with op_suite() as folder:
+    if launch.root is not None:
+        reason = f"{launch.root.name} in {launch.root.folder}, not this machine's own"
+        yield Check.of(Level.IMPORT, "system", True, reason, root=str(launch.root.folder), name=launch.root.name)
+    with op_suite(launch.root) as folder:
         script = folder / "importing.py"
         first = launch.run([script], timeout=300)
         if first.code:
@@ -53,7 +56,7 @@ def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
 
 def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None = None) -> SuiteResults:
     """Run the op suite in the target's Python; `keep` is where its result file stays."""
-    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite() as folder:
+    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite(launch.root) as folder:
         out = keep or Path(name, "results.json")
         options = ["--device", device, "--out", str(out.absolute()), "--only", only, "--quiet"]
         ran = launch.run([folder / "suite.py", *options], timeout=SUITE_SECONDS)

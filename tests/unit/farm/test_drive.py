@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
 from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, WorkerNews, drive
+from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.graph import GraphJob, JobGraph
 from torchtailor.farm.policy import FarmWorker
@@ -32,6 +32,7 @@ class Scripted:
         self.made: set[str] = set()
         self.starts: Counter[str] = Counter()
         self.bad: dict[str, list[JobOutcome | None]] = {}  # how a job ends, before it ends well
+        self.left: dict[str, list[int]] = {}  # what a job says is left, each time before it ends
         self.kill = 0  # workers that die
         self.next = workers
         self.time = 0.0
@@ -52,11 +53,11 @@ class Scripted:
     def drop(self, name: str) -> None:
         self.running.pop(name, None)
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self.time += 1.0
         if self.news:
             news, self.news = self.news, []
-            return news
+            return [*news]
         if self.kill and self.running and self.random.random() < 0.5:
             self.kill -= 1
             name = self.running[self.random.choice(sorted(self.running))]
@@ -73,7 +74,8 @@ class Scripted:
             outcome = endings.pop(0)
             if outcome is not None and outcome.missing:
                 self.made.discard(outcome.missing)
-            return [JobNews(name, outcome)]
+            said = self.left.get(self.whole.jobs[name].label)
+            return [*([JobProgress(name, said.pop(0))] if said else []), JobNews(name, outcome)]
         self.made |= set(self.whole.jobs[name].gives)
         return [JobNews(name, JobOutcome(done=True))]
 
@@ -155,6 +157,24 @@ def test_a_job_that_kills_every_worker_is_given_up() -> None:
     assert failed.job.label == "c" and engine.starts["c"] == MOST_LOSSES
     assert "died" in failed.outcome.error and "memory" in failed.outcome.hint
     assert set(done.done) == {key("a"), key("b")}
+
+
+def test_a_job_that_goes_on_with_each_worker_is_not_blamed_for_their_loss() -> None:
+    """Machines that are taken away every few minutes: each compiles some more files of the same job."""
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"c": [None] * 20}
+    engine.left = {"c": [*range(100, 80, -1)]}
+    assert run(engine).complete
+    assert engine.starts["c"] == 21
+
+
+def test_a_job_that_dies_at_the_same_file_is_given_up() -> None:
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"c": [None] * 20}
+    engine.left = {"c": [100, 90, 90, 95, 90, 80]}
+    done = run(engine)
+    (failed,) = done.failed.values()
+    assert failed.job.label == "c" and engine.starts["c"] == 1 + MOST_LOSSES
 
 
 def test_a_lost_input_is_made_again_with_all_that_it_needs() -> None:

@@ -155,7 +155,14 @@ def test_errors_of_plug_ins_become_sentences(tmp_path: Path, monkeypatch: pytest
     class OddError(Exception):
         pass
 
-    for error, kind in ((OddError("endpoint"), NetworkError), (PermissionError("403"), EnvironmentProblem)):
+    class NoCredentialsError(Exception):  # as botocore calls it
+        pass
+
+    for error, kind in (
+        (OddError("endpoint"), NetworkError),
+        (PermissionError("403"), EnvironmentProblem),
+        (NoCredentialsError("Unable to locate credentials"), EnvironmentProblem),
+    ):
 
         def broken(*_: Any, error: Exception = error, **__: Any) -> bytes:
             raise error
