@@ -25,7 +25,7 @@ from torchtailor.farm.derivations import nix_graph, send_derivations, take
 from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
-from torchtailor.farm.graph import GraphCost, JobGraph
+from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.farm.jobs import RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
@@ -41,6 +41,8 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
 _ATTEMPTS = 50  # of which rates are learned
+_LEAST_LIMIT = 3600.0  # seconds until a job is taken for hung
+_TIMES_EXPECTED = 10  # or so many times what it was expected to take
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class FarmPlan:
     @property
     def cost(self) -> GraphCost:
         return self.to_do.cost
+
+    def limit_of(self, job: GraphJob) -> float:
+        """Seconds of silence after which a job is taken for hung."""
+        given = self.where.settings.job_timeout
+        return float(given) if given else max(_LEAST_LIMIT, _TIMES_EXPECTED * job.weight.seconds)
 
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
@@ -283,7 +290,7 @@ def run_farm(
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished
         for _ in range(_ROUNDS):
-            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget)
+            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget, limit=farm.limit_of)
             run.note(result)
             if run.placed():
                 break

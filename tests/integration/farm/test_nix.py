@@ -148,8 +148,8 @@ def test_a_killed_worker_and_a_build_that_fails(shell: Shell, nix: Path) -> None
         wait_until(lambda: ran(nix).count(FIRST[8:]) == 2, "it runs again")
         gate.touch()
         result = watched.end(ExitCode.BUILD_FAILED)
-    assert result["workers_lost"] == 1
-    (failed,) = result["failed"]  # type: ignore[misc]
+    assert result["workers_lost"] == 1, watched.seen("worker-lost")
+    failed = result["failed"][0]  # type: ignore[index]
     assert failed["variant"] == SECOND and "no such kernel" in failed["error"]
     assert (shell.root / "dist" / f"result-{FIRST}").read_text() == f"shared\n{FIRST[8:]}\n"
     assert ran(nix).count(SECOND[8:]) == 2  # once more, elsewhere
