@@ -92,8 +92,9 @@ def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
         cut = f", {item.changed} of them cut" if item.changed else ""
         before = f"{ui.human_bytes(item.input_bytes)} -> " if item.input_bytes != item.output_bytes else ""
         say.print(f"{item.path}: {item.wheels} wheels{cut}, {before}{ui.human_bytes(item.output_bytes)}", markup=False)
-        say.print(f"  {item.pip_line}", markup=False)
-        say.print(f"  {item.uv_line}", markup=False)
+        # in one line for whoever copies it, however narrow the window is
+        say.print(f"  {item.pip_line}", markup=False, soft_wrap=True)
+        say.print(f"  {item.uv_line}", markup=False, soft_wrap=True)
 
 
 def _source_plan(plan: SourcePlan, dry_run: bool) -> None:

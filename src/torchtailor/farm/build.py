@@ -207,7 +207,10 @@ def plan_farm(
     each part of a build from source is compiled in, else by weight.
     """
     if isinstance(plan, WheelPlan) and plan.options.split:
-        raise UsageError("--split builds on one machine.", "Omit --on, or --split.")
+        raise UsageError(
+            "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
+            "Omit --on, or --split.",
+        )
     chosen = absolute_store(store or where.store)
     opened = open_farm_store(chosen)
     try:
