@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torchtailor.backends.base import BuildPlan, BuildResult
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
+    from torchtailor.backends.nix.run import NixOutput
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
     from torchtailor.backends.source.bundling.bundle import Bundle
     from torchtailor.backends.source.runner import PlannedSourceBuild
@@ -91,8 +92,9 @@ def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
         cut = f", {item.changed} of them cut" if item.changed else ""
         before = f"{ui.human_bytes(item.input_bytes)} -> " if item.input_bytes != item.output_bytes else ""
         say.print(f"{item.path}: {item.wheels} wheels{cut}, {before}{ui.human_bytes(item.output_bytes)}", markup=False)
-        say.print(f"  {item.pip_line}", markup=False)
-        say.print(f"  {item.uv_line}", markup=False)
+        # in one line for whoever copies it, however narrow the window is
+        say.print(f"  {item.pip_line}", markup=False, soft_wrap=True)
+        say.print(f"  {item.uv_line}", markup=False, soft_wrap=True)
 
 
 def _source_plan(plan: SourcePlan, dry_run: bool) -> None:
@@ -169,7 +171,12 @@ def _nix_plan(plan: NixPlan, dry_run: bool) -> None:
 
 
 def _nix_result(result: NixBuildResult) -> None:
-    for item in result.outputs:
+    show_nix_outputs(result.outputs)
+
+
+def show_nix_outputs(outputs: Iterable[NixOutput]) -> None:
+    """What Nix has built, with the links to it."""
+    for item in outputs:
         took = f"{ui.human_bytes(item.output_bytes)} in {ui.human_seconds(item.seconds)}"
         ui.out().print(f"{item.link}: {took}", markup=False, soft_wrap=True)
 

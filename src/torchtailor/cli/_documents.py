@@ -411,6 +411,7 @@ class FarmBuildDocument(Struct):
 
     wheelhouses: list[WheelhouseDocument]
     variants_index: str | None
+    outputs: Annotated[list[Open], Meta(description="of --via nix: name, link, store_path, logs, tool, output_bytes")]
     failed: list[FarmFailureDocument]
     jobs: list[FarmOutcomeDocument]
     jobs_in_store: Annotated[int, Meta(description="jobs that did not have to run")]

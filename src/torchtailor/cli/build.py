@@ -166,8 +166,8 @@ def _check_farm(on: str | None, via: Method, *, any_given: bool, prove: bool) ->
         return
     if prove and via is Method.SOURCE:
         raise UsageError("A build from source is always proven.", "Omit --prove.")
-    if via is Method.NIX:
-        raise UsageError(f"--on does not build --via {via.value} yet.", "Build it on one machine, without --on.")
+    if prove and via is Method.NIX:
+        raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
     parse_where(on, load_catalog())
 
 
@@ -194,7 +194,9 @@ def _build_on(
     from torchtailor.farm.where import parse_where
 
     catalog = load_catalog()
-    farm = plan_farm(plan, parse_where(on, catalog), store=store, objects=objects, shards=shards, prove=prove)
+    farm = plan_farm(
+        plan, parse_where(on, catalog), catalog=catalog, store=store, objects=objects, shards=shards, prove=prove
+    )
     if dry_run:
         if json:
             ui.print_json("build-farm-plan", farm.to_json())

