@@ -198,8 +198,12 @@ class Farm:
         for worker in WORKERS:
             shutil.rmtree(self.path(worker, "ccache"), ignore_errors=True)
             for build in self.builds(worker):
-                for path in [*build.rglob("*.o"), *build.glob("lib/*.so"), build / ".ninja_log"]:
+                for path in [*build.rglob("*.o"), *build.glob("lib/*.so")]:
                     path.unlink(missing_ok=True)
+                log = build / ".ninja_log"  # without it, ninja would generate all code again
+                if log.is_file():
+                    lines = log.read_bytes().splitlines(keepends=True)
+                    log.write_bytes(b"".join(line for line in lines if b".o\t" not in line and b".so\t" not in line))
         for record in self.path("store", "records").glob("*/*"):
             if json.loads(record.read_bytes())["kind"] != "source":
                 record.unlink()
