@@ -156,6 +156,10 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     check_replaceable(target)
     _check_not_hooked(library)
     check_tools(options, [library])
+    if options.split and not options.dry_run:  # a pack for nothing is not written
+        trial = tailor_file(library, output, replace(options, dry_run=True), NoProgress())
+        if trial.useless_for_target:
+            return replace(trial, dry_run=False)
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
