@@ -389,10 +389,11 @@ def test_what_is_no_system(tmp_path: Path, torch: Callable[..., Path], smallest:
         verify(torch(), level="import", root=tmp_path / "missing")
     with pytest.raises(NoMatchError, match="holds no system"):
         verify(torch(), level="import", root=tmp_path)
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "version.py").touch()
+    loose = tmp_path / "loose" / "torch" / "lib"
+    loose.mkdir(parents=True)
+    shutil.copy(tmp_path / "own" / "libtorch_cpu.so", loose)
     with pytest.raises(UsageError, match="no wheels"):
-        verify(tmp_path, level="import", root=smallest)
+        verify(tmp_path / "loose", level="import", root=smallest)
 
 
 def test_the_script_shows_its_steps(tmp_path: Path) -> None:
