@@ -16,6 +16,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -143,6 +144,77 @@ def hash_file(file: Path | int, algorithm: str = "sha256") -> str:
         hasher.update(buffer[:size])
         position += size
     return hasher.hexdigest()
+
+
+class _Intact:
+    """Which files this process, and others that share a list with it, have read and found right."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, ...], str] = {}
+        self._shared: IO[bytes] | None = None
+
+    def share(self, path: Path | None) -> None:
+        with self._lock:
+            if self._shared is not None:
+                self._shared.close()
+            self._shared = path.open("a+b", buffering=0) if path else None
+            if self._shared:
+                self._shared.seek(0)
+
+    def has(self, identity: tuple[int, ...], sha256: str) -> bool:
+        with self._lock:
+            if self._known.get(identity) != sha256 and self._shared is not None:
+                *lines, rest = self._shared.read().split(b"\n")
+                self._shared.seek(-len(rest), os.SEEK_CUR)
+                for line in lines:
+                    *numbers, digest = line.decode("ascii").split()
+                    self._known[tuple(map(int, numbers))] = digest
+            return self._known.get(identity) == sha256
+
+    def add(self, identity: tuple[int, ...], sha256: str) -> None:
+        with self._lock:
+            self._known[identity] = sha256
+            if self._shared is not None:
+                with suppress(OSError):  # a full disk: the others read it themselves
+                    at = self._shared.tell()
+                    self._shared.write(" ".join((*map(str, identity), sha256)).encode() + b"\n")
+                    self._shared.seek(at)
+
+
+_intact = _Intact()
+
+
+@contextmanager
+def sharing_intact(path: Path) -> Iterator[None]:
+    """Within the block, what is read and found right is listed in a file, and what other processes list is taken."""
+    share_intact(path)
+    try:
+        yield
+    finally:
+        share_intact(None)
+
+
+def share_intact(path: Path | None) -> None:
+    """Share which files were read and found right with the processes of this machine that name the same file."""
+    _intact.share(path)
+
+
+def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None:
+    """Raise DamagedFileError unless a file has this hash.
+
+    It must be one that nobody changes, such as those of the cache. It is read once, also under its other names (hard
+    links), and again where its size or time is not what it was.
+    """
+    if descriptor is None:
+        with path.open("rb", buffering=0) as opened:
+            check_intact(path, sha256, opened.fileno())
+        return
+    status = os.fstat(descriptor)
+    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if not _intact.has(identity, sha256):
+        _check_hash(descriptor, path, sha256)
+        _intact.add(identity, sha256)
 
 
 @cache
@@ -284,7 +356,7 @@ def place_verified(source: Path, target: Path, sha256: str, *, link: bool = Fals
     a hard link of a file that nobody changes."""
     if link:
         with source.open("rb", buffering=0) as reader:
-            _check_hash(reader.fileno(), source, sha256)
+            check_intact(source, sha256, reader.fileno())
             link_or_copy(source, target)
             if os.path.samestat(os.fstat(reader.fileno()), target.stat()):
                 return

@@ -12,13 +12,17 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from torchtailor import disk
 from torchtailor.disk import (
+    DamagedFileError,
+    _intact,
     cache_folder,
+    check_intact,
     code_digest,
     copy_file,
     disk_errors,
@@ -31,6 +35,7 @@ from torchtailor.disk import (
     remove_abandoned,
     remove_locked,
     replace_folder,
+    sharing_intact,
     staging_folder,
     state_folder,
     work_folder,
@@ -492,3 +497,52 @@ def test_the_names_of_the_kernel_are_never_replaced(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is not a file"):
             write_atomically(Path(f"/proc/self/fd/{number}"), b"report")
     assert log.read_bytes() == b"report"
+
+
+def test_what_was_found_intact_is_read_once_also_by_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under all names; a file that changed, even to the same size, is read again."""
+    file, other, listed = tmp_path / "a.whl", tmp_path / "b.whl", tmp_path / "intact"
+    file.write_bytes(b"a wheel")
+    good = hashlib.sha256(b"a wheel").hexdigest()
+    other.hardlink_to(file)
+    reads: list[int] = []
+
+    def counted(descriptor: int | Path, algorithm: str = "sha256") -> str:
+        reads.append(1)
+        return hash_file(descriptor, algorithm)
+
+    monkeypatch.setattr("torchtailor.disk.hash_file", counted)
+    with sharing_intact(listed):
+        check_intact(file, good)
+        check_intact(other, good)
+    assert len(reads) == 1
+
+    monkeypatch.setattr("torchtailor.disk._intact", type(_intact)())  # as in another process
+    with sharing_intact(listed):
+        check_intact(other, good)
+        assert len(reads) == 1
+        with pytest.raises(DamagedFileError):
+            check_intact(other, "0" * 64)
+        other.write_bytes(b"A wheel")
+        os.utime(other, ns=(1, 1))
+        with pytest.raises(DamagedFileError):
+            check_intact(file, good)
+    with pytest.raises(DamagedFileError):
+        check_intact(file, good)
+
+
+def test_a_list_of_intact_files_that_several_write_at_once(tmp_path: Path) -> None:
+    def write(first: int) -> None:
+        one = type(_intact)()
+        one.share(tmp_path / "intact")
+        for n in range(first, 500):
+            one.add((n, n), f"{n:064}")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(write, (0, 100, 200, 300))]) == 4
+    new = type(_intact)()
+    new.share(tmp_path / "intact")
+    assert all(new.has((n, n), f"{n:064}") for n in range(500))
+    assert not new.has((1, 1), "0" * 64)

@@ -57,6 +57,10 @@ class FarmSettings(Strict, frozen=True, kw_only=True):
     objects: Annotated[str, Meta(description="The object cache, where --objects is not given.")] = ""
     cache: Annotated[str, Meta(description="A folder of each worker's own disk, for what it fetches.")] = ""
     processes: Annotated[int, Meta(description="Processes that one job of a worker may use.", ge=1)] = 1
+    job_timeout: Annotated[
+        int,
+        Meta(description="Seconds without news until a job counts as hung; 0: ten times its time, at least 1 h.", ge=0),
+    ] = 0
 
 
 class CatalogTables(Strict, frozen=True, kw_only=True):

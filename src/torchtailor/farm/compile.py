@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
+from torchtailor.backends.source.bundling.bundle import Bundle
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.folders import Folders
 from torchtailor.backends.source.jobs import CompileJobs
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.process import Log
-from torchtailor.backends.source.progress import SourceProgress
 from torchtailor.backends.source.runner import SourceBuilder, of_tree
 from torchtailor.backends.source.tables import FileKind
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, source_files
@@ -37,8 +36,10 @@ from torchtailor.farm.jobs import (
     LinkSource,
     PackSource,
     SourceSpec,
+    gives_of,
     needs_of,
 )
+from torchtailor.farm.progress import ToldProgress
 from torchtailor.farm.shards import compiled_files, of_part, shards
 from torchtailor.farm.store import FarmFile, FarmStore, JobRecord
 from torchtailor.fetch.cache import Cache
@@ -92,7 +93,7 @@ def pack_tree(folder: Path, target: Path) -> None:
 
 def configure_source(job: ConfigureSource, bench: CompileBench) -> JobRecord:
     """The files that are compiled, with their weights."""
-    with _site(job.spec, bench) as site:
+    with _site(job, bench) as site:
         kinds = site.attempt(lambda attempt: attempt.configure())
         files = compiled_files(site.wanted(kinds))
     return JobRecord("configure", (), {"files": [[name, seconds] for name, seconds in files]})
@@ -105,22 +106,24 @@ def compile_shard(job: CompileShard, bench: CompileBench) -> JobRecord:
     targets = tuple(name for name, _ in shards(files, job.of)[job.shard])
     if not targets:
         return JobRecord("compile", (), {"files": 0, "hits": 0, "misses": 0})
-    with _site(job.spec, bench) as site:
+    with _site(job, bench) as site:
         compiled = site.attempt(lambda attempt: attempt.run(), targets=targets)
     return JobRecord("compile", (), {"files": len(targets), **_hits(compiled)})
 
 
 def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
     """The wheel; nothing where only some targets are built."""
-    with _site(job.spec, bench) as site:
-        compiled = site.attempt(lambda attempt: attempt.run())
+    with _site(job, bench) as site:
+        compiled, bundle = site.attempt(site.link)
         files: tuple[FarmFile, ...] = ()
-        if compiled.wheel is not None:
-            files = (bench.store.put(compiled.wheel, compiled.wheel.name),)
+        wheel = bundle.wheel if bundle else compiled.wheel
+        if wheel is not None:
+            files = (bench.store.put(wheel, wheel.name),)
         facts = {
             "version": site.space.tree.version,
             "identity": site.space.tree.identity,
             "blas": site.configuration.switches.get("BLAS"),
+            "bundle": bundle.to_json() if bundle else None,
             "peak_memory": compiled.peak_memory,
             **_hits(compiled),
         }
@@ -146,6 +149,7 @@ def pack_source(job: PackSource, bench: CompileBench, out: Path) -> Path:
             TorchSource(SourceOrigin(job.spec.origin), job.spec.place, job.spec.ref),
             SourceTree(Path(), version, str(linked.facts["identity"])),
             builder.configuration(linked.facts["blas"]),
+            linked.facts["bundle"],
         )
         (house,) = output.write(staging / wheel.path)
         return house.path
@@ -165,6 +169,7 @@ def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -
         jobs=bench.jobs,
         cuda_from_wheels=spec.cuda_from_wheels,
         skip_checks=spec.skip_checks,
+        bundle=spec.bundle,
         verify=spec.verify,
         with_dependencies=spec.with_dependencies,
         targets=spec.targets,
@@ -182,6 +187,7 @@ class _Site:
     space: Workspace
     configuration: Configuration
     name: str
+    job: str
 
     def wanted(self, kinds: dict[str, FileKind]) -> dict[str, FileKind]:
         """The files that the targets need."""
@@ -193,14 +199,19 @@ class _Site:
             raise BuildFailedError(
                 f"ninja does not know the targets {', '.join(self.space.targets)}.", "`ninja -t targets` lists them."
             )
-        inputs = set(done.stdout.split("\n"))
-        return {name: kind for name, kind in kinds.items() if name in inputs}
+        needed = {*done.stdout.split("\n"), *self.space.targets}  # a target may be an object itself
+        return {name: kind for name, kind in kinds.items() if name in needed}
+
+    def link(self, attempt: BuildAttempt) -> tuple[Compiled, Bundle | None]:
+        """Build the whole, and bundle the libraries of this machine: they are what it was linked with."""
+        compiled = attempt.run()
+        return compiled, self.builder.bundle(compiled, self.space, attempt.running, attempt.log)
 
     def attempt(self, work: Callable[[BuildAttempt], T], *, targets: tuple[str, ...] = ()) -> T:
         """One attempt; where memory runs out, with fewer compilers again."""
         space = replace(self.space, targets=targets) if targets else self.space
         jobs: CompileJobs | None = None
-        progress: SourceProgress = NoBuildProgress()
+        progress = ToldProgress(self.job)
         while True:
             with self.builder.ledger.attempt(self.name, Method.SOURCE) as running:
                 path = self.builder.folders.logs / f"farm-{running.number:05d}-{self.name}.log"
@@ -216,7 +227,8 @@ class _Site:
 
 
 @contextmanager
-def _site(spec: SourceSpec, bench: CompileBench) -> Iterator[_Site]:
+def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench) -> Iterator[_Site]:
+    spec = job.spec
     tarball = _tarball(spec.tree, bench)
     request = _request(spec, bench, source=str(tarball), out=bench.work / "none")
     builder = SourceBuilder(bench.catalog, request, ledger=Ledger(bench.work / "farm.sqlite"))
@@ -229,7 +241,7 @@ def _site(spec: SourceSpec, bench: CompileBench) -> Iterator[_Site]:
         builder.folders = replace(builder.folders, builds=builds)
         space, configuration = builder.prepare()
         space.folder.mkdir(parents=True, exist_ok=True)
-        yield _Site(builder, space, configuration, spec.variant)
+        yield _Site(builder, space, configuration, spec.variant, gives_of(job)[0])
 
 
 def _tarball(key: str, bench: CompileBench) -> Path:

@@ -15,14 +15,16 @@ import msgspec
 
 from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.farm import fingerprint
-from torchtailor.farm.drive import JobNews, WorkerNews
+from torchtailor.farm.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.graph import GraphJob
 from torchtailor.farm.jobs import encode_farm_job
+from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import FarmWorker
 from torchtailor.farm.process import NAME
+from torchtailor.farm.progress import TOPIC
 from torchtailor.farm.store import open_farm_store
 
 try:
@@ -60,11 +62,17 @@ class DaskEngine:
         same_machine: bool = False,
         compiles: bool = False,
         patience: float | None = 60.0,
+        expected: int | None = None,
     ) -> None:
-        """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc."""
+        """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc.
+
+        `expected` is how many workers there will ever be, where that is known.
+        """
         self._client, self._setup = client, setup
         self._encoded = msgspec.json.encode(setup)
-        self._same_machine, self._compiles, self.patience = same_machine, compiles, patience
+        self._same_machine, self._compiles = same_machine, compiles
+        self._patience, self._expected = patience, expected
+        self._objects_seen = False
         self._own: Fingerprint | None = None
         self._token = f"tokens/{secrets.token_hex(8)}"
         self._store = open_farm_store(setup.store)
@@ -79,7 +87,8 @@ class DaskEngine:
         self._looked = 0.0
         self._began = time.monotonic()
         self._address = str(client.scheduler.address) if client.scheduler else ""
-        self._news: list[WorkerNews | JobNews] = []
+        self._news: list[WorkerNews | JobNews | JobProgress] = []
+        client.subscribe_topic(TOPIC, self._hear)
         if not same_machine:
             me = FarmWorker(NAME, here=True, helps=False)
             self._news.append(WorkerNews(me, EventKind.WORKER_JOINED))
@@ -119,7 +128,18 @@ class DaskEngine:
             with suppress(Exception):  # of a scheduler that is gone too
                 future.cancel()
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def end_worker(self, worker: FarmWorker) -> None:
+        """By its nanny, which starts another one; a worker without one is only closed."""
+        if (address := self._names.get(worker.name)) is None:
+            return
+
+        def restart() -> None:
+            with suppress(Exception):  # it hangs, or is gone: nobody waits for it
+                self._client.restart_workers([address], timeout=_ANSWER, raise_for_error=False)
+
+        threading.Thread(target=restart, daemon=True).start()
+
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self._look()
         if not self._news:
             with suppress(queue.Empty):
@@ -134,6 +154,10 @@ class DaskEngine:
         return time.monotonic() - self._began
 
     @property
+    def patience(self) -> float | None:
+        return 0.0 if self._expected is not None and len(self._refused) >= self._expected else self._patience
+
+    @property
     def dashboard(self) -> str:
         """The address of Dask's dashboard; empty where the scheduler has none."""
         try:
@@ -144,7 +168,15 @@ class DaskEngine:
 
     # Jobs
 
+    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        """What a worker says of its job; in a thread of Dask's."""
+        said = event[1]
+        self._queue.put((str(said.get("job")), JobProgress(str(said.get("job")), int(said.get("left", 0)))))
+
     def _take(self, name: str, future: Any) -> None:
+        if isinstance(future, JobProgress):
+            self._news.append(future)
+            return
         if isinstance(future, JobOutcome):  # of this process
             self._news.append(JobNews(name, future))
             return
@@ -183,11 +215,11 @@ class DaskEngine:
         if self._client.status != "running":
             raise SchedulerLostError(self._address)
         try:
-            found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+            # not `scheduler_info`: what that returns is replaced by a timer, by one without workers
+            said = self._client.sync(self._client.scheduler.identity, n_workers=-1)
+            found: Mapping[str, Any] = said["workers"]
         except Exception as error:
             raise SchedulerLostError(self._address) from error
-        if not found and not self._client.scheduler_info(n_workers=-1).get("id"):
-            raise SchedulerLostError(self._address)
         for address in [address for address in self._workers if address not in found]:
             worker = self._workers.pop(address)
             self._names.pop(worker.name, None)
@@ -218,6 +250,8 @@ class DaskEngine:
         why = self._own.refusal(Fingerprint.of(described, compiles=self._compiles), described["host"])
         if not why:
             why = self._sees_store(address, described["host"])
+        if not why and self._compiles:
+            why = self._reaches_objects(address, described["host"])
         if why:
             self._refused[address] = why
             self._news.append(WorkerNews(worker, EventKind.WORKER_REFUSED, why))
@@ -250,8 +284,16 @@ class DaskEngine:
         reason = f": {said}" if said else "."
         return f"{host} does not see what is written to the store {self._store.shown}{reason}"
 
+    def _reaches_objects(self, address: str, host: str) -> str:
+        """A wrong address is said before anything is compiled twice; what is gone later only makes it slower."""
+        said = self._ask(address, why_unreachable, self._setup.objects)
+        self._objects_seen = self._objects_seen or said == ""
+        return "" if self._objects_seen or not isinstance(said, str) else f"On {host}, {said}"
+
     def close(self) -> None:
         """What workers still run goes on to the store; nobody waits for it."""
+        with suppress(Exception):  # of a scheduler that is gone too
+            self._client.unsubscribe_topic(TOPIC)
         for name in [*self._futures]:
             self.drop(name)
         with suppress(TorchtailorError):

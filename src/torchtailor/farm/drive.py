@@ -5,8 +5,9 @@ The same loop runs every engine. It keeps no state that a second run needs: what
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,9 +17,10 @@ from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.graph import GraphJob, JobGraph
 from torchtailor.farm.policy import FarmWorker, WorkerLoad, place
+from torchtailor.format import human_seconds
 
 MOST_FAILURES = 2  # of one job, before it and all that needs it are given up
-MOST_LOSSES = 4  # workers that die while they run one job, before that is the job's fault
+MOST_LOSSES = 4  # workers that die while they run one job and it gets no further, before that is the job's fault
 _MOST_REMAKES = 3  # times that an input is made again for one job
 _POLL = 0.5
 # What another try cannot change.
@@ -42,6 +44,14 @@ class JobNews:
     outcome: JobOutcome | None
 
 
+@dataclass(frozen=True)
+class JobProgress:
+    """A job that is running says how much of it is left."""
+
+    name: str
+    left: int
+
+
 class Engine(Protocol):
     """Something that runs jobs."""
 
@@ -51,7 +61,10 @@ class Engine(Protocol):
     def drop(self, name: str) -> None:
         """A job that was started is no longer waited for."""
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def end_worker(self, worker: FarmWorker) -> None:
+        """A worker whose job does not end is to be started anew, where that is possible."""
+
+    def wait(self, timeout: float) -> Sequence[WorkerNews | JobNews | JobProgress]:
         """What has happened since; waits for something to happen, but not longer than this."""
 
     @property
@@ -98,6 +111,8 @@ class _State:
     never: dict[str, str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    heard: dict[str, float] = field(default_factory=dict)  # when a job was started, or last said something
+    left: dict[str, int] = field(default_factory=dict)  # the least that any try of a job had left
     remakes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by job and missing input
     avoided: set[tuple[str, str]] = field(default_factory=set)
     made: dict[str, set[str]] = field(default_factory=dict)  # outputs by the worker that made them
@@ -110,9 +125,14 @@ def drive(
     *,
     listen: Callable[[FarmEvent], None] = lambda _: None,
     remake: Callable[[str], None] = lambda _: None,
+    limit: Callable[[GraphJob], float] = lambda _: math.inf,
 ) -> DriveResult:
-    """Run all jobs whose outputs are not `finished`; `remake` is told the key of an output that turned out missing."""
-    return _Driver(graph, engine, finished, listen, remake).run()
+    """Run all jobs whose outputs are not `finished`.
+
+    `remake` is told the key of an output that turned out missing. A job of which nothing was heard for `limit` seconds
+    is taken for hung.
+    """
+    return _Driver(graph, engine, finished, listen, remake, limit).run()
 
 
 class _Driver:
@@ -123,8 +143,10 @@ class _Driver:
         finished: frozenset[str],
         listen: Callable[[FarmEvent], None],
         remake: Callable[[str], None],
+        limit: Callable[[GraphJob], float],
     ) -> None:
         self._graph, self._engine, self._listen, self._remake = graph, engine, listen, remake
+        self._limit = limit
         self._finished = set(finished)
         self._to_do = set(graph.to_do(finished))
         self._state = _State()
@@ -143,8 +165,11 @@ class _Driver:
             for news in self._engine.wait(_POLL):
                 if isinstance(news, WorkerNews):
                     self._worker(news)
+                elif isinstance(news, JobProgress):
+                    self._progress(news)
                 else:
                     self._job(news)
+            self._check_hung()
         state = self._state
         already = frozenset(self._graph.jobs) - self._to_do
         return DriveResult(state.done, state.failed, state.never, already, self._engine.time - began)
@@ -166,6 +191,32 @@ class _Driver:
                 f"No worker can be used:{needs} {reasons}".rstrip(": ") if needs or reasons else "No worker has come.",
                 "Start workers with this torchtailor (`torchtailor help farm`); the same command goes on from there.",
             )
+
+    def _check_hung(self) -> None:
+        """A job that never ends, as in a file system that hangs, would hold its worker and all that waits for it."""
+        state = self._state
+        for name, worker in [*state.running.items()]:
+            job = self._graph.jobs[name]
+            silent = self._engine.time - state.heard[name]
+            if silent <= self._limit(job):
+                continue
+            self._engine.drop(name)
+            self._release(name)
+            self._failed(
+                name,
+                worker,
+                JobOutcome(
+                    done=False,
+                    worker=worker,
+                    error_class="JobHung",
+                    error=f"{worker} did not end it within {human_seconds(silent)}; it was expected to take "
+                    f"{human_seconds(job.weight.seconds)}.",
+                    hint="Look at that worker; `job_timeout` of [farm.NAME] says how long to wait.",
+                    code=ExitCode.ENVIRONMENT,
+                ),
+            )
+            if load := state.loads.get(worker):
+                self._engine.end_worker(load.worker)
 
     # What is left
 
@@ -195,6 +246,7 @@ class _Driver:
         ):
             self._ready.discard(name)
             state.running[name] = worker
+            state.heard[name] = self._engine.time
             self._say(EventKind.JOB_STARTED, name, worker)
             self._engine.start(self._graph.jobs[name], state.loads[worker].worker)
 
@@ -214,6 +266,14 @@ class _Driver:
             for job in [job for job, worker in self._state.running.items() if worker == name]:
                 self._engine.drop(job)
                 self._lost(job, name)
+
+    def _progress(self, news: JobProgress) -> None:
+        """Workers that are taken away again and again are not the fault of a job that goes on with each of them."""
+        state = self._state
+        state.heard[news.name] = self._engine.time
+        if news.left < state.left.get(news.name, news.left + 1):
+            state.left[news.name] = news.left
+            state.losses.pop(news.name, None)
 
     def _lost(self, name: str, worker: str) -> None:
         """A job whose worker is gone runs again elsewhere; one that takes every worker with it is given up."""

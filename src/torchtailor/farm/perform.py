@@ -29,7 +29,7 @@ from torchtailor.backends.jobs import (
 )
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.disk import disk_errors, staging_folder
+from torchtailor.disk import disk_errors, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
@@ -42,6 +42,7 @@ from torchtailor.farm.jobs import (
     PackSource,
     PackVariant,
     ProveVariant,
+    RealiseDerivation,
     decode_farm_job,
     gives_of,
 )
@@ -66,6 +67,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     processes: int = 1  # that one job may start
     objects: str = ""  # ccache's remote storage
     cache: str = ""  # where it keeps what it has fetched; the machine's own cache folder where that is empty
+    intact: str = ""  # a file of this machine: what one of its processes has read and found right, no other one reads
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Workbench:
     client: Client
     processes: int = 1
     objects: str = ""
+    place: str = ""  # of the store, as it was given
 
     @property
     def compiling(self) -> CompileBench:
@@ -96,7 +99,9 @@ def workbench(setup: WorkerSetup) -> Workbench:
     cache = Cache(Path(setup.cache) if setup.cache else None)
     client = Client(read_settings())
     catalog = _catalog(setup.user_file, cache)
-    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects)
+    if setup.intact:
+        share_intact(Path(setup.intact))
+    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects, setup.store)
 
 
 def _catalog(text: str, cache: Cache) -> Catalog:
@@ -138,6 +143,7 @@ def failed(error: TorchtailorError) -> JobOutcome:
         missing=error.key if isinstance(error, MissingOutputError) else "",
         failure=str(getattr(error, "failure", "")),
         log=_log_of(error),
+        log_path=str(getattr(error, "log", "")),
     )
 
 
@@ -170,6 +176,8 @@ def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
             return _source(job, bench)
         case PackSource():
             return _pack_source(job, bench)
+        case RealiseDerivation():
+            return _realise(job, bench)
 
 
 def _source(job: FetchSource | ConfigureSource | CompileShard | LinkSource, bench: Workbench) -> JobOutcome:
@@ -197,6 +205,15 @@ def _pack_source(job: PackSource, bench: Workbench) -> JobOutcome:
     with staging_folder(bench.cache.root) as staging:
         house = pack_source(job, bench.compiling, staging)
         _finish(bench, gives_of(job)[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
+    return JobOutcome(done=True)
+
+
+def _realise(job: RealiseDerivation, bench: Workbench) -> JobOutcome:
+    from torchtailor.farm.derivations import realise
+
+    began = time.monotonic()
+    record = realise(job, bench.place, bench.cache.root, cores=bench.processes)
+    _finish(bench, gives_of(job)[0], record, began)
     return JobOutcome(done=True)
 
 

@@ -24,6 +24,7 @@ import msgspec
 
 from torchtailor.disk import (
     DamagedFileError,
+    check_intact,
     disk_errors,
     hash_file,
     link_or_copy,
@@ -39,6 +40,14 @@ _KEPT = "Finished jobs are kept in the store."
 _PIECE = 8 << 20
 _PAUSES = (0.2, 1.0, 3.0)  # seconds before each further try
 _PARALLEL = 16  # questions at a time, of a bucket that answers in 50 ms
+# Errors of botocore and google-auth where nobody has logged in: asking again changes nothing.
+_NO_LOGIN = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "DefaultCredentialsError",
+)
 _S3 = ("s3", "s3a")
 _S3_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
 
@@ -217,17 +226,19 @@ class _Folder:
 
     def __init__(self, root: Path) -> None:
         self._root, self.shown = root, str(root)
-        self._verified: dict[tuple[int, int, int, int], str] = {}  # what this process has read and found right
         if root.exists() and not root.is_dir():
             raise EnvironmentProblem(f"{root} is not a folder.", "Give another store with --store.")
 
     def read(self, path: str) -> bytes | None:
         try:
-            return read_limited(self._root / path, Limit.MANIFEST)
+            content = read_limited(self._root / path, Limit.MANIFEST)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _unreadable(self.shown, error) from error
+        with suppress(OSError):
+            os.utime(self._root / path)  # it is in use: `cache prune` goes by that
+        return content
 
     def write(self, path: str, content: bytes) -> None:
         with disk_errors(self._root, unchanged=_KEPT):
@@ -247,15 +258,11 @@ class _Folder:
                 place.chmod(0o444)
             else:
                 place_verified(source, place, sha256, link=True)
-            self._verified[_identity(place)] = sha256
 
     def download(self, path: str, target: Path, sha256: str, *, link: bool) -> bool:
         place = self._root / path
         try:
-            if self._verified.get(_identity(place)) != sha256:
-                if hash_file(place) != sha256:
-                    raise DamagedFileError(place)
-                self._verified[_identity(place)] = sha256
+            check_intact(place, sha256)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -277,9 +284,25 @@ class _Folder:
         return place
 
 
-def _identity(path: Path) -> tuple[int, int, int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def unused_files(root: Path, before: float) -> tuple[Path, ...]:
+    """Files of a store in a folder that were last used before a time; what a newer record names is in use.
+
+    What is removed while a run needs it is made again.
+    """
+
+    def old(path: Path) -> bool:
+        return path.is_file() and path.stat().st_mtime < before
+
+    records = sorted((root / "records").glob("*/*"))
+    needed: set[str] = set()
+    for path in records:
+        if not old(path):
+            with suppress(BadInputError, OSError):
+                record = decode_json(read_limited(path, Limit.MANIFEST), JobRecord, "A record of the store")
+                needed |= {file.sha256 for file in record.files}
+    blobs = [path for path in sorted((root / "blobs").glob("*/*")) if path.name not in needed]
+    others = [path for name in ("objects", "nix", "tokens") for path in sorted((root / name).rglob("*"))]
+    return tuple(path for path in (*records, *blobs, *others) if old(path))
 
 
 def _unreadable(shown: str, error: OSError) -> TorchtailorError:
@@ -383,6 +406,13 @@ class _Bucket:
                 f"The store {self.shown} cannot be {what}: {error}.", "Check the credentials of its provider."
             ) from error
         except Exception as error:
+            if type(error).__name__ in _NO_LOGIN:
+                reason = str(error).rstrip(".")
+                raise EnvironmentProblem(
+                    f"The store {self.shown} cannot be {what}: there are no credentials for it ({reason}).",
+                    "Set them as its provider says, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+                    "AWS_PROFILE, here and on every worker.",
+                ) from error
             if here is not None and isinstance(error, OSError) and error.errno and error.filename:
                 with disk_errors(here, unchanged=_KEPT):
                     raise

@@ -15,7 +15,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
-from torchtailor.disk import cache_folder
+from torchtailor.disk import cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
@@ -106,17 +106,23 @@ def parse_where(text: str, catalog: Catalog) -> Where:
 def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iterator[ClosingEngine]:
     """The engine of a place; what was started for it ends with the block."""
     if where.kind is PlaceKind.PROCESS:
+        from torchtailor.farm.objects import why_unreachable
         from torchtailor.farm.process import InProcess
 
+        if compiles and (why := why_unreachable(setup.objects)):
+            raise NetworkError(f"{why[0].upper()}{why[1:]}", "Start it, or give another place with --objects.")
         yield InProcess(setup)
         return
     from torchtailor.farm.daskengine import DaskEngine, quiet_dask
 
     quiet_dask()
     local = where.kind is PlaceKind.LOCAL
-    if local:
-        setup = msgspec.structs.replace(setup, processes=max(1, available_cores() // where.workers))
     with ExitStack() as stack:
+        if local:
+            listed = stack.enter_context(staging_folder(existing_parent(cache_folder()))) / "intact"
+            stack.enter_context(sharing_intact(listed))
+            processes = max(1, available_cores() // where.workers)
+            setup = msgspec.structs.replace(setup, processes=processes, intact=str(listed))
         client = stack.enter_context(_client(where, stack))
         engine = DaskEngine(
             client,
@@ -124,6 +130,7 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
             same_machine=local,
             compiles=compiles,
             patience=None if where.kind is PlaceKind.CLUSTER else 60.0,
+            expected=where.workers if local else None,
         )
         stack.callback(engine.close)
         yield engine
@@ -143,8 +150,9 @@ def _client(where: Where, stack: ExitStack) -> Any:
         return Client(cluster)
     if where.kind is PlaceKind.CLUSTER:
         cluster = stack.enter_context(_cluster(where))
-        with _explained(f"[farm.{where.name}]"):
-            cluster.scale(where.workers)
+        if len(getattr(cluster, "workers", ())) < where.workers:  # those of SSHCluster are its hosts
+            with _explained(f"[farm.{where.name}]"):
+                cluster.scale(where.workers)
         return Client(cluster)
     try:
         return Client(where.address, timeout=_CONNECT)

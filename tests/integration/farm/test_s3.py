@@ -10,6 +10,7 @@ from tests.integration.publish.test_s3 import s3, server
 from tests.unit.backends.conftest import Workshop, catalog, hurry, workshop
 from tests.unit.backends.test_build import tree
 from tests.unit.farm.test_wheels import OPTIONS, Farm
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.farm.store import open_farm_store
 
 __all__ = ["catalog", "hurry", "s3", "server", "workshop"]
@@ -50,3 +51,17 @@ def test_a_farm_with_its_store_in_s3(farm: Farm, workshop: Workshop, tmp_path: P
     gone = open_farm_store("s3://no-such-bucket/farm")
     plan = farm.plan("sm90-avx512")
     assert gone.finished(list(plan.graph.makers)) == frozenset()
+
+
+def test_without_credentials_it_says_so_at_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    store = open_farm_store("s3://wheels/farm")
+    monkeypatch.setattr("torchtailor.farm.store.time.sleep", pytest.fail)  # asking again changes nothing
+    with pytest.raises(EnvironmentProblem, match="there are no credentials for it") as caught:
+        store.record("0" * 64)
+    assert "AWS_PROFILE" in caught.value.hint

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.source.plan import MatrixPlan, SourceCost, VariantGroup
 from torchtailor.backends.source.runner import SourceBuilder
 from torchtailor.catalog import Catalog
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.farm.build import FarmBuildResult, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.store import open_farm_store
@@ -54,13 +55,22 @@ class SourceFarm:
         matrix = MatrixPlan((VariantGroup(self.variant, ()),), SourceCost(1, 1))
         return SourcePlan(matrix, (SourceBuilder(self.catalog, request, ledger=self.ledger),), self.root / "dist")
 
-    def run(self, on: str, objects: str, *, events: list[FarmEvent] | None = None, **more: Any) -> FarmBuildResult:
+    def run(
+        self,
+        on: str,
+        objects: str,
+        *,
+        events: list[FarmEvent] | None = None,
+        listen: Callable[[FarmEvent], None] | None = None,
+        **more: Any,
+    ) -> FarmBuildResult:
         where = parse_where(on, self.catalog)
         farm = plan_farm(
             self.plan(**more), where, store=str(self.root / "store"), objects=objects, shards=2, ledger=self.ledger
         )
-        listen = (events if events is not None else []).append
-        return run_farm(farm, self.catalog, ledger=self.ledger, listen=listen)
+        return run_farm(
+            farm, self.catalog, ledger=self.ledger, listen=listen or (events if events is not None else []).append
+        )
 
 
 @pytest.fixture
@@ -141,11 +151,17 @@ def test_shards_of_two_workers_and_a_link_that_compiles_nothing(
         again = farm.run(cluster.address, address)
         assert again.outcomes == {} and len(again.wheelhouses) == 1
 
-        server.kill()
-        server.wait()
-        other = farm.run(cluster.address, address, overrides=("USE_THING=3",))
+        def lose_redis(event: FarmEvent) -> None:
+            if event.kind is EventKind.JOB_STARTED and event.job.startswith("compile"):
+                server.kill()
+                server.wait()
+
+        other = farm.run(cluster.address, address, listen=lose_redis, overrides=("USE_THING=3",))
         assert not other.failed
         assert library(other.wheelhouses[0].path) == library(house.path)
+
+        with pytest.raises(EnvironmentProblem, match=r"objects redis://127\.0\.0\.1:\d+ cannot be reached: Conn"):
+            farm.run("local:1", address, overrides=("USE_THING=4",))
 
 
 def test_a_broken_file_is_diagnosed_and_its_log_comes_back(farm: SourceFarm, tmp_path: Path) -> None:
@@ -163,6 +179,9 @@ def test_a_broken_file_is_diagnosed_and_its_log_comes_back(farm: SourceFarm, tmp
     assert len(starts) == 2
     (job,) = [job for job in farm.ledger.jobs() if job.log]
     assert "no_such_name" in Path(job.log).read_text()
+    assert failure.outcome.hint.endswith(f"The log is {job.log}.")  # not the file that is on the worker
+    (attempt,) = farm.ledger.attempts()
+    assert attempt.log == job.log  # which `torchtailor diagnose` reads
     assert not (tmp_path / "dist").exists() or not any((tmp_path / "dist").iterdir())
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.farm.graphs import NamedJob, graph, key
 from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, WorkerNews, drive
+from torchtailor.farm.drive import MOST_LOSSES, DriveResult, JobNews, JobProgress, WorkerNews, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.graph import GraphJob, JobGraph
 from torchtailor.farm.policy import FarmWorker
@@ -32,6 +32,9 @@ class Scripted:
         self.made: set[str] = set()
         self.starts: Counter[str] = Counter()
         self.bad: dict[str, list[JobOutcome | None]] = {}  # how a job ends, before it ends well
+        self.left: dict[str, list[int]] = {}  # what a job says is left, each time before it ends
+        self.hung: set[str] = set()  # workers whose jobs do not end
+        self.ended: list[str] = []
         self.kill = 0  # workers that die
         self.next = workers
         self.time = 0.0
@@ -52,11 +55,14 @@ class Scripted:
     def drop(self, name: str) -> None:
         self.running.pop(name, None)
 
-    def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
+    def end_worker(self, worker: FarmWorker) -> None:
+        self.ended.append(worker.name)
+
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self.time += 1.0
         if self.news:
             news, self.news = self.news, []
-            return news
+            return [*news]
         if self.kill and self.running and self.random.random() < 0.5:
             self.kill -= 1
             name = self.running[self.random.choice(sorted(self.running))]
@@ -65,15 +71,17 @@ class Scripted:
             new = FarmWorker(f"w{self.next}", lost.slots, lost.memory, here=True)
             self.workers[new.name] = new
             return [WorkerNews(lost, EventKind.WORKER_LOST), self.joined(new)]
-        if not self.running:
+        able = sorted(name for name, worker in self.running.items() if worker not in self.hung)
+        if not able:
             return []
-        name = self.random.choice(sorted(self.running))
+        name = self.random.choice(able)
         del self.running[name]
         if endings := self.bad.get(self.whole.jobs[name].label):
             outcome = endings.pop(0)
             if outcome is not None and outcome.missing:
                 self.made.discard(outcome.missing)
-            return [JobNews(name, outcome)]
+            said = self.left.get(self.whole.jobs[name].label)
+            return [*([JobProgress(name, said.pop(0))] if said else []), JobNews(name, outcome)]
         self.made |= set(self.whole.jobs[name].gives)
         return [JobNews(name, JobOutcome(done=True))]
 
@@ -157,6 +165,24 @@ def test_a_job_that_kills_every_worker_is_given_up() -> None:
     assert set(done.done) == {key("a"), key("b")}
 
 
+def test_a_job_that_goes_on_with_each_worker_is_not_blamed_for_their_loss() -> None:
+    """Machines that are taken away every few minutes: each compiles some more files of the same job."""
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"c": [None] * 20}
+    engine.left = {"c": [*range(100, 80, -1)]}
+    assert run(engine).complete
+    assert engine.starts["c"] == 21
+
+
+def test_a_job_that_dies_at_the_same_file_is_given_up() -> None:
+    engine = Scripted(graph(FORK), 1)
+    engine.bad = {"c": [None] * 20}
+    engine.left = {"c": [100, 90, 90, 95, 90, 80]}
+    done = run(engine)
+    (failed,) = done.failed.values()
+    assert failed.job.label == "c" and engine.starts["c"] == 1 + MOST_LOSSES
+
+
 def test_a_lost_input_is_made_again_with_all_that_it_needs() -> None:
     """The store had `b`, so nobody made `a`; now `b` is gone."""
     engine = Scripted(graph(FORK), 1)
@@ -207,3 +233,24 @@ def test_memory_limits_what_runs_at_the_same_time() -> None:
     events: list[FarmEvent] = []
     run(engine, events)
     assert max(event.standing["running"] for event in events) == 2
+
+
+def test_a_job_that_hangs_is_taken_away_and_runs_elsewhere() -> None:
+    whole = graph({"a": [], "b": [], "c": ["a", "b"]})
+    engine = Scripted(whole, 2)
+    engine.hung = {"w0"}
+    events: list[FarmEvent] = []
+    done = drive(whole, engine, frozenset(), listen=events.append, limit=lambda _: 20.0)
+    assert done.complete and engine.ended == ["w0"]
+    (aside,) = [event for event in events if event.kind is EventKind.WORKER_SET_ASIDE]
+    assert aside.worker == "w0" and "did not end it within 21 s" in aside.text and "expected to take" in aside.text
+
+
+def test_jobs_that_hang_everywhere_are_given_up_with_words() -> None:
+    whole = graph({"a": [], "b": ["a"]})
+    engine = Scripted(whole, 1)
+    engine.hung = {"w0"}
+    done = drive(whole, engine, frozenset(), limit=lambda _: 20.0)
+    (failure,) = done.failed.values()
+    assert failure.outcome.code == ExitCode.ENVIRONMENT and "job_timeout" in failure.outcome.hint
+    assert list(done.never) == [key("b")] and engine.starts["a"] == 2

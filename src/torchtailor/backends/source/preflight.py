@@ -55,7 +55,7 @@ class Preflight:
     checks: tuple[PreflightCheck, ...]
     compiler: HostCompiler | None
     cuda: Cuda | None
-    blas: str | None
+    blas: BlasLibrary | None
     capacity: Capacity
 
     @property
@@ -105,7 +105,7 @@ class Inspector:
         checks = [self._machine(), self._compiler_check(compiler), self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
         checks += [self._blas_check(configuration, blas), self._memory(room), self._disk(work, disk_free)]
-        return Preflight(tuple(checks), compiler, cuda, blas.name if blas else None, room)
+        return Preflight(tuple(checks), compiler, cuda, blas, room)
 
     @staticmethod
     def verifying() -> PreflightCheck:

@@ -50,6 +50,7 @@ class SwitchRule(Strict, frozen=True):
     when: When = When()
     switches: dict[str, str] = msgspec.field(default_factory=dict)
     cache: dict[str, str] = msgspec.field(default_factory=dict)
+    flags: tuple[str, ...] = ()  # of the C and C++ compiler, after those of the ISA
 
 
 class Profile(Strict, frozen=True):
@@ -69,6 +70,7 @@ class BlasLibrary(Strict, frozen=True):
     library: str
     places: tuple[str, ...]
     fix: str
+    switches: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class FileKind(Strict, frozen=True):
@@ -92,6 +94,8 @@ class CostRow(Strict, frozen=True):
     host_files: int
     host_core_hours: float
     python_core_hours: float  # of these, files that include Python's headers
+    toolkit_files: int  # host files that only builds with CUDA have
+    toolkit_core_hours: float
     device_files: int
     device_core_hours: float
     link_core_hours: float

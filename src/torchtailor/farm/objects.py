@@ -1,0 +1,87 @@
+"""Whether this machine reaches the place where compiled files are shared (`--objects`).
+
+ccache itself says nothing where it does not: every file would be compiled again by the job that links.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from torchtailor.backends.source.ccache import remote_storage
+from torchtailor.fetch.locations import redact
+
+_REDIS_PORT = 6379
+_PATIENCE = 10.0  # seconds
+
+
+def why_unreachable(objects: str) -> str:
+    """Why objects cannot be kept there, in a sentence; empty where they can."""
+    url = urlsplit(remote_storage(objects))
+    try:
+        match url.scheme:
+            case "redis" | "redis+unix":
+                why = _ask_redis(objects)
+            case "http":
+                why = _ask_http(objects)
+            case _:
+                why = _try_folder(Path(unquote(url.path)))
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error) or "no answer"
+    except ValueError as error:
+        why = str(error)
+    return f"the objects {redact(objects)} cannot be reached: {why}." if why else ""
+
+
+def _ask_redis(objects: str) -> str:
+    url = urlsplit(objects)
+    if url.scheme == "redis":
+        connection = socket.create_connection((url.hostname or "localhost", url.port or _REDIS_PORT), _PATIENCE)
+    else:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_PATIENCE)
+        connection.connect(unquote(url.path))
+    with connection:
+        login = [unquote(word) for word in (url.username, url.password) if word]
+        if login:
+            said = _command(connection, "AUTH", *login)
+            if not said.startswith(b"+"):
+                return _text(said)
+        said = _command(connection, "PING")
+    return "" if said.startswith(b"+PONG") else _text(said)
+
+
+def _command(connection: socket.socket, *words: str) -> bytes:
+    parts = [f"*{len(words)}\r\n".encode()]
+    for word in words:
+        data = word.encode()
+        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+    connection.sendall(b"".join(parts))
+    answer = b""
+    while not answer.endswith(b"\n") and (piece := connection.recv(1000)):
+        answer += piece
+    return answer
+
+
+def _text(answer: bytes) -> str:
+    line = answer.partition(b"\r\n")[0].decode("utf-8", "replace").lstrip("-+")[:200].rstrip(".")
+    return f"it says '{line}'" if line else "it is no Redis"
+
+
+def _ask_http(objects: str) -> str:
+    """Any answer will do: what is not there yet is not found."""
+    import urllib3
+
+    with urllib3.PoolManager(timeout=_PATIENCE, retries=False) as pool:
+        try:
+            status = pool.request("HEAD", objects).status
+        except urllib3.exceptions.HTTPError as error:
+            return str(error.args[-1] if error.args else error)
+    return f"it answers with status {status}" if status in (401, 403) or status >= 500 else ""
+
+
+def _try_folder(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
