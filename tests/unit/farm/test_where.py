@@ -36,6 +36,12 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ((*BUILD, "--on", "local:0"), ExitCode.USAGE, "has no workers"),
         ((*BUILD, "--on", "local:two"), ExitCode.NO_MATCH, "There is no farm 'local:two'"),
         ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
+        ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
+        (
+            (*BUILD, "--on", "here", "--store", "/proc/x"),
+            ExitCode.ENVIRONMENT,
+            "The store /proc/x cannot be written: No",
+        ),
         ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
         ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
         (("build", "sm90-avx512", "--via", "nix", "--on", "local:1", "--prove"), ExitCode.USAGE, "for wheels"),
@@ -59,6 +65,9 @@ def test_clear_errors(
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
         ('cluster = "distributed:LocalCluster"\noptions = { nonsense = 1 }', ExitCode.ENVIRONMENT, "cannot be started"),
         ('schedular = "tcp://h:1"', ExitCode.USAGE, "schedular"),
+        ('scheduler = "h:1"', ExitCode.USAGE, 'Write scheduler = "tcp://h:1"'),
+        ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
+        ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
 def test_sections(section: str, code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]) -> None:
