@@ -55,7 +55,8 @@ def test_what_is_bundled(name: str) -> None:
         ("LGPLv2+ and BSD", False),
         ("GPL-2+ or LGPL-3+", False),
         ("GPL-2+ | MIT", False),
-        ("GPL / LGPL", False),  # of free text: which part is which is not known
+        ("its text, which refers to GPL-3", True),
+        ("its text, which refers to GPL / LGPL", False),  # of free text: which part is which is not known
         ("GPL-3+ with GCC Runtime Library Exception", False),
         ("GPL-3.0-or-later WITH GCC-exception-3.1", False),
         ("Expat", False),
@@ -80,8 +81,11 @@ def test_the_gpl_is_recognised(licence: str, gpl: bool) -> None:
             "This library is free; see the GCC Runtime\nLibrary Exception ...",
             "GPL-3+ with GCC Runtime Library Exception",
         ),
-        ("On Debian systems see /usr/share/common-licenses/GPL-3.", "GPL-3"),
-        ("see /usr/share/common-licenses/LGPL-2.1, or /usr/share/common-licenses/GPL-2'", "GPL-2 / LGPL-2.1"),
+        ("On Debian systems see /usr/share/common-licenses/GPL-3.", "its text, which refers to GPL-3"),
+        (
+            "see /usr/share/common-licenses/LGPL-2.1, or /usr/share/common-licenses/GPL-2'",
+            "its text, which refers to GPL-2 / LGPL-2.1",
+        ),
         ("All rights granted.", ""),
     ],
 )

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from torchtailor.backends.source.buildenv import BuildEnvironment
-from torchtailor.backends.source.bundling.owners import LibraryOwner, find_owner
+from torchtailor.backends.source.bundling.owners import REFERS, LibraryOwner, find_owner
 from torchtailor.backends.source.bundling.tables import BundleTables, load_bundle_tables
 from torchtailor.backends.source.bundling.tag import PlatformTag, choose_tag, own_glibc
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
@@ -244,6 +244,11 @@ def _warnings(answer: _Answer, owners: Mapping[str, LibraryOwner | None], tag: P
             yield (
                 f"{one.soname} is of {owner.package} {owner.version}, whose licence is not installed here: add its "
                 "text before you pass the wheel on."
+            )
+        elif owner.copyleft and owner.licence.startswith(REFERS):
+            yield (
+                f"{one.soname} ({owner.package} {owner.version}): its licence mentions the GPL and no other by name; "
+                "read it before you pass the wheel on."
             )
         elif owner.copyleft:
             yield (

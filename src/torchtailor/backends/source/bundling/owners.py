@@ -16,6 +16,7 @@ _COMMON = re.compile(r"/usr/share/common-licenses/([A-Za-z0-9][A-Za-z0-9.+-]*[A-
 _GPL = re.compile(r"(?<![A-Za-z])(?:A?GPL)", re.IGNORECASE)  # not the LGPL
 _EXCEPTION = re.compile(r"\bwith\b", re.IGNORECASE)
 _STRUCTURED = re.compile(r"^Format(?:-Specification)?:.*(?:copyright-format|DEP-?5)", re.MULTILINE | re.IGNORECASE)
+REFERS = "its text, which refers to "  # free text: which licence is the library's, only a reader can tell
 _MOST_TEXTS = 50  # files of licences of one package
 
 
@@ -89,7 +90,8 @@ def debian_licence(text: str) -> str:
         return " and ".join(dict.fromkeys(name for files, name in found.items() if not files.startswith("debian/")))
     if known := load_bundle_tables().licence_of(text):
         return known
-    return " / ".join(sorted(set(_COMMON.findall(text))))  # which of them is the library's, only a reader can tell
+    named = sorted(set(_COMMON.findall(text)))
+    return f"{REFERS}{' / '.join(named)}" if named else ""
 
 
 def _stanzas(text: str) -> Iterator[tuple[str, str]]:
