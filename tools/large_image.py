@@ -25,13 +25,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
 
 from torchtailor.images.compression import LayerCompression, LayerWriter, WrittenLayer
 
 RECIPE = Path(__file__).with_suffix(".toml")
 _EPOCH = "2026-01-01T00:00:00Z"
 _ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
+_BLOCK, _PIECE = 512, 1 << 20
 _OPAQUE = "trusted.overlay.opaque"
 _CAPABILITY = "security.capability"
 # What a step sees of this machine and cannot change: its network, and the certificates that pip trusts.
@@ -97,8 +97,8 @@ def _call(line: list[str], log: Path) -> None:
 @contextmanager
 def _mounted(below: list[Path], upper: Path, root: Path) -> Iterator[Path]:
     """The layers so far as one tree, whose changes go to `upper`."""
-    scratch = upper.with_suffix(".work")
-    for folder in (upper, scratch, root):
+    scratch, downloads = upper.with_suffix(".work"), upper.with_suffix(".tmp")
+    for folder in (upper, scratch, downloads, root):
         folder.mkdir(exist_ok=True)
     lower = ":".join(str(one) for one in reversed(below))
     with ExitStack() as stack:
@@ -109,9 +109,10 @@ def _mounted(below: list[Path], upper: Path, root: Path) -> Iterator[Path]:
         for path in _SHARED:
             _mount(stack, Path(f"{root}{path}"), "--bind", path)
             subprocess.run(["mount", "-o", "remount,bind,ro", f"{root}{path}"], check=True)
-        _mount(stack, root / "tmp", "-t", "tmpfs", "-o", "size=1g", "tmpfs")
+        _mount(stack, root / "tmp", "--bind", str(downloads))
         yield root
     shutil.rmtree(scratch)
+    shutil.rmtree(downloads)
 
 
 def _mount(stack: ExitStack, place: Path, *words: str) -> None:
@@ -119,52 +120,71 @@ def _mount(stack: ExitStack, place: Path, *words: str) -> None:
     stack.callback(subprocess.run, ["umount", str(place)], check=True)
 
 
-class _Target:
-    """A layer's writer as the file that tarfile wants."""
+class _Tar:
+    """The files of a folder as a tar: what the file system on top of others notes as deleted becomes whiteouts."""
 
     def __init__(self, writer: LayerWriter) -> None:
         self._writer = writer
+        self._links: dict[tuple[int, int], str] = {}
 
-    def write(self, data: bytes) -> int:
-        self._writer.write(bytes(data))
-        return len(data)
+    def add_all(self, root: Path) -> None:
+        for path in sorted(root.rglob("*")):
+            self._add(path, str(path.relative_to(root)))
+        self._writer.write(bytes(2 * _BLOCK))
+
+    def _add(self, path: Path, name: str) -> None:
+        status = path.lstat()
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+            self._put(tarfile.TarInfo(str(Path(name).with_name(f".wh.{path.name}"))))
+            return
+        if stat.S_ISSOCK(status.st_mode):
+            return
+        member = tarfile.TarInfo(name)
+        member.mode, member.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+        member.uid, member.gid = status.st_uid, status.st_gid
+        own = os.listxattr(path, follow_symlinks=False)
+        if _CAPABILITY in own:
+            value = os.getxattr(path, _CAPABILITY)
+            member.pax_headers = {f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")}
+        if stat.S_ISREG(status.st_mode):
+            self._add_file(path, member, status)
+        elif stat.S_ISLNK(status.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
+            self._put(member)
+        elif stat.S_ISDIR(status.st_mode):
+            member.type = tarfile.DIRTYPE
+            self._put(member)
+            if _OPAQUE in own:
+                self._put(tarfile.TarInfo(f"{name}/.wh..wh..opq"))
+
+    def _add_file(self, path: Path, member: tarfile.TarInfo, status: os.stat_result) -> None:
+        first = self._links.setdefault((status.st_dev, status.st_ino), member.name)
+        if first != member.name:
+            member.type, member.linkname = tarfile.LNKTYPE, first
+            self._put(member)
+            return
+        member.size = status.st_size
+        self._put(member)
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                self._writer.write(piece)
+        self._writer.write(bytes(-member.size % _BLOCK))
+
+    def _put(self, member: tarfile.TarInfo) -> None:
+        self._writer.write(member.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape"))
 
 
 def _pack(name: str, root: Path, blobs: Path) -> MadeLayer:
-    """A folder as a layer: what the file system on top of others notes as deleted becomes whiteouts."""
+    """A folder as a layer."""
     started = time.monotonic()
     place = blobs / "unfinished"
     with LayerWriter(place, LayerCompression.GZIP, os.cpu_count() or 1) as writer:
-        target = cast("IO[bytes]", _Target(writer))
-        with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
-            for path in sorted(root.rglob("*")):
-                _add(tar, path, str(path.relative_to(root)))
+        _Tar(writer).add_all(root)
         packed = writer.finish()
     place.rename(blobs / packed.digest.removeprefix("sha256:"))
     seconds = time.monotonic() - started
     print(f"{seconds:7.1f} s  {name}: {packed.unpacked_size:,} bytes, packed {packed.size:,}", flush=True)
     return MadeLayer(name, packed)
-
-
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    status = path.lstat()
-    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-        tar.addfile(tarfile.TarInfo(str(Path(name).with_name(f".wh.{path.name}"))))
-        return
-    if stat.S_ISSOCK(status.st_mode):
-        return
-    member = tar.gettarinfo(path, name)
-    own = os.listxattr(path, follow_symlinks=False)
-    if _CAPABILITY in own:
-        value = os.getxattr(path, _CAPABILITY)
-        member.pax_headers = {f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")}
-    if member.isreg():
-        with path.open("rb") as file:
-            tar.addfile(member, file)
-    else:
-        tar.addfile(member)
-    if _OPAQUE in own:
-        tar.addfile(tarfile.TarInfo(f"{name}/.wh..wh..opq"))
 
 
 def _describe(folder: Path, name: str, made: list[MadeLayer]) -> None:

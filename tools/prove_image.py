@@ -183,8 +183,10 @@ def in_containers(storage: Path, image: str) -> None:
             run("buildah", *where, "run", "--isolation", "chroot", name, "--", "python3", "-c", IMPORT)
             run("buildah", *where, "rm", "--all", quiet=True)
         if shutil.which("podman"):
-            line = ["run", "--rm", "--network", "none", "--cgroups", "disabled", "--security-opt", "seccomp=unconfined"]
-            run("podman", *where, *line, image, "python3", "-c", IMPORT)
+            runtime = ["--runtime", "runc"] if shutil.which("runc") else []
+            limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]  # root of a container has no more
+            line = ["run", "--rm", "--network", "none", *limits, image, "python3", "-c", IMPORT]
+            run("podman", *where, *runtime, *line)
     finally:
         if storage.exists() and shutil.which("buildah"):
             run("buildah", *where, "rmi", "--all", "--force", quiet=True)

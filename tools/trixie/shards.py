@@ -4,7 +4,8 @@
     sudo tools/trixie/shards.py FOLDER [--scratch DIR] [--kills 20] [--stage NAME ...] [--target TARGET ...] [--json]
 
 The farm is real: a Dask scheduler, worker processes with a work folder and a cache each, and a Redis for objects
-(`redis-server` of this machine). The stages, each with an empty store and Redis:
+(`redis-server` of this machine). First each of two workers unpacks and configures the source and generates code, once.
+Then the stages, each without any object, in folders, in ccache or in Redis:
 
     one     one worker
     two     two workers
@@ -28,7 +29,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,11 +39,13 @@ INSTALLED = ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "src", 
 VENV = "/opt/torchtailor-farm"
 OBJECTS = "caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/core"
 ATEN = (
-    "ATenGeneral Dict Dimname Formatting Generator List NamedTensor NestedIntSymNodeImpl Range Tensor "
-    "VariableFallbackKernel blob boxing/KernelFunction class_type custom_class dispatch/Dispatcher "
-    "dispatch/OperatorEntry dynamic_type function_schema interned_strings ivalue library "
+    "Dict Dimname Formatting Generator List NamedTensor Range Tensor blob boxing/KernelFunction class_type "
+    "custom_class dispatch/OperatorEntry dynamic_type function_schema interned_strings ivalue library "
     "op_registration/op_registration tensor_type type union_type"
 )
+GENERATES = "adaption"  # a small file of ATen; all code is generated before it is compiled
+WORKERS = ("first", "second")
+PLACE = "/farm"  # in the system
 PASSED = ("http_proxy", "https_proxy", "PIP_INDEX_URL")
 STAGES = ("one", "two", "kills", "redis")
 INSIDE = "TORCHTAILOR_FARM_INSIDE"
@@ -122,13 +125,12 @@ class Farm:
     """The processes of one stage."""
 
     system: System
-    folder: str  # in the system
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     address: str = ""
     redis: int = 0
 
     def path(self, *names: str) -> Path:
-        return self.system.root.joinpath(self.folder[1:], *names)
+        return self.system.root.joinpath(PLACE[1:], *names)
 
     def start_redis(self) -> None:
         self.redis = free_port()
@@ -147,14 +149,14 @@ class Farm:
         work = self.path(name)
         work.mkdir(parents=True, exist_ok=True)
         if not (work / "env").is_symlink():
-            (work / "env").symlink_to("/farm/env")
+            (work / "env").symlink_to(f"{PLACE}/env")
         variables = {
-            "TORCHTAILOR_WORK": f"{self.folder}/{name}",
-            "TORCHTAILOR_CACHE": f"{self.folder}/{name}/cache",
-            "TORCHTAILOR_STATE": f"{self.folder}/{name}/state",
+            "TORCHTAILOR_WORK": f"{PLACE}/{name}",
+            "TORCHTAILOR_CACHE": f"{PLACE}/{name}/cache",
+            "TORCHTAILOR_STATE": f"{PLACE}/{name}/state",
         }
         words = ("worker", self.address, "--no-nanny", "--no-dashboard", "--nthreads", "1", "--name", name)
-        self._dask(name, *words, "--local-directory", f"{self.folder}/{name}/dask", **variables)
+        self._dask(name, *words, "--local-directory", f"{PLACE}/{name}/dask", **variables)
 
     def _dask(self, name: str, *words: str, **variables: str) -> None:
         with self.path("dask.log").open("ab") as log:
@@ -169,12 +171,12 @@ class Farm:
     def build(self, targets: list[str]) -> subprocess.Popen[str]:
         words = ["build", "cpu-armv8_2" if os.uname().machine == "aarch64" else "cpu-avx2", "--via", "source"]
         words += ["--source", "/src/pytorch", "--python", "3.13", "--profile", "minimal", "--set", "USE_SYSTEM_LIBS=ON"]
-        words += ["--set", "BLAS=OpenBLAS", "--skip-check", "disk", "--json", "-o", f"{self.folder}/dist"]
-        words += ["--on", self.address, "--store", f"{self.folder}/store", "--shards", "2"]
+        words += ["--set", "BLAS=OpenBLAS", "--skip-check", "disk", "--json", "-o", f"{PLACE}/dist"]
+        words += ["--on", self.address, "--store", f"{PLACE}/store", "--shards", "2"]
         words += ["--objects", f"redis://127.0.0.1:{self.redis}"]
         for target in targets:
             words += ["--target", target]
-        variables = {"TORCHTAILOR_STATE": f"{self.folder}/state", "TORCHTAILOR_CACHE": f"{self.folder}/client"}
+        variables = {"TORCHTAILOR_STATE": f"{PLACE}/state", "TORCHTAILOR_CACHE": f"{PLACE}/client"}
         line = self.system.line(f"{VENV}/bin/torchtailor", *words, **variables)
         with self.path("events").open("wb") as events, self.path("result").open("wb") as result:
             return subprocess.Popen(line, stdout=result, stderr=events, cwd="/", text=True)
@@ -187,18 +189,33 @@ class Farm:
                 found.append(json.loads(line))
         return found
 
-    def compiling(self, workers: list[str]) -> bool:
+    def compiling(self, workers: Sequence[str]) -> bool:
         """Whether each of the workers has compiled a file."""
-        return all(any(b".cpp.o" in log.read_bytes() for log in self._builds(name, ".ninja_log")) for name in workers)
+        return all(any(b".cpp.o" in log.read_bytes() for log in self.builds(name, ".ninja_log")) for name in workers)
 
-    def _builds(self, worker: str, pattern: str) -> Iterator[Path]:
-        return self.path(worker).glob(f"slots/*/*/src/build/{pattern}")
+    def clean(self) -> None:
+        """Remove all objects and libraries, and all that the store has but the source."""
+        for worker in WORKERS:
+            shutil.rmtree(self.path(worker, "ccache"), ignore_errors=True)
+            for build in self.builds(worker):
+                for path in [*build.rglob("*.o"), *build.glob("lib/*.so")]:
+                    path.unlink(missing_ok=True)
+                log = build / ".ninja_log"  # without it, ninja would generate all code again
+                if log.is_file():
+                    lines = log.read_bytes().splitlines(keepends=True)
+                    log.write_bytes(b"".join(line for line in lines if b".o\t" not in line and b".so\t" not in line))
+        for record in self.path("store", "records").glob("*/*"):
+            if json.loads(record.read_bytes())["kind"] != "source":
+                record.unlink()
 
-    def bytes(self, workers: list[str]) -> dict[str, str]:
+    def builds(self, worker: str, pattern: str = "") -> Iterator[Path]:
+        return self.path(worker).glob(f"slots/*/*/src/build/{pattern}".rstrip("/"))
+
+    def bytes(self, workers: Sequence[str]) -> dict[str, str]:
         """The hash of each object and library; the same in all folders that have it."""
         found: dict[str, str] = {}
         for worker in workers:
-            for build in self.path(worker).glob("slots/*/*/src/build"):
+            for build in self.builds(worker):
                 for path in [*build.rglob("*.cpp.o"), *build.glob("lib/*.so")]:
                     name = str(path.relative_to(build))
                     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -218,11 +235,9 @@ def _refused(port: int) -> bool:
 
 
 @contextmanager
-def farm_of(system: System, stage: str) -> Iterator[Farm]:
-    farm = Farm(system, f"/farm/{stage}")
-    shutil.rmtree(farm.path(), ignore_errors=True)
-    farm.path().mkdir(parents=True)
-    (system.root / "farm" / "env").mkdir(exist_ok=True)
+def started(system: System) -> Iterator[Farm]:
+    farm = Farm(system)
+    farm.path("env").mkdir(parents=True, exist_ok=True)
     try:
         farm.start_redis()
         farm.start_scheduler()
@@ -231,11 +246,34 @@ def farm_of(system: System, stage: str) -> Iterator[Farm]:
         farm.close()
 
 
+def prepare(system: System) -> None:
+    """Let each worker unpack, configure and generate code, one after the other."""
+    for worker in WORKERS:
+        with started(system) as farm:
+            if any(farm.builds(worker, "aten/src/ATen/core/TensorBody.h")):
+                continue
+            say(f"{worker}: unpack, configure and generate code ...")
+            farm.clean()
+            farm.start_worker(worker)
+            finish(farm, farm.build([f"{OBJECTS}/{GENERATES}.cpp.o"]))
+
+
+def finish(farm: Farm, build: subprocess.Popen[str]) -> dict[str, object]:
+    """The document of a build that must succeed."""
+    code = build.wait(LONG)
+    text = farm.path("result").read_text("utf-8")
+    if code:
+        raise SystemExit(f"farm: exit code {code}: {text or farm.path('events').read_text('utf-8')}")
+    document: dict[str, object] = json.loads(text)
+    return document
+
+
 def run_stage(system: System, stage: str, targets: list[str], kills: int, seed: int) -> tuple[Outcome, dict[str, str]]:
-    outcome = Outcome(stage, 1 if stage == "one" else 2)
-    workers = ["first", "second"][: outcome.workers]
+    workers = WORKERS[:1] if stage == "one" else WORKERS
+    outcome = Outcome(stage, len(workers))
     rng = random.Random(seed)
-    with farm_of(system, stage) as farm:
+    with started(system) as farm:
+        farm.clean()
         for name in workers:
             farm.start_worker(name)
         before, began = os.times(), time.monotonic()
@@ -253,17 +291,13 @@ def run_stage(system: System, stage: str, targets: list[str], kills: int, seed: 
             farm.start_worker(victim)
             outcome.kills += 1
             say(f"{stage}: killed {victim} ({outcome.kills} of {kills})")
-        code = build.wait(LONG)
+        document = finish(farm, build)
         outcome.seconds = time.monotonic() - began
-        text = farm.path("result").read_text("utf-8")
-        if code:
-            raise SystemExit(f"farm: {stage} failed with exit code {code}: {text or farm.path('events').read_text()}")
         found = farm.bytes(workers)
         farm.close()
         after = os.times()
         outcome.core_seconds = sum(after[2:4]) - sum(before[2:4])
-        _read(outcome, json.loads(text), farm.events())
-    shutil.rmtree(farm.path(), ignore_errors=True)
+        _read(outcome, document, farm.events())
     return outcome, found
 
 
@@ -335,6 +369,7 @@ def main() -> None:
     system = System(enter(given.folder.resolve(), given.scratch and given.scratch.resolve()))
     say("installing torchtailor")
     system.install()
+    prepare(system)
     targets = given.target or ["c10", *(f"{OBJECTS}/{name}.cpp.o" for name in ATEN.split())]
     outcomes, reference = [], None
     for stage in given.stage or STAGES:

@@ -68,6 +68,8 @@ class Launch:
         inherited = os.environ if self.root is None else self.root.environment
         environment = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
         environment["PYTHONNOUSERSITE"] = "1"
+        if self.root is not None:
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other system stays as it is
         if self.folders:
             environment["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
         command = [str(self.python), "-W", "ignore", *map(str, arguments)]
@@ -124,7 +126,7 @@ def start(artifact: Artifact, python: Path | None = None, root: SystemRoot | Non
             for wheel in artifact.wheels:
                 with WheelArchive(wheel) as archive:
                     archive.extract(folder)
-        yield _loose(folder, python) if root is None else _in_root(folder, python, root)
+        yield _loose(folder, python) if root is None else _in_root(folder, python, root, whole=artifact.complete)
 
 
 @contextmanager
@@ -138,7 +140,7 @@ def op_suite(root: SystemRoot | None = None) -> Iterator[Path]:
             yield Path(shutil.copytree(folder, Path(name, "opsuite")))
 
 
-def _in_root(folder: Path, python: Path | None, root: SystemRoot) -> Launch:
+def _in_root(folder: Path, python: Path | None, root: SystemRoot, *, whole: bool) -> Launch:
     """Unpacked wheels in another system, which must be able to start a Python for them."""
     version, arch = _built_for(folder) or ("3", platform.machine())
     if arch != platform.machine():
@@ -148,7 +150,7 @@ def _in_root(folder: Path, python: Path | None, root: SystemRoot) -> Launch:
         raise NotHereError(
             f"It is made for Python {version}, and {root.folder} ({root.name}) has none.", "Install it there."
         )
-    launch = Launch(found, (folder,), whole=False, root=root)
+    launch = Launch(found, (folder,), whole=whole, root=root)
     tried = launch.run(["-c", ""], timeout=60)
     if tried.code:
         raise EnvironmentProblem(

@@ -215,11 +215,11 @@ class DaskEngine:
         if self._client.status != "running":
             raise SchedulerLostError(self._address)
         try:
-            found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+            # not `scheduler_info`: what that returns is replaced by a timer, by one without workers
+            said = self._client.sync(self._client.scheduler.identity, n_workers=-1)
+            found: Mapping[str, Any] = said["workers"]
         except Exception as error:
             raise SchedulerLostError(self._address) from error
-        if not found and not self._client.scheduler_info(n_workers=-1).get("id"):
-            raise SchedulerLostError(self._address)
         for address in [address for address in self._workers if address not in found]:
             worker = self._workers.pop(address)
             self._names.pop(worker.name, None)

@@ -118,6 +118,7 @@ class CompilePart(Enum):
 
     HOST = "host"
     PYTHON = "python"  # of these, files that include Python's headers: all that another Python compiles again
+    TOOLKIT = "toolkit"  # these and the files of libraries for CUDA: all that another toolkit, or none, compiles again
     DEVICE = "device"
 
 

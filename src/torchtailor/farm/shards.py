@@ -8,14 +8,23 @@ from collections.abc import Iterable, Mapping
 from torchtailor.backends.source.tables import FileKind
 from torchtailor.farm.jobs import CompilePart
 
-_PYTHON = ("torch_python", "functorch")  # targets of CMake whose files include Python's headers
+# Targets of CMake whose files include Python's headers, and those that only builds with CUDA have. All others compile
+# the same text with CUDA and without: "libATen_cpu.so is invariant to the setting of USE_CUDA", says PyTorch's CMake.
+_PYTHON = ("torch_python", "functorch")
+_TOOLKIT = ("torch_cuda", "c10_cuda", "caffe2_nvrtc", "torch_nvshmem")
+_INCLUDES = {
+    CompilePart.HOST: (CompilePart.HOST, CompilePart.TOOLKIT, CompilePart.PYTHON),
+    CompilePart.TOOLKIT: (CompilePart.TOOLKIT, CompilePart.PYTHON),
+}
 
 
 def part_of(output: str) -> CompilePart:
     """Which part of a build an object belongs to."""
     if output.endswith(".cu.o"):
         return CompilePart.DEVICE
-    return CompilePart.PYTHON if any(name in output for name in _PYTHON) else CompilePart.HOST
+    if any(name in output for name in _PYTHON):
+        return CompilePart.PYTHON
+    return CompilePart.TOOLKIT if any(f"{name}.dir/" in output for name in _TOOLKIT) else CompilePart.HOST
 
 
 def compiled_files(kinds: Mapping[str, FileKind]) -> list[tuple[str, float]]:
@@ -24,8 +33,8 @@ def compiled_files(kinds: Mapping[str, FileKind]) -> list[tuple[str, float]]:
 
 
 def of_part(files: Iterable[tuple[str, float]], part: CompilePart) -> list[tuple[str, float]]:
-    """The files that the shards of a part compile; those of the host also compile what needs Python."""
-    wanted = (CompilePart.HOST, CompilePart.PYTHON) if part is CompilePart.HOST else (part,)
+    """The files that the shards of a part compile."""
+    wanted = _INCLUDES.get(part, (part,))
     return [(name, seconds) for name, seconds in files if part_of(name) in wanted]
 
 

@@ -1,8 +1,9 @@
 """The graph of a build from source: what is compiled once for several variants, in shards that any machine may take.
 
 Host objects depend on the instruction set, device objects on the GPU. So all instruction sets of one platform are
-configured for the same GPUs: the device files are compiled once, with the first of them, and found by the others. Each
-instruction set is linked once, and each variant is cut out of that.
+configured for the same GPUs: the device files are compiled once, with the first of them, and found by the others. The
+host files of an instruction set are compiled once for all toolkits, but for those that include CUDA's headers. Each
+instruction set of each toolkit is linked once, and each variant is cut out of that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SHARD_SECONDS = 900.0  # of work: a lost worker loses less, and the end is even
 _WARMING = 60.0  # seconds to unpack a tree, to configure it and to generate code
 _UNPACKED = 30.0
 _FOUND = 40.0  # seconds until the job that links has taken all objects from the cache
-_MEMORY = {CompilePart.HOST: 2_400_000_000, CompilePart.PYTHON: 2_400_000_000, CompilePart.DEVICE: 6_000_000_000}
+_MEMORY = 2_400_000_000
+_DEVICE_MEMORY = 6_000_000_000
 _LINK_MEMORY = 4_000_000_000
 
 
@@ -44,8 +46,9 @@ _LINK_MEMORY = 4_000_000_000
 class SourceCosts:
     """What files and steps cost, in seconds of one core."""
 
-    host: Sequence[float]  # a number for each file
-    python: Sequence[float]
+    host: Sequence[float]  # a number for each file that builds without CUDA have too
+    python: Sequence[float]  # of these, those that include Python's headers
+    toolkit: Sequence[float]  # host files that only builds with CUDA have
     device: Sequence[float]  # for one GPU
     link: float
     cut: float
@@ -56,10 +59,24 @@ class SourceCosts:
         return cls(
             host=[row.host_core_hours * 3600 / row.host_files] * row.host_files,
             python=[row.python_core_hours * 36] * 100,
+            toolkit=[row.toolkit_core_hours * 3600 / row.toolkit_files] * row.toolkit_files,
             device=[row.device_core_hours * 3600 / row.device_files] * row.device_files,
             link=row.link_core_hours * 3600,
             cut=row.cut_core_hours * 3600,
         )
+
+    def of_part(self, part: CompilePart, *, cuda: bool) -> list[float]:
+        """The seconds of the files of a part, in a build with CUDA or without."""
+        toolkit = self.toolkit if cuda else ()
+        match part:
+            case CompilePart.HOST:
+                return [*self.host, *toolkit]
+            case CompilePart.PYTHON:
+                return [*self.python]
+            case CompilePart.TOOLKIT:
+                return [*self.python, *toolkit]
+            case CompilePart.DEVICE:
+                return [*self.device]
 
 
 @dataclass(frozen=True)
@@ -120,38 +137,46 @@ class _Planner:
         for group in groups:
             variant = group.variant
             platforms.setdefault((variant.release.name, variant.build.label, variant.arch), []).append(group)
-        for members in platforms.values():
-            yield from self._platform(members)
+        leads: dict[tuple[str, str], tuple[str, ...]] = {}  # the host shards, by release and instruction set
+        # those without GPUs first: all their files but Python's are found by the others
+        for members in sorted(platforms.values(), key=lambda groups: any(map(_gpus, groups))):
+            yield from self._platform(members, leads)
 
-    def _platform(self, groups: Sequence[VariantGroup]) -> Iterator[GraphJob]:
+    def _platform(
+        self, groups: Sequence[VariantGroup], leads: dict[tuple[str, str], tuple[str, ...]]
+    ) -> Iterator[GraphJob]:
         """All instruction sets and Pythons of one release, toolkit and architecture."""
         gpus = tuple(str(gpu) for gpu in sorted({gpu for group in groups for gpu in _gpus(group)}))
         names = tuple(variant for group in groups for variant, _ in _variants(group))
         arch = groups[0].variant.arch
         device: list[str] = []
-        leads: dict[str, list[str]] = {}  # the host shards, by instruction set
+        own_leads: dict[str, tuple[str, ...]] = {}  # of this toolkit, by instruction set
         for number, group in enumerate(groups):
             spec = self._spec(group, gpus if len(gpus) > 1 else ())
             mine = tuple(variant for variant, _ in _variants(group))
             label = _label(group)
             configure = ConfigureSource(spec)
             (configured,) = gives_of(configure)
-            weight = JobWeight(_WARMING, _MEMORY[CompilePart.HOST])
+            weight = JobWeight(_WARMING, _MEMORY)
             yield GraphJob(configure, f"configure {label}", weight, mine, machine=arch, warm=configured)
             if number == 0 and gpus:
                 shared = f"{label}, {len(gpus)} GPUs"
                 for job in self._shards(spec, CompilePart.DEVICE, shared, names, configured, arch, gpus=len(gpus)):
                     device += job.gives
                     yield job
-            isa = group.variant.isa.name
-            lead = leads.get(isa)
-            part = CompilePart.HOST if lead is None else CompilePart.PYTHON
+            isa, release = group.variant.isa.name, group.variant.release.name
+            part, lead = CompilePart.HOST, leads.get((release, isa), ())
+            if isa in own_leads:
+                part, lead = CompilePart.PYTHON, own_leads[isa]
+            elif lead:
+                part = CompilePart.TOOLKIT
             own: list[str] = []
-            for job in self._shards(spec, part, label, mine, configured, arch, after=tuple(lead or ())):
+            for job in self._shards(spec, part, label, mine, configured, arch, gpus=len(gpus), after=lead):
                 own += job.gives
                 yield job
-            leads.setdefault(isa, own)
-            link = LinkSource(spec, tuple(sorted({*device, *own, *(lead or ())})))
+            own_leads.setdefault(isa, (*lead, *own))
+            leads.setdefault((release, isa), (*lead, *own))
+            link = LinkSource(spec, tuple(sorted({*device, *own, *lead})))
             weight = JobWeight(self._costs.link + _FOUND, _LINK_MEMORY)
             yield GraphJob(link, f"link {label}", weight, mine, machine=arch, warm=configured, warming=_WARMING)
             if self._options.targets:
@@ -172,20 +197,17 @@ class _Planner:
         configured: str,
         arch: str,
         *,
-        gpus: int = 1,
+        gpus: int,
         after: tuple[str, ...] = (),
     ) -> Iterator[GraphJob]:
-        files = {
-            CompilePart.HOST: self._costs.host,
-            CompilePart.PYTHON: self._costs.python,
-            CompilePart.DEVICE: self._costs.device,
-        }[part]
-        weights = [(str(number), seconds * gpus) for number, seconds in enumerate(files)]
+        device = part is CompilePart.DEVICE
+        files = self._costs.of_part(part, cuda=gpus > 0)
+        weights = [(str(number), seconds * (gpus if device else 1)) for number, seconds in enumerate(files)]
         total = sum(seconds for _, seconds in weights)
         count = self._wanted or max(1, math.ceil(total / _SHARD_SECONDS))
         for number, shard in enumerate(shards(weights, count)):
             job = CompileShard(spec, part, number, count, self._objects, after)
-            weight = JobWeight(sum(seconds for _, seconds in shard), _MEMORY[part])
+            weight = JobWeight(sum(seconds for _, seconds in shard), _DEVICE_MEMORY if device else _MEMORY)
             name = f"compile {part.value} {number + 1}/{count} of {label}"
             yield GraphJob(job, name, weight, variants, machine=arch, warm=configured, warming=_WARMING)
 

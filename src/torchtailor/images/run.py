@@ -147,9 +147,11 @@ class _Run:
             return self._image(root, platform)
         index = read_index(root, self._source.name)
         chosen = chosen_image(index, platform, self._source.name)
+        only = [one for one in index.manifests if not is_attestation(one)]
+        if not only:
+            raise no_image(self._source.name, "attestations of how one was built")
         if chosen is None and not self._target.takes_index:
-            names = ", ".join(str(one.platform) for one in index.manifests if not is_attestation(one))
-            only = [one for one in index.manifests if not is_attestation(one)]
+            names = ", ".join(str(one.platform) for one in only)
             if len(only) > 1:
                 raise UsageError(
                     f"{self._target.name} holds one platform, and the image has {names}.",
@@ -158,7 +160,10 @@ class _Run:
             chosen = only[0]
         if chosen is not None:
             return self.cut(self._source.document(chosen), None)
-        return self._index(index, 1)
+        new = self._index(index, 1)
+        if not self.results:
+            raise no_image(self._source.name, "other artifacts")
+        return new
 
     def fitting(self, document: Document) -> Document:
         """The document in the form that the destination takes."""
@@ -207,6 +212,11 @@ class _Run:
                 self._cutter.send(blob)
             if self._destination:
                 self._destination.put_document(document)
+
+
+def no_image(where: str, what: str) -> BadInputError:
+    """The error for an index without any image."""
+    return BadInputError(f"{where} has no image, only {what}.", "Name an image that can be run.")
 
 
 def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descriptor | None:

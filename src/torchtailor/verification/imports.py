@@ -15,6 +15,7 @@ from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
 from torchtailor.errors import BadInputError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.format import human_bytes
+from torchtailor.licences.makers import maker_of
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.suite_results import CaseResult, SuiteResults, load_results
 
@@ -125,7 +126,9 @@ def _measured(case: CaseResult) -> bool:
 
 def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     missing = missing_dependency(ran)
-    if missing is not None and not launch.whole:
+    # a bare system is asked whether a wheel brings its libraries: only NVIDIA's come in other wheels
+    own = launch.root is not None and missing is not None and ".so" in missing and maker_of(missing) is None
+    if missing is not None and not launch.whole and not own:
         reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
         return Check.not_applicable(Level.IMPORT, "import torch", reason)
     details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}

@@ -26,8 +26,13 @@ from tests.unit.fetch.serving import Site, serve
 from tests.waiting import LONG, processes_naming, wait_until
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
+from torchtailor.farm.drive import WorkerNews
+from torchtailor.farm.events import EventKind
+from torchtailor.farm.perform import WorkerSetup
 
 pytest.importorskip("distributed")
+from torchtailor.farm.daskengine import DaskEngine
+
 # one cluster at a time: a worker imports for seconds
 pytestmark = pytest.mark.xdist_group("farm")
 
@@ -220,6 +225,25 @@ def test_farm_check_says_what_a_worker_is(
     assert main(["farm", "check", "local:1", "--store", str(shell.root / "store"), "--json"]) == 0
     (worker,) = json.loads(capsys.readouterr().out)["workers"]
     assert worker["usable"] and "wheel" in worker["builds"] and worker["facts"]["version"] == torchtailor.__version__
+
+
+def test_no_worker_is_lost_because_dask_looks_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client asks the scheduler about itself every two seconds, and then knows no workers for a moment."""
+    import dask
+    from distributed import Client
+
+    monkeypatch.setattr("torchtailor.farm.daskengine._LOOK", 0.0)
+    often = {"distributed.client.scheduler-info-interval": "1ms"}
+    with running(tmp_path, "one") as cluster, dask.config.set(often), Client(cluster.address) as client:
+        engine = DaskEngine(client, WorkerSetup(str(tmp_path / "store")))
+        kinds: Counter[EventKind] = Counter()
+        end = time.monotonic() + LONG
+        while not kinds[EventKind.WORKER_JOINED] > 1 and time.monotonic() < end:
+            kinds += Counter(news.kind for news in engine.wait(0.1) if isinstance(news, WorkerNews))
+        for _ in range(200):
+            kinds += Counter(news.kind for news in engine.wait(0.0) if isinstance(news, WorkerNews))
+        engine.close()
+    assert kinds == {EventKind.WORKER_JOINED: 2}  # with this process
 
 
 def test_help_does_not_import_dask(shell: Shell) -> None:

@@ -107,6 +107,26 @@ def test_a_packed_library_works(
             assert run(program, tools, copy) == said, (steps, step)
 
 
+@pytest.mark.parametrize("patched_before", [False, True], ids=["as linked", "patched before"])
+def test_symbols_of_sections_follow_them(tmp_path: Path, tools: Toolchain, patched_before: bool) -> None:
+    """Some linkers, such as that of aarch64, write one for each section, and `strip` was not asked for."""
+    stock = with_pointers(tmp_path, tools)
+    if patched_before:
+        patchelf("--set-rpath", "$ORIGIN", stock)
+    packed = tmp_path / "packed" / stock.name
+    assert tailor_library(stock, packed, options("9.0", strip=False, relr=True)).relr
+    places = {
+        section.index: section.address
+        for section in ElfFile.from_buffer(packed.read_bytes()).sections
+        if section.name in (".rela.dyn", ".dynstr", ".gnu.version_r")
+    }
+    said = quietly("readelf", "-sW", packed)
+    found = re.findall(r"^ *\d+: ([0-9a-f]{16}) +0 SECTION +LOCAL +DEFAULT +(\d+)", said, re.MULTILINE)
+    wrong = {int(number): value for value, number in found if int(value, 16) != places.get(int(number), int(value, 16))}
+    assert not wrong
+    assert bool(found) == ("SECTION" in quietly("readelf", "-sW", stock))
+
+
 def test_it_can_be_cut_again(tmp_path: Path, tools: Toolchain, program: Path) -> None:
     stock = with_pointers(tmp_path, tools)
     both, again, once = (tmp_path / name for name in ("both.so", "again.so", "once.so"))

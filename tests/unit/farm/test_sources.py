@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,35 @@ def test_device_files_are_compiled_once_for_all_instruction_sets(catalog: Catalo
     assert len(plan.results) == 4 and all("-sm80-" in name or "-sm90-" in name for name in plan.results)
 
 
+def test_host_files_are_compiled_once_for_all_toolkits(catalog: Catalog) -> None:
+    """With CUDA or without, libtorch_cpu is the same; another Python compiles less than another toolkit."""
+    plan = planned(catalog, "cpu-avx2", "*cuda13_0-sm{80,90}-avx2", "*cuda13_2-sm90-avx2", release="2.14", wanted=2)
+    jobs = {job.name: job for job in plan.graph.jobs.values() if isinstance(job.job, CompileShard)}
+    parts: dict[str, list[CompilePart]] = {}
+    for job in jobs.values():
+        assert isinstance(job.job, CompileShard)
+        parts.setdefault(job.job.spec.variant, []).append(job.job.part)
+    cpu, first, second = CompilePart.HOST, CompilePart.TOOLKIT, CompilePart.DEVICE
+    assert sorted(map(sorted_parts, parts.values())) == sorted(
+        [sorted_parts([cpu] * 2), sorted_parts([first, second] * 2), sorted_parts([first, second] * 2)]
+    )
+    lead = {name for name, job in jobs.items() if job.job.part is CompilePart.HOST}  # type: ignore[union-attr]
+    for job in jobs.values():
+        if job.job.part is CompilePart.TOOLKIT:  # type: ignore[union-attr]
+            assert lead < set(job.needs)
+    for job in plan.graph.jobs.values():
+        if isinstance(job.job, LinkSource):
+            assert lead < set(job.needs)
+
+    alone = planned(catalog, "*cuda13_0-sm90-avx2", release="2.14", wanted=2)
+    kinds = [job.job.part for job in alone.graph.jobs.values() if isinstance(job.job, CompileShard)]
+    assert kinds.count(CompilePart.HOST) == 2 and CompilePart.TOOLKIT not in kinds
+
+
+def sorted_parts(parts: Sequence[CompilePart]) -> list[str]:
+    return sorted(part.value for part in parts)
+
+
 def test_how_many_shards_there_are_does_not_change_what_is_linked(catalog: Catalog) -> None:
     few, many = (planned(catalog, "sm90-avx2", wanted=count) for count in (2, 9))
     assert few.results == many.results
@@ -102,12 +132,21 @@ def test_shards_hold_every_file_once_and_are_even(weights: list[float], count: i
 
 
 def test_parts() -> None:
-    outputs = ["aten/x.cpp.o", "caffe2/torch_python.dir/y.cpp.o", "aten/z.cu.o"]
-    assert [part_of(name) for name in outputs] == [CompilePart.HOST, CompilePart.PYTHON, CompilePart.DEVICE]
+    host = "caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/cuda_names_in_a_path.cpp.o"
+    python = "caffe2/torch/CMakeFiles/torch_python.dir/csrc/cuda/Module.cpp.o"
+    toolkit = "caffe2/CMakeFiles/torch_cuda.dir/__/aten/src/ATen/native/cuda/Equal.cpp.o"
+    device = "caffe2/CMakeFiles/torch_cuda.dir/__/aten/src/ATen/native/cuda/Im2Col.cu.o"
+    outputs = [host, python, toolkit, device]
+    parts = [CompilePart.HOST, CompilePart.PYTHON, CompilePart.TOOLKIT, CompilePart.DEVICE]
+    assert [part_of(name) for name in outputs] == parts
     files = [(name, 1.0) for name in outputs]
-    assert [name for name, _ in of_part(files, CompilePart.HOST)] == outputs[:2]
-    assert [name for name, _ in of_part(files, CompilePart.PYTHON)] == outputs[1:2]
-    assert [name for name, _ in of_part(files, CompilePart.DEVICE)] == outputs[2:]
+    compiled = {part: [name for name, _ in of_part(files, part)] for part in parts}
+    assert compiled == {
+        CompilePart.HOST: [host, python, toolkit],
+        CompilePart.PYTHON: [python],
+        CompilePart.TOOLKIT: [python, toolkit],
+        CompilePart.DEVICE: [device],
+    }
 
 
 def test_a_source_has_the_key_of_its_content(tmp_path: Path) -> None:

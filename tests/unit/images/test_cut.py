@@ -437,7 +437,7 @@ def test_libraries_that_were_not_kept(tmp_path: Path, fat: bytes, monkeypatch: p
     source = stock(tmp_path / "stock", [tar_of(files)])
     whole = cut(source, tmp_path, to="a").digest
     monkeypatch.setattr("torchtailor.images.cut._KEPT", len(fat) * 2)
-    monkeypatch.setattr("torchtailor.images.cut._BATCH", len(fat) * 2)
+    monkeypatch.setattr("torchtailor.images.libraries._BATCH", len(fat) * 2)
     assert cut(source, tmp_path, to="b").digest == whole
 
 

@@ -79,18 +79,21 @@ def plan_matrix(catalog: Catalog, tables: Tables, variants: Sequence[Variant], *
 
 def matrix_cost(row: CostRow, variants: Sequence[Variant]) -> SourceCost:
     """Naively every variant compiles everything. Shared, host code is compiled once per ISA, of which each further
-    Python compiles its own part again, and device code once per GPU.
+    toolkit and Python compiles its own part again, and device code once per GPU.
 
-    Host objects depend on the ISA alone and device objects on the GPU alone, so ccache shares the latter between the
-    ISAs of one architecture; x86 and ARM each compile their own.
+    Host objects depend on the ISA alone and device objects on the GPU alone, so ccache shares the former between
+    toolkits, and the latter between the ISAs of one architecture; x86 and ARM each compile their own.
     """
     distinct = {variant.unique_name: variant for variant in variants}.values()
     with_gpu = [variant for variant in distinct if variant.gpu]
-    naive = len(distinct) * (row.host_core_hours + row.link_core_hours) + len(with_gpu) * row.device_core_hours
-    isas = {(item.release.name, item.isa.name, item.build.label) for item in distinct}
+    gpu_hours = row.device_core_hours + row.toolkit_core_hours
+    naive = len(distinct) * (row.host_core_hours + row.link_core_hours) + len(with_gpu) * gpu_hours
+    isas = {(item.release.name, item.isa.name) for item in distinct}
+    builds = {(item.release.name, item.isa.name, item.build.label): item.gpu is not None for item in distinct}
     devices = {(item.release.name, item.build.label, item.arch, item.gpu.capability) for item in with_gpu if item.gpu}
     pythons = {(item.release.name, item.isa.name, item.build.label, item.python) for item in distinct}
-    shared = len(isas) * (row.host_core_hours + row.link_core_hours) + len(devices) * row.device_core_hours
+    shared = len(isas) * row.host_core_hours + len(builds) * row.link_core_hours
+    shared += len(devices) * row.device_core_hours + sum(builds.values()) * row.toolkit_core_hours
     shared += (len(pythons) - len(isas)) * row.python_core_hours
     return SourceCost(naive, shared + len(with_gpu) * row.cut_core_hours)
 

@@ -27,7 +27,7 @@ from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.progress import SourceProgress, learned_speed
-from torchtailor.backends.source.tables import Tables, load_tables
+from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.disk import existing_parent, locked
@@ -126,7 +126,7 @@ class SourceBuilder:
         configuration = self.configuration(seen.blas)
         return PlannedSourceBuild(self.request.variant, self.source, self.folders.work, configuration, seen)
 
-    def configuration(self, blas: str | None = None) -> Configuration:
+    def configuration(self, blas: BlasLibrary | None = None) -> Configuration:
         return configure(
             self.tables,
             self.request.variant,

