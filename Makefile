@@ -20,8 +20,9 @@ build: $(STAMP)
 	rm -rf build/env
 	$(BIN)/torchtailor install --into build/env --plain
 
+# One process more than cores: a quarter of the time is waiting for what tests start or fetch.
 test: $(STAMP) lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" tests
+	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --dist loadgroup -m "not slow" tests
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow tests

@@ -1,9 +1,11 @@
 """`torchtailor tailor` of an unpacked stack against `cp -r` of the same tree, side by side, and the sizes.
 
 Run: .venv/bin/python benchmarks/tailor_stack.py TREE --gpu 9.0 [--recompress [--level 19]] [--rounds 3] [--copy-to DIR]
+     [--cold]
 
 TREE is a folder of unpacked wheels (torch and the NVIDIA packages it depends on); it is only read. DIR must be on the
-same disk, with space for a copy. Both run with the tree in the page cache. Limits: without
+same disk, with space for a copy. Both run with the tree in the page cache, or with --cold without it; what was written
+before is on the disk by then, and they take turns at being first. Limits: without
 recompression 1.5 times `cp -r` and 400 MB of memory (proportional share of all processes together); with it, once the
 images are in the cache, 2 times `cp -r`.
 """
@@ -91,6 +93,31 @@ def warm(tree: Path) -> None:
                     pass
 
 
+def evict(tree: Path) -> None:
+    """Take the tree out of the page cache; needs no permission, as its files are clean."""
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file():
+                with path.open("rb", buffering=0) as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def settle(tree: Path, *, cold: bool) -> None:
+    """The same state before each run: nothing left to write, the input in the page cache or not."""
+    os.sync()
+    (evict if cold else warm)(tree)
+
+
+def processor() -> str:
+    """What decides the speed of hashing: the cores, the model, and whether it has instructions for SHA."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown processor")
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    sha = "with" if {"sha_ni", "sha2"} & set(flags) else "without"
+    return f"{len(os.sched_getaffinity(0))} cores of {model}, {sha} instructions for SHA"
+
+
 def libraries(tree: Path) -> dict[Path, int]:
     found = {}
     for path in tree.rglob("*.so*"):
@@ -109,6 +136,14 @@ def print_sizes(before: dict[Path, int], after: dict[Path, int]) -> None:
         print(f"| **{name}** ({len(chosen)}) | {old / 1e6:.1f} | {new / 1e6:.1f} | **{new / old:.1%}** |")
 
 
+def describe(copied: Run, cut: Run) -> str:
+    """One round in a line."""
+    seconds = f"{cut.seconds:.2f} s of tailor against {copied.seconds:.2f} s of cp"
+    return (
+        f"{cut.seconds / copied.seconds:.2f} x: {seconds}; processor {cut.processor:.1f} and {copied.processor:.1f} s"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path)
@@ -117,6 +152,7 @@ def main() -> int:
     parser.add_argument("--level", default="19", help="of recompression; a lower one fills the cache sooner")
     parser.add_argument("--copy-to", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cold", action="store_true", help="read the tree from the disk each time")
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=options.copy_to))
     tailor = [sys.executable, "-m", "torchtailor", "tailor", str(options.tree), "--gpu", options.gpu]
@@ -126,14 +162,16 @@ def main() -> int:
     copied, cut = [], []
     try:
         for round_ in range(options.rounds + options.recompress):  # with recompression, the first one fills the cache
-            warm(options.tree)
-            copied.append(run(["cp", "-r", str(options.tree), str(work / "copy")]))
-            shutil.rmtree(work / "copy")
-            warm(options.tree)
-            cut.append(run(tailor))
-            after = libraries(work / "tailored")
-            shutil.rmtree(work / "tailored")
-            print(f"round {round_}: {cut[-1].seconds / copied[-1].seconds:.2f} x", file=sys.stderr)
+            for copying in (True, False) if round_ % 2 == 0 else (False, True):
+                settle(options.tree, cold=options.cold)
+                if copying:
+                    copied.append(run(["cp", "-r", str(options.tree), str(work / "copy")]))
+                    shutil.rmtree(work / "copy")
+                else:
+                    cut.append(run(tailor))
+                    after = libraries(work / "tailored")
+                    shutil.rmtree(work / "tailored")
+            print(f"round {round_}: {describe(copied[-1], cut[-1])}", file=sys.stderr)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if options.recompress:
@@ -147,7 +185,8 @@ def main() -> int:
         peak = max(one.memory for one in runs) / 1e6
         print(f"| {name} | {best.seconds:.2f} | {best.processor:.2f} | {peak:.0f} |")
     limit = CACHED_LIMIT if options.recompress else TIME_LIMIT
-    print(f"\nratio {ratio:.2f} (median of {options.rounds}; limit {limit}); {os.cpu_count()} cores", end="; ")
+    state = "cold" if options.cold else "warm"
+    print(f"\nratio {ratio:.2f} ({state}, median of {options.rounds}; limit {limit}); {processor()}; ", end="")
     print(f"load {os.getloadavg()[0]:.1f}")
     print_sizes(libraries(options.tree), after)
     return ratio > limit or (not options.recompress and memory > MEMORY_LIMIT)

@@ -30,6 +30,7 @@ FLOORS = (
     {"doctor", "publish", "recipes", "report"},
     {"backends"},
     {"farm"},
+    {"ci"},
     {"ui", "opsuite"},
     {"cli"},
     {"__main__"},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torchtailor.errors import BadInputError
 from torchtailor.trust import Limit, read_limited
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
+
+_PLAIN = re.compile(r"[^/.][^/]*(?:/[^/.][^/]*)*")  # a path that has no second spelling: nearly all
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,17 @@ class InstalledDistribution:
             return ""
 
 
-def find_installed(root: Path) -> tuple[InstalledDistribution, ...]:
-    """All distributions anywhere under a folder."""
-    found = []
-    for place, names, _ in os.walk(root):
-        found += [Path(place, name) for name in names if name.endswith(".dist-info")]
-        names[:] = [name for name in names if name not in ("__pycache__", "include")]
-    return read_installed(root, found, strict=False)
+def find_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[tuple[InstalledDistribution, ...], tuple[str, ...]]:
+    """The distributions of these `.dist-info` folders, which are anywhere under a folder; and which of them are left
+    alone because their RECORD is unusual, and why."""
+    found: list[InstalledDistribution] = []
+    reasons: list[str] = []
+    for dist_info in sorted(dist_infos):
+        try:
+            found += _read(root, dist_info)
+        except UnusualRecordError as error:
+            reasons.append(_left_alone(dist_info.name, error))
+    return tuple(found), tuple(reasons)
 
 
 def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
@@ -58,11 +65,15 @@ def unreadable_in(root: Path) -> tuple[str, ...]:
             try:
                 Record.parse(read_limited(record, Limit.RECORD))
             except UnusualRecordError as error:
-                reasons.append(f"{name.removesuffix('.dist-info')} is left alone: {error.message.rstrip('.')}.")
+                reasons.append(_left_alone(name, error))
             except (BadInputError, OSError):
                 continue
         names[:] = [name for name in names if name not in ("__pycache__", "include")]
     return tuple(reasons)
+
+
+def _left_alone(dist_info: str, error: UnusualRecordError) -> str:
+    return f"{dist_info.removesuffix('.dist-info')} is left alone: {error.message.rstrip('.')}."
 
 
 def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tuple[InstalledDistribution, ...]]:
@@ -77,27 +88,38 @@ def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tupl
 def read_installed(root: Path, dist_infos: Iterable[Path], *, strict: bool = True) -> tuple[InstalledDistribution, ...]:
     """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
     ours to change, nor is, unless `strict`, what has one in a form of its own."""
-    found = []
+    found: list[InstalledDistribution] = []
     for dist_info in sorted(dist_infos):
         try:
-            metadata = Metadata.parse(read_limited(dist_info / "METADATA", Limit.METADATA), dist_info.name)
-            record = Record.parse(read_limited(dist_info / "RECORD", Limit.RECORD))
-        except FileNotFoundError:
-            continue
+            found += _read(root, dist_info)
         except UnusualRecordError as error:
             if strict:
                 raise BadInputError(f"{dist_info}: {error.message}", error.hint) from error
-            continue
-        except BadInputError as error:
-            raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error
-        except OSError as error:
-            raise BadInputError(f"{dist_info} cannot be read: {error.strerror}.", "Reinstall that package.") from error
-        found.append(InstalledDistribution(dist_info, metadata, record, _files(root, dist_info.parent, record)))
     return tuple(found)
+
+
+def _read(root: Path, dist_info: Path) -> Iterator[InstalledDistribution]:
+    """The distribution of a `.dist-info` folder, if it has what is needed."""
+    try:
+        metadata = Metadata.parse(read_limited(dist_info / "METADATA", Limit.METADATA), dist_info.name)
+        record = Record.parse(read_limited(dist_info / "RECORD", Limit.RECORD))
+    except FileNotFoundError:
+        return
+    except UnusualRecordError:
+        raise
+    except BadInputError as error:
+        raise BadInputError(f"{dist_info}: {error.message}", "Reinstall that package.") from error
+    except OSError as error:
+        raise BadInputError(f"{dist_info} cannot be read: {error.strerror}.", "Reinstall that package.") from error
+    yield InstalledDistribution(dist_info, metadata, record, _files(root, dist_info.parent, record))
 
 
 def _files(root: Path, site: Path, record: Record) -> dict[str, RecordRow]:
     """RECORD's paths are relative to site-packages and may lead out of it (`../../../bin/x`)."""
     prefix = site.relative_to(root).as_posix()
-    paths = ((os.path.normpath(f"{prefix}/{row.path}"), row) for row in record)
+    start = "" if prefix == "." else f"{prefix}/"
+    paths = (
+        (start + row.path if _PLAIN.fullmatch(row.path) else os.path.normpath(f"{prefix}/{row.path}"), row)
+        for row in record
+    )
     return {path: row for path, row in paths if not path.startswith(("/", ".."))}

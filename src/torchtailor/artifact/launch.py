@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,9 +18,10 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import is_shared_name
+from torchtailor.artifact.roots import SystemRoot
 from torchtailor.artifact.sites import find_sites, own_python
 from torchtailor.disk import disk_errors
-from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, TorchtailorError, UsageError
 from torchtailor.host.pythons import find_python
 from torchtailor.wheels.archive import WheelArchive
 
@@ -59,14 +61,20 @@ class Launch:
     python: Path
     folders: tuple[Path, ...] = ()
     whole: bool = True  # False for loose packages, whose dependencies may be elsewhere
+    root: SystemRoot | None = None  # the system that it runs in, where that is another
 
     def run(self, arguments: Sequence[str | Path], *, timeout: float = 600) -> FinishedProcess:
         """Run the interpreter with arguments in an otherwise clean environment, away from the current folder."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        inherited = os.environ if self.root is None else self.root.environment
+        environment = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
         environment["PYTHONNOUSERSITE"] = "1"
+        if self.root is not None:
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other system stays as it is
         if self.folders:
             environment["PYTHONPATH"] = os.pathsep.join(map(str, self.folders))
         command = [str(self.python), "-W", "ignore", *map(str, arguments)]
+        if self.root is not None:
+            command = self.root.command(command)
         started = time.perf_counter()
         try:
             with tempfile.TemporaryDirectory(prefix="torchtailor-") as folder:
@@ -102,8 +110,13 @@ def open_target(path: Path, python: Path | None = None) -> Iterator[Launch]:
 
 
 @contextmanager
-def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
-    """Make an artifact startable; wheels are unpacked into a temporary folder for as long."""
+def start(artifact: Artifact, python: Path | None = None, root: SystemRoot | None = None) -> Iterator[Launch]:
+    """Make an artifact startable; wheels are unpacked into a temporary folder for as long.
+
+    In another system (`root`), `python` is a path inside of it.
+    """
+    if root is not None and not artifact.wheels:
+        raise UsageError(f"{artifact.shown} holds no wheels to run in another system.", "Give wheels or a wheelhouse.")
     if not artifact.wheels:
         yield _installed(artifact, python)
         return
@@ -113,14 +126,38 @@ def start(artifact: Artifact, python: Path | None = None) -> Iterator[Launch]:
             for wheel in artifact.wheels:
                 with WheelArchive(wheel) as archive:
                     archive.extract(folder)
-        yield _loose(folder, python)
+        yield _loose(folder, python) if root is None else _in_root(folder, python, root, whole=artifact.complete)
 
 
 @contextmanager
-def op_suite() -> Iterator[Path]:
-    """The folder of the op suite as real files."""
+def op_suite(root: SystemRoot | None = None) -> Iterator[Path]:
+    """The folder of the op suite as real files; for another system, where that sees them."""
     with as_file(files("torchtailor") / "opsuite") as folder:
-        yield folder
+        if root is None:
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="torchtailor-", dir=root.shared) as name:
+            yield Path(shutil.copytree(folder, Path(name, "opsuite")))
+
+
+def _in_root(folder: Path, python: Path | None, root: SystemRoot, *, whole: bool) -> Launch:
+    """Unpacked wheels in another system, which must be able to start a Python for them."""
+    version, arch = _built_for(folder) or ("3", platform.machine())
+    if arch != platform.machine():
+        raise NotHereError(f"It is made for {arch}, and this machine is {platform.machine()}.")
+    found = python or root.find_python(version)
+    if found is None:
+        raise NotHereError(
+            f"It is made for Python {version}, and {root.folder} ({root.name}) has none.", "Install it there."
+        )
+    launch = Launch(found, (folder,), whole=whole, root=root)
+    tried = launch.run(["-c", ""], timeout=60)
+    if tried.code:
+        raise EnvironmentProblem(
+            f"{found} cannot be started in {root.folder}: {tried.last_words}.",
+            "Run as root, or where user namespaces are allowed; the system must be for this machine.",
+        )
+    return launch
 
 
 def _installed(artifact: Artifact, python: Path | None) -> Launch:
@@ -141,15 +178,21 @@ def _loose(path: Path, python: Path | None) -> Launch:
 
 def _fitting_python(root: Path) -> Path:
     """An interpreter of the version and architecture that torch's extension was built for."""
-    found = [match for file in (root / "torch").glob("_C.*.so") if (match := _EXTENSION.fullmatch(file.name))]
-    if not found:
+    built = _built_for(root)
+    if built is None:
         return Path(sys.executable)
-    version, arch = f"{found[0][1]}.{found[0][2]}", found[0][3]
+    version, arch = built
     if arch != platform.machine():
         raise NotHereError(f"It is made for {arch}, and this machine is {platform.machine()}.")
     if python := find_python(version):
         return python
     raise NotHereError(f"It is made for Python {version}, and there is no python{version} here.", "Use --python.")
+
+
+def _built_for(root: Path) -> tuple[str, str] | None:
+    """The Python and the architecture that torch's extension was built for; None where it has none."""
+    found = [match for file in (root / "torch").glob("_C.*.so") if (match := _EXTENSION.fullmatch(file.name))]
+    return (f"{found[0][1]}.{found[0][2]}", found[0][3]) if found else None
 
 
 def _nix_dependencies(path: Path) -> Iterator[Path]:

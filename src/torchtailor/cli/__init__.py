@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "build": Command("build", "Make an installable set of wheels for a variant."),
     "install": Command("install", "Build if needed, and install into an environment."),
     "farm": Command("farm", "Check the machines that `build --on` uses."),
+    "ci": Command("ci", "Write a workflow that builds, proves and publishes variants."),
     "publish": Command("publish", "Add built variants to an index for others."),
     "recipes": Command("recipes", "Write, check and migrate Nix/Flox recipes."),
     "site": Command("site", "Write a site: pick your hardware, get the command; no server is needed."),

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from torchtailor.backends.base import BuildPlan, BuildResult
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
+    from torchtailor.backends.nix.run import NixOutput
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
+    from torchtailor.backends.source.bundling.bundle import Bundle
     from torchtailor.backends.source.runner import PlannedSourceBuild
     from torchtailor.backends.wheel.plan import WheelPlan
     from torchtailor.backends.wheel.run import WheelBuildResult
@@ -90,8 +92,9 @@ def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
         cut = f", {item.changed} of them cut" if item.changed else ""
         before = f"{ui.human_bytes(item.input_bytes)} -> " if item.input_bytes != item.output_bytes else ""
         say.print(f"{item.path}: {item.wheels} wheels{cut}, {before}{ui.human_bytes(item.output_bytes)}", markup=False)
-        say.print(f"  {item.pip_line}", markup=False)
-        say.print(f"  {item.uv_line}", markup=False)
+        # in one line for whoever copies it, however narrow the window is
+        say.print(f"  {item.pip_line}", markup=False, soft_wrap=True)
+        say.print(f"  {item.uv_line}", markup=False, soft_wrap=True)
 
 
 def _source_plan(plan: SourcePlan, dry_run: bool) -> None:
@@ -132,7 +135,33 @@ def _source_result(result: SourceBuildResult) -> None:
         )
         if build.wheel is None:
             ui.out().print(f"  built in {build.build / 'src' / 'build'}", markup=False)
+        if build.bundle is not None:
+            _bundle(build.bundle)
         _wheelhouses(build.wheelhouses)
+
+
+def _bundle(bundle: Bundle) -> None:
+    """The libraries that came into the wheel, each with the package and licence it is of."""
+    say = ui.out()
+    if bundle.libraries:
+        number = counted(len(bundle.libraries), "library", "libraries")
+        say.print(f"  bundled {number}, {ui.human_bytes(bundle.size)}; runs on {bundle.platform}:", markup=False)
+        rows = [
+            (
+                library.soname,
+                ui.human_bytes(library.size),
+                f"{library.owner.package} {library.owner.version}" if library.owner else "no package",
+                library.owner.licence or "see its text" if library.owner else "",
+            )
+            for library in bundle.libraries
+        ]
+        say.print(ui.table(("library", "size", "package", "licence"), rows))
+    else:
+        say.print(f"  nothing to bundle; runs on {bundle.platform}", markup=False)
+    for name, why in bundle.left.items():
+        say.print(f"  not bundled: {name} ({why})", markup=False)
+    for warning in bundle.warnings:
+        ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _nix_plan(plan: NixPlan, dry_run: bool) -> None:
@@ -142,7 +171,12 @@ def _nix_plan(plan: NixPlan, dry_run: bool) -> None:
 
 
 def _nix_result(result: NixBuildResult) -> None:
-    for item in result.outputs:
+    show_nix_outputs(result.outputs)
+
+
+def show_nix_outputs(outputs: Iterable[NixOutput]) -> None:
+    """What Nix has built, with the links to it."""
+    for item in outputs:
         took = f"{ui.human_bytes(item.output_bytes)} in {ui.human_seconds(item.seconds)}"
         ui.out().print(f"{item.link}: {took}", markup=False, soft_wrap=True)
 

@@ -339,7 +339,7 @@ class SourcePlanDocument(Struct):
 
 
 class SourceBuildDocument(Struct):
-    builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory")]
+    builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory, bundle")]
     seconds: Seconds
 
 
@@ -411,6 +411,7 @@ class FarmBuildDocument(Struct):
 
     wheelhouses: list[WheelhouseDocument]
     variants_index: str | None
+    outputs: Annotated[list[Open], Meta(description="of --via nix: name, link, store_path, logs, tool, output_bytes")]
     failed: list[FarmFailureDocument]
     jobs: list[FarmOutcomeDocument]
     jobs_in_store: Annotated[int, Meta(description="jobs that did not have to run")]
@@ -431,6 +432,33 @@ class WorkerCheckDocument(Struct):
 class FarmCheckDocument(Struct):
     on: str
     workers: list[WorkerCheckDocument]
+
+
+class CiJobDocument(Struct):
+    """A job that builds."""
+
+    name: str
+    variants: list[str]
+    runner: Annotated[list[str], Meta(description="labels")]
+
+
+class CiProofDocument(Struct):
+    """A job that proves on a GPU what another one built."""
+
+    name: str
+    of: str
+    variants: list[str]
+    runner: Annotated[list[str], Meta(description="labels")]
+
+
+class CiDocument(Struct):
+    path: str
+    written: bool
+    system: str
+    jobs: list[CiJobDocument]
+    proofs: list[CiProofDocument]
+    publish: Annotated[str, Meta(description="the index; empty: none")]
+    text: Annotated[str, Meta(description="the workflow")]
 
 
 class PublishDocument(Struct):
@@ -624,6 +652,7 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
     "build-farm-plan": ("`build --on WHERE --dry-run --json`", FarmPlanDocument),
     "build-farm": ("`build --on WHERE --json`", FarmBuildDocument),
     "farm-check": ("`farm check --json`", FarmCheckDocument),
+    "ci": ("`ci github --json` and `ci gitlab --json`, also with `--dry-run`", CiDocument),
     "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
     "install": ("`install --json`", InstallDocument),
     "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),

@@ -11,11 +11,15 @@ from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.format import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.live import Live
     from rich.table import Table
+    from rich.text import Text
 
     from torchtailor.farm.build import FarmBuildResult, FarmPlan
 
+_FRAME = 8  # lines of the window around the rows of the table
 _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
@@ -51,7 +55,7 @@ class FarmDisplay:
     """Shows a run on stderr: a table on a terminal, a line for each event elsewhere, JSON lines for scripts."""
 
     def __init__(self, plan: FarmPlan, *, quiet: bool, plain: bool, as_json: bool) -> None:
-        self._quiet, self._as_json = quiet, as_json
+        self._quiet, self._as_json, self._where = quiet, as_json, plan.where.name
         self._weights = {name: job.weight.seconds for name, job in plan.to_do.jobs.items()}
         self._workers: dict[str, dict[str, Any]] = {}
         self._standing: dict[str, int] = {}
@@ -116,27 +120,44 @@ class FarmDisplay:
             return None
         return sum(self._weights.values()) * (self._worked / self._weighed) / busy
 
-    def _table(self) -> Table:
-        rows = [
-            (name, row["done"], row["failed"], "; ".join(row["now"].values())) for name, row in self._workers.items()
-        ]
+    def _table(self) -> Table | Text:
+        """As many workers as the window has lines for, the busy ones first: what is below them must be seen."""
+        from rich.text import Text
+
+        if not self._workers:
+            return Text(f"Waiting for workers of {self._where} ...")
+        room = max(3, ui.err().size.height - _FRAME)
+        ordered = sorted(self._workers.items(), key=lambda item: not item[1]["now"])
+        rows = [(name, row["done"], row["failed"], _running(row["now"].values())) for name, row in ordered[:room]]
         drawn = ui.table(("worker", "done", "again", "running"), rows)
+        drawn.columns[-1].no_wrap, drawn.columns[-1].overflow = True, "ellipsis"
+        more = f"and {counted(len(ordered) - room, 'worker')} more; " if len(ordered) > room else ""
         left = f", about {ui.human_seconds(self.left)} left" if self.left else ""
         asked = self._hits + self._misses
-        hits = f", {self._hits / asked:.0%} from caches" if asked else ""
+        hits = f", {self._hits / asked:.0%} from caches" if self._hits else ""
         counts = ", ".join(f"{count} {name}" for name, count in self._standing.items())
-        drawn.caption = f"{counts}{hits}{left}"
+        drawn.caption = f"{more}{counts}{hits}{left}"
         drawn.caption_justify = "left"
         return drawn
 
 
+def _running(labels: Iterable[str]) -> str:
+    first, *others = [*labels, ""]
+    return f"{first} (+{len(others) - 1})" if len(others) > 1 else first
+
+
 def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
-    from torchtailor.cli._build_output import show_wheelhouses
+    from torchtailor.cli._build_output import show_nix_outputs, show_wheelhouses
 
     show_wheelhouses(result.wheelhouses, result.variants_index)
+    show_nix_outputs(result.outputs)
     if quiet:
         return
     ran = len(result.outcomes)
+    if not ran and not result.failed:
+        took = ui.human_seconds(result.seconds)
+        ui.err().print(f"Everything was in the store, and no job had to run; {took}.", markup=False)
+        return
     workers = len({outcome.worker for _, outcome in result.outcomes.values()})
     lost = f", {counted(result.lost, 'worker')} lost" if result.lost else ""
     ui.err().print(

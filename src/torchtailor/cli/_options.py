@@ -181,6 +181,14 @@ SkipCheck = Annotated[
     list[str] | None, typer.Option(help="Build even if this check fails.", rich_help_panel=_SOURCE, metavar="NAME")
 ]
 Work = Annotated[Path | None, typer.Option(help="Where to compile (20 GB).", rich_help_panel=_SOURCE)]
+Bundle = Annotated[
+    bool,
+    typer.Option(
+        "--bundle/--no-bundle",
+        help="Put libraries that are not on every Linux into the wheel.",
+        rich_help_panel=_SOURCE,
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_SOURCE)]
 Target = Annotated[
     list[str] | None,

@@ -50,6 +50,7 @@ def command(
     gpus: options.Gpus = None,
     skip_check: options.SkipCheck = None,
     work: options.Work = None,
+    bundle: options.Bundle = True,
     verify: options.Verify = True,
     target: options.Target = None,
     ccache: options.Ccache = True,
@@ -99,6 +100,7 @@ def command(
             all_gpus=gpus is not None and _one_of("--gpus", gpus, "all") == "all",
             skip_checks=tuple(skip_check or ()),
             work=work,
+            bundle=bundle,
             verify=verify,
             targets=tuple(target or ()),
             ccache=ccache,
@@ -164,8 +166,8 @@ def _check_farm(on: str | None, via: Method, *, any_given: bool, prove: bool) ->
         return
     if prove and via is Method.SOURCE:
         raise UsageError("A build from source is always proven.", "Omit --prove.")
-    if via is Method.NIX:
-        raise UsageError(f"--on does not build --via {via.value} yet.", "Build it on one machine, without --on.")
+    if prove and via is Method.NIX:
+        raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
     parse_where(on, load_catalog())
 
 
@@ -192,7 +194,9 @@ def _build_on(
     from torchtailor.farm.where import parse_where
 
     catalog = load_catalog()
-    farm = plan_farm(plan, parse_where(on, catalog), store=store, objects=objects, shards=shards, prove=prove)
+    farm = plan_farm(
+        plan, parse_where(on, catalog), catalog=catalog, store=store, objects=objects, shards=shards, prove=prove
+    )
     if dry_run:
         if json:
             ui.print_json("build-farm-plan", farm.to_json())

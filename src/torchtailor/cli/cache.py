@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from torchtailor.cli._age import seconds_of
 from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.fetch.cache import Cache, Entry
 
 app = typer.Typer(
     cls=GroupedGroup, add_completion=False, rich_markup_mode=None, help="Show or empty the cache of wheels."
@@ -32,7 +37,7 @@ def list_command(
     from torchtailor.fetch.cache import Cache
 
     cache = Cache()
-    entries = sorted(cache.entries(), key=lambda entry: -entry.size)
+    entries = sorted([*cache.entries(), *_farm(cache, math.inf)], key=lambda entry: -entry.size)
     if json:
         rows = [
             {
@@ -75,7 +80,12 @@ def prune(
     if everything and older_than:
         raise UsageError("--all and --older-than are mutually exclusive.", "Give one of them.")
     age = None if everything else seconds_of(older_than or "30d", "--older-than")
-    gone = Cache().prune(older_than=age, dry_run=dry_run)
+    cache = Cache()
+    farm = _farm(cache, math.inf if age is None else time.time() - age)
+    gone = (*cache.prune(older_than=age, dry_run=dry_run), *farm)
+    if not dry_run:
+        for path in (path for entry in farm for path in entry.files):
+            path.unlink(missing_ok=True)
     size = sum(entry.size for entry in gone)
     if json:
         ui.print_json("cache-prune", {"removed": [entry.name for entry in gone], "bytes": size, "dry_run": dry_run})
@@ -90,6 +100,21 @@ def dir_command() -> None:
     from torchtailor.disk import cache_folder
 
     typer.echo(cache_folder())
+
+
+def _farm(cache: Cache, before: float) -> list[Entry]:
+    """What the farm's store holds and was last used before a time; files that it shares with the cache count there."""
+    from torchtailor.farm.store import unused_files
+    from torchtailor.fetch.cache import Entry, EntryKind
+
+    root = cache.root / "farm"
+    files = unused_files(root, before)
+    if not files:
+        return []
+    status = [path.stat() for path in files]
+    size = sum(one.st_size for one in status if one.st_nlink == 1)
+    used = max(one.st_mtime for one in status)
+    return [Entry(EntryKind.FARM, "outputs of farm jobs", size, used, root, files)]
 
 
 def _time(stamp: float) -> datetime:

@@ -210,12 +210,12 @@ def _summary(image: ImageResult, *, dry_run: bool) -> Iterator[str]:
     from torchtailor.ui import human_bytes
 
     share = 100 * image.unpacked_after / image.unpacked_before if image.unpacked_before else 100
-    packed = "" if image.size_after is None else f"{human_bytes(image.size_before)} -> {human_bytes(image.size_after)}"
     unpacked = f"{human_bytes(image.unpacked_before)} -> {human_bytes(image.unpacked_after)} ({share:.0f} %)"
-    if packed and image.size_before:
-        yield f"Packed {packed} ({100 * (image.size_after or 0) / image.size_before:.0f} %), unpacked {unpacked}."
-    else:
+    if image.size_after is None:
         yield f"Unpacked it would be {unpacked}."
+    elif image.size_before:
+        packed = f"{human_bytes(image.size_before)} -> {human_bytes(image.size_after)}"
+        yield f"Packed {packed} ({100 * image.size_after / image.size_before:.0f} %), unpacked {unpacked}."
     reasons = {
         LibraryStatus.UNCHANGED: "all of their GPU code is needed, or cannot be moved",
         LibraryStatus.NOTHING_FOR_TARGET: "nothing of theirs runs on the target",

@@ -89,7 +89,8 @@ def _library_table(inspection: Inspection, libraries: Sequence[LibraryReport]) -
             _short(library.architectures),
         ]
         for device in inspection.devices:
-            row.append(gpu_fit(library, device, inspection.rules).verdict)
+            in_packs = library.moved and not library.images
+            row.append("in packs" if in_packs else gpu_fit(library, device, inspection.rules).verdict)
             row.append(human_bytes(inspection.saved(library, device)))
         rows.append(row)
     return table(columns, rows)
@@ -153,10 +154,11 @@ def _short(groups: Sequence[ImageGroup]) -> str:
 
 
 def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
-    from torchtailor.gpucode.fitness import gpu_fit
+    from torchtailor.gpucode.fitness import Fit, gpu_fit
 
     answer = gpu_fit(library, gpu.capability, inspection.rules)
-    counts = [(count, fit.value) for fit, count in answer.containers.items()]
+    counts = [(count - library.moved * (fit is Fit.NONE), fit.value) for fit, count in answer.containers.items()]
+    counts.append((library.moved, "in packs"))
     counts.append((answer.linked_at_run_time, "linked at run time"))
     parts = ", ".join(f"{count} {word}" for count, word in sorted(counts, reverse=True) if count)
     return f"On {gpu.capability}: {answer.verdict} (containers: {parts or 'none'})."
@@ -184,7 +186,7 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         where = counted(len(moved), "library", "libraries")
         yield f"The code of {containers} in {where} is in packs and not counted here; `torchtailor verify` reads them."
     for gpu in inspection.gpus:
-        if len(with_code) == 1:
+        if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
             yield _verdict(inspection, with_code[0], gpu)
         free = inspection.saved_in_all(gpu.capability, proprietary=False)
         asked = inspection.saved_in_all(gpu.capability, proprietary=True)

@@ -45,6 +45,12 @@ def command(
         Levels, typer.Option(help="static: read it; import: also import it; gpu: also run it on the GPU.")
     ] = Levels.ALL,
     python: Annotated[Path | None, typer.Option(help="The Python to import with, where TARGET has none.")] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Import and run it in this system, such as a bare Debian, instead of this machine's."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
@@ -72,6 +78,7 @@ def command(
             against=stock or None,
             level="all" if level is Levels.ALL else Level(level.value),
             python=python,
+            root=root,
             progress=shown,
         )
     if junit:

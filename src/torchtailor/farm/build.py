@@ -12,18 +12,21 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.backends.nix.backend import NixPlan
+from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import configuration_of, write_index_of
-from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
+from torchtailor.farm.derivations import nix_graph, send_derivations, take
 from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
-from torchtailor.farm.graph import GraphCost, JobGraph
-from torchtailor.farm.jobs import gives_of
+from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
+from torchtailor.farm.jobs import RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
@@ -38,6 +41,8 @@ from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
 _SHOWN_WORKERS = (1, 8, 32, 128)
 _ROUNDS = 3  # of a run whose store loses what it has
 _ATTEMPTS = 50  # of which rates are learned
+_LEAST_LIMIT = 3600.0  # seconds until a job is taken for hung
+_TIMES_EXPECTED = 10  # or so many times what it was expected to take
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,14 @@ class FarmVariant:
     key: str  # empty where only some targets are built, which make no wheelhouse
     options: Mapping[str, object]
     configuration: Mapping[str, object]
+    derivation: str = ""  # of a build with Nix
 
 
 @dataclass(frozen=True)
 class FarmPlan:
     """The jobs of a build on a place, and what of them is in the store."""
 
-    plan: WheelPlan | SourcePlan
+    plan: WheelPlan | SourcePlan | NixPlan
     variants: tuple[FarmVariant, ...]
     where: Where
     store: str
@@ -77,6 +83,11 @@ class FarmPlan:
     @property
     def cost(self) -> GraphCost:
         return self.to_do.cost
+
+    def limit_of(self, job: GraphJob) -> float:
+        """Seconds of silence after which a job is taken for hung."""
+        given = self.where.settings.job_timeout
+        return float(given) if given else max(_LEAST_LIMIT, _TIMES_EXPECTED * job.weight.seconds)
 
     def simulated(self) -> tuple[Simulation, ...]:
         """The expected time on some numbers of workers, by the policy that the run itself has."""
@@ -138,6 +149,7 @@ class FarmBuildResult:
     lost: int  # workers that went away
     refused: Mapping[str, str]  # workers that may not be used, and why
     seconds: float
+    outputs: tuple[NixOutput, ...] = ()  # of a build with Nix, which has no wheelhouses
 
     @property
     def downloaded(self) -> int:
@@ -147,6 +159,7 @@ class FarmBuildResult:
         return {
             "wheelhouses": [house.to_json() for house in self.wheelhouses],
             "variants_index": str(self.variants_index) if self.variants_index else None,
+            "outputs": [output.to_json() for output in self.outputs],
             "failed": [
                 {
                     "variant": variant,
@@ -178,9 +191,10 @@ class FarmBuildResult:
 
 
 def plan_farm(
-    plan: WheelPlan | SourcePlan,
+    plan: WheelPlan | SourcePlan | NixPlan,
     where: Where,
     *,
+    catalog: Catalog | None = None,
     store: str | None = None,
     objects: str | None = None,
     prove: bool = False,
@@ -193,7 +207,10 @@ def plan_farm(
     each part of a build from source is compiled in, else by weight.
     """
     if isinstance(plan, WheelPlan) and plan.options.split:
-        raise UsageError("--split builds on one machine.", "Omit --on, or --split.")
+        raise UsageError(
+            "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
+            "Omit --on, or --split.",
+        )
     chosen = absolute_store(store or where.store)
     opened = open_farm_store(chosen)
     try:
@@ -204,6 +221,8 @@ def plan_farm(
     if isinstance(plan, WheelPlan):
         graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
+    elif isinstance(plan, NixPlan):
+        graph, variants = _nix_jobs(catalog or load_catalog(), plan, chosen)
     else:
         shared = objects or where.settings.objects or _own_objects(chosen)
         remote_storage(shared)
@@ -215,6 +234,15 @@ def plan_farm(
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
     (key,) = gives_of(pack_of(plan, variant))
     return FarmVariant(variant.name, Method.WHEEL, key, plan.options.to_json(), configuration_of(variant))
+
+
+def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
+    made = nix_graph(catalog, plan, store)
+    variants = tuple(
+        FarmVariant(name, Method.NIX, gives_of(RealiseDerivation(derivation))[0], {}, {}, derivation)
+        for name, derivation in made.derivations.items()
+    )
+    return made.graph, variants
 
 
 def _own_objects(store: str) -> str:
@@ -258,17 +286,27 @@ def run_farm(
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
-    with run.attempts(), started(farm.where, setup, compiles=farm.compiles) as engine:
+    with run.attempts():
+        if farm.to_do.jobs or not run.placed_all():
+            run.store.check_writable()
+            _drive(farm, setup, run)
+        return run.end()
+
+
+def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
+    """Start workers and run the jobs; what the store loses meanwhile is made again."""
+    if isinstance(farm.plan, NixPlan):
+        send_derivations([variant.derivation for variant in farm.variants], farm.store)
+    with started(farm.where, setup, compiles=farm.compiles) as engine:
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
-        finished = farm.finished
+        finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
         for _ in range(_ROUNDS):
-            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget)
+            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget, limit=farm.limit_of)
             run.note(result)
             if run.placed():
                 break
-            finished = run.store.finished(key for job in farm.graph.jobs.values() for key in job.gives)
-        return run.end()
+            finished = run.store.finished(farm.graph.makers)
 
 
 @dataclass
@@ -287,6 +325,7 @@ class _Run:
         self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
         self._failed: dict[str, JobFailure] = {}
         self._houses: dict[str, Wheelhouse] = {}
+        self._outputs: dict[str, NixOutput] = {}
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
@@ -354,25 +393,38 @@ class _Run:
         hint = outcome.hint.replace(there, str(path)) if there else f"{outcome.hint} The log is {path}."
         return msgspec.structs.replace(outcome, hint=hint, log_path=str(path))
 
+    def placed_all(self) -> bool:
+        """Take everything from the store, where no job has to run: no worker is started for that."""
+        self._already = len(self.farm.graph.jobs)
+        return self.placed()
+
     def placed(self) -> bool:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
         with ThreadPoolExecutor(2) as pool:
-            waiting: dict[str, Future[Wheelhouse]] = {}
+            waiting: dict[str, Future[Wheelhouse | NixOutput]] = {}
             for variant in self.farm.variants:
-                if variant.key and variant.name not in self._failed and variant.name not in self._houses:
+                placed = variant.name in self._houses or variant.name in self._outputs
+                if variant.key and variant.name not in self._failed and not placed:
                     waiting[variant.name] = pool.submit(self._place, variant)
         complete = True
         for name, future in waiting.items():
             try:
-                self._houses[name] = future.result()
-                self._attempts[name].done(self._houses[name])
+                found = future.result()
             except MissingOutputError:
                 complete = False
+                continue
+            if isinstance(found, Wheelhouse):
+                self._houses[name] = found
+            else:
+                self._outputs[name] = found
+            self._attempts[name].done(found)
         return complete
 
-    def _place(self, variant: FarmVariant) -> Wheelhouse:
+    def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
         """Under the name that it was packed with: a source may have another version than its release."""
         out = self.farm.plan.out
+        if variant.derivation:
+            return take(variant.name, variant.derivation, out, self.farm.store, self.store)
         name = str(self.store.need(variant.key).facts["variant"])
         earlier = "An earlier wheelhouse is unchanged."
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
@@ -383,12 +435,12 @@ class _Run:
         variants = {variant.name: variant for variant in self.farm.variants}
         for name, failure in self._failed.items():
             self._attempts[name].failed(failure)
-        for name in variants.keys() - self._houses.keys() - self._failed.keys():
+        for name in variants.keys() - self._houses.keys() - self._outputs.keys() - self._failed.keys():
             if not variants[name].key:
                 self._attempts[name].done(None)
                 continue
             raise EnvironmentProblem(
-                f"The store {self.store.shown} loses what is written to it: the wheelhouse of {name} is not whole.",
+                f"The store {self.store.shown} loses what is written to it: what was built of {name} is not whole.",
                 "Check the store; the same command goes on from there.",
             )
         return FarmBuildResult(
@@ -400,6 +452,7 @@ class _Run:
             lost=self._lost,
             refused=self._refused,
             seconds=time.monotonic() - self._began,
+            outputs=tuple(self._outputs[name] for name in variants if name in self._outputs),
         )
 
     def _variants_index(self) -> Path | None:
@@ -427,9 +480,11 @@ class _Attempt:
             )
         )
 
-    def done(self, house: Wheelhouse | None) -> None:
-        if house is not None:
-            self._running.input_bytes, self._running.output_bytes = house.input_bytes, house.output_bytes
+    def done(self, made: Wheelhouse | NixOutput | None) -> None:
+        if isinstance(made, Wheelhouse):
+            self._running.input_bytes = made.input_bytes
+        if made is not None:
+            self._running.output_bytes = made.output_bytes
         self._stack.close()
 
     def stopped(self, error: BaseException) -> None:
@@ -452,7 +507,7 @@ def failure_of(result: FarmBuildResult) -> TorchtailorError | None:
     names = list(result.failed)
     first = result.failed[names[0]]
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    built = len(result.wheelhouses)
+    built = len(result.wheelhouses) + len(result.outputs)
     error = BuildFailedError(
         f"{len(names)} of {len(names) + built} variants failed: {shown}. {first.job.label}: {first.outcome.error}",
         first.outcome.hint,

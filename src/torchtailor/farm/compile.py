@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
+from torchtailor.backends.source.bundling.bundle import Bundle
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.folders import Folders
 from torchtailor.backends.source.jobs import CompileJobs
@@ -113,14 +114,16 @@ def compile_shard(job: CompileShard, bench: CompileBench) -> JobRecord:
 def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
     """The wheel; nothing where only some targets are built."""
     with _site(job, bench) as site:
-        compiled = site.attempt(lambda attempt: attempt.run())
+        compiled, bundle = site.attempt(site.link)
         files: tuple[FarmFile, ...] = ()
-        if compiled.wheel is not None:
-            files = (bench.store.put(compiled.wheel, compiled.wheel.name),)
+        wheel = bundle.wheel if bundle else compiled.wheel
+        if wheel is not None:
+            files = (bench.store.put(wheel, wheel.name),)
         facts = {
             "version": site.space.tree.version,
             "identity": site.space.tree.identity,
             "blas": site.configuration.switches.get("BLAS"),
+            "bundle": bundle.to_json() if bundle else None,
             "peak_memory": compiled.peak_memory,
             **_hits(compiled),
         }
@@ -146,6 +149,7 @@ def pack_source(job: PackSource, bench: CompileBench, out: Path) -> Path:
             TorchSource(SourceOrigin(job.spec.origin), job.spec.place, job.spec.ref),
             SourceTree(Path(), version, str(linked.facts["identity"])),
             builder.configuration(linked.facts["blas"]),
+            linked.facts["bundle"],
         )
         (house,) = output.write(staging / wheel.path)
         return house.path
@@ -165,6 +169,7 @@ def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -
         jobs=bench.jobs,
         cuda_from_wheels=spec.cuda_from_wheels,
         skip_checks=spec.skip_checks,
+        bundle=spec.bundle,
         verify=spec.verify,
         with_dependencies=spec.with_dependencies,
         targets=spec.targets,
@@ -196,6 +201,11 @@ class _Site:
             )
         needed = {*done.stdout.split("\n"), *self.space.targets}  # a target may be an object itself
         return {name: kind for name, kind in kinds.items() if name in needed}
+
+    def link(self, attempt: BuildAttempt) -> tuple[Compiled, Bundle | None]:
+        """Build the whole, and bundle the libraries of this machine: they are what it was linked with."""
+        compiled = attempt.run()
+        return compiled, self.builder.bundle(compiled, self.space, attempt.running, attempt.log)
 
     def attempt(self, work: Callable[[BuildAttempt], T], *, targets: tuple[str, ...] = ()) -> T:
         """One attempt; where memory runs out, with fewer compilers again."""

@@ -128,6 +128,17 @@ class DaskEngine:
             with suppress(Exception):  # of a scheduler that is gone too
                 future.cancel()
 
+    def end_worker(self, worker: FarmWorker) -> None:
+        """By its nanny, which starts another one; a worker without one is only closed."""
+        if (address := self._names.get(worker.name)) is None:
+            return
+
+        def restart() -> None:
+            with suppress(Exception):  # it hangs, or is gone: nobody waits for it
+                self._client.restart_workers([address], timeout=_ANSWER, raise_for_error=False)
+
+        threading.Thread(target=restart, daemon=True).start()
+
     def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self._look()
         if not self._news:

@@ -5,6 +5,7 @@ The same loop runs every engine. It keeps no state that a second run needs: what
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torchtailor.errors import EnvironmentProblem, ExitCode
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.graph import GraphJob, JobGraph
 from torchtailor.farm.policy import FarmWorker, WorkerLoad, place
+from torchtailor.format import human_seconds
 
 MOST_FAILURES = 2  # of one job, before it and all that needs it are given up
 MOST_LOSSES = 4  # workers that die while they run one job and it gets no further, before that is the job's fault
@@ -58,6 +60,9 @@ class Engine(Protocol):
 
     def drop(self, name: str) -> None:
         """A job that was started is no longer waited for."""
+
+    def end_worker(self, worker: FarmWorker) -> None:
+        """A worker whose job does not end is to be started anew, where that is possible."""
 
     def wait(self, timeout: float) -> Sequence[WorkerNews | JobNews | JobProgress]:
         """What has happened since; waits for something to happen, but not longer than this."""
@@ -106,6 +111,7 @@ class _State:
     never: dict[str, str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    heard: dict[str, float] = field(default_factory=dict)  # when a job was started, or last said something
     left: dict[str, int] = field(default_factory=dict)  # the least that any try of a job had left
     remakes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by job and missing input
     avoided: set[tuple[str, str]] = field(default_factory=set)
@@ -119,9 +125,14 @@ def drive(
     *,
     listen: Callable[[FarmEvent], None] = lambda _: None,
     remake: Callable[[str], None] = lambda _: None,
+    limit: Callable[[GraphJob], float] = lambda _: math.inf,
 ) -> DriveResult:
-    """Run all jobs whose outputs are not `finished`; `remake` is told the key of an output that turned out missing."""
-    return _Driver(graph, engine, finished, listen, remake).run()
+    """Run all jobs whose outputs are not `finished`.
+
+    `remake` is told the key of an output that turned out missing. A job of which nothing was heard for `limit` seconds
+    is taken for hung.
+    """
+    return _Driver(graph, engine, finished, listen, remake, limit).run()
 
 
 class _Driver:
@@ -132,8 +143,10 @@ class _Driver:
         finished: frozenset[str],
         listen: Callable[[FarmEvent], None],
         remake: Callable[[str], None],
+        limit: Callable[[GraphJob], float],
     ) -> None:
         self._graph, self._engine, self._listen, self._remake = graph, engine, listen, remake
+        self._limit = limit
         self._finished = set(finished)
         self._to_do = set(graph.to_do(finished))
         self._state = _State()
@@ -156,6 +169,7 @@ class _Driver:
                     self._progress(news)
                 else:
                     self._job(news)
+            self._check_hung()
         state = self._state
         already = frozenset(self._graph.jobs) - self._to_do
         return DriveResult(state.done, state.failed, state.never, already, self._engine.time - began)
@@ -177,6 +191,32 @@ class _Driver:
                 f"No worker can be used:{needs} {reasons}".rstrip(": ") if needs or reasons else "No worker has come.",
                 "Start workers with this torchtailor (`torchtailor help farm`); the same command goes on from there.",
             )
+
+    def _check_hung(self) -> None:
+        """A job that never ends, as in a file system that hangs, would hold its worker and all that waits for it."""
+        state = self._state
+        for name, worker in [*state.running.items()]:
+            job = self._graph.jobs[name]
+            silent = self._engine.time - state.heard[name]
+            if silent <= self._limit(job):
+                continue
+            self._engine.drop(name)
+            self._release(name)
+            outcome = JobOutcome(
+                done=False,
+                worker=worker,
+                error_class="JobHung",
+                error=f"{worker} did not end it within {human_seconds(silent)}; it was expected to take "
+                f"{human_seconds(job.weight.seconds)}.",
+                hint="Look at that worker; `job_timeout` of [farm.NAME] says how long to wait.",
+                code=ExitCode.ENVIRONMENT,
+            )
+            if self._others(name, worker):
+                state.aside.add(worker)  # the job may still hold it
+                self._say(EventKind.WORKER_SET_ASIDE, name, worker, outcome.error)
+            self._count_failure(name, worker, outcome)
+            if load := state.loads.get(worker):
+                self._engine.end_worker(load.worker)
 
     # What is left
 
@@ -206,6 +246,7 @@ class _Driver:
         ):
             self._ready.discard(name)
             state.running[name] = worker
+            state.heard[name] = self._engine.time
             self._say(EventKind.JOB_STARTED, name, worker)
             self._engine.start(self._graph.jobs[name], state.loads[worker].worker)
 
@@ -229,6 +270,7 @@ class _Driver:
     def _progress(self, news: JobProgress) -> None:
         """Workers that are taken away again and again are not the fault of a job that goes on with each of them."""
         state = self._state
+        state.heard[news.name] = self._engine.time
         if news.left < state.left.get(news.name, news.left + 1):
             state.left[news.name] = news.left
             state.losses.pop(news.name, None)
@@ -318,18 +360,24 @@ class _Driver:
 
     def _failed(self, name: str, worker: str, outcome: JobOutcome) -> None:
         state = self._state
-        job = self._graph.jobs[name]
-        others = [
-            who
-            for who, load in state.loads.items()
-            if who not in state.aside and who != worker and load.worker.may_run(job)
-        ]
-        if outcome.code == ExitCode.ENVIRONMENT and others:
+        if outcome.code == ExitCode.ENVIRONMENT and self._others(name, worker):
             # a full disk or a missing tool: of that worker, as long as another one does not have it
             state.aside.add(worker)
             self._say(EventKind.WORKER_SET_ASIDE, name, worker, outcome.error)
             self._say(EventKind.JOB_AGAIN, name, worker, outcome.error)
             return
+        self._count_failure(name, worker, outcome)
+
+    def _others(self, name: str, worker: str) -> bool:
+        """Whether another worker could run a job."""
+        state, job = self._state, self._graph.jobs[name]
+        return any(
+            who not in state.aside and who != worker and load.worker.may_run(job) for who, load in state.loads.items()
+        )
+
+    def _count_failure(self, name: str, worker: str, outcome: JobOutcome) -> None:
+        """Once more, elsewhere if possible; then it is given up."""
+        state = self._state
         state.failures[name] += 1
         if state.failures[name] < MOST_FAILURES and outcome.code not in _FINAL:
             state.avoided.add((name, worker))

@@ -22,6 +22,7 @@ from torchtailor.wheelhouse.entry import WheelhouseDescription
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
 _PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
 _COMPILING = ("backends/source", "catalog")
+_BUNDLING = ("binary", "licences", "wheels")
 _PROVING = ("gpucode", "hostcode", "inspection", "verification")
 
 
@@ -106,6 +107,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     overrides: tuple[str, ...] = ()
     cuda_from_wheels: bool = False
     skip_checks: tuple[str, ...] = ()
+    bundle: bool = True
     verify: bool = True
     with_dependencies: bool = True
     targets: tuple[str, ...] = ()
@@ -138,7 +140,7 @@ class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
 
 
 class LinkSource(msgspec.Struct, frozen=True, tag="link"):
-    """Build the whole: shards have compiled it, so that nearly every object is found."""
+    """Build the whole: shards have compiled it, so that nearly every object is found; and bundle its libraries."""
 
     spec: SourceSpec
     after: tuple[str, ...]  # the keys of the shards
@@ -151,8 +153,15 @@ class PackSource(msgspec.Struct, frozen=True, tag="pack-source"):
     gpu: str | None
 
 
+class RealiseDerivation(msgspec.Struct, frozen=True, tag="nix"):
+    """Build one derivation with Nix; what it gives is in the binary cache of the store."""
+
+    derivation: str  # its path in the Nix store, which is made of all that decides its output
+    after: tuple[str, ...] = ()  # the keys of derivations that it needs and that have to be built
+
+
 SourceJob = ConfigureSource | CompileShard | LinkSource | PackSource
-FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob
+FarmJob = FetchWheel | CutForGpus | PackVariant | ProveVariant | FetchSource | SourceJob | RealiseDerivation
 
 
 def needs_of(job: FarmJob) -> tuple[str, ...]:
@@ -176,6 +185,8 @@ def needs_of(job: FarmJob) -> tuple[str, ...]:
             return (job.spec.tree, *job.after)
         case PackSource():
             return (job.spec.tree, _linked(job.spec))
+        case RealiseDerivation():
+            return job.after
 
 
 def gives_of(job: FarmJob) -> tuple[str, ...]:
@@ -200,6 +211,8 @@ def gives_of(job: FarmJob) -> tuple[str, ...]:
             return (_linked(job.spec),)
         case PackSource():
             return (_key("pack", code_digest(*_COMPILING, *_PACKING, *_PROVING), body=job),)
+        case RealiseDerivation():
+            return (hashlib.sha256(f"nix\n{job.derivation}".encode()).hexdigest(),)
 
 
 def _configured(spec: SourceSpec) -> str:
@@ -207,7 +220,7 @@ def _configured(spec: SourceSpec) -> str:
 
 
 def _linked(spec: SourceSpec) -> str:
-    return _key("link", code_digest(*_COMPILING), body=LinkSource(spec, ()))
+    return _key("link", code_digest(*_COMPILING, *_BUNDLING), body=LinkSource(spec, ()))
 
 
 def encode_farm_job(job: FarmJob) -> bytes:

@@ -42,6 +42,7 @@ from torchtailor.farm.jobs import (
     PackSource,
     PackVariant,
     ProveVariant,
+    RealiseDerivation,
     decode_farm_job,
     gives_of,
 )
@@ -79,6 +80,7 @@ class Workbench:
     client: Client
     processes: int = 1
     objects: str = ""
+    place: str = ""  # of the store, as it was given
 
     @property
     def compiling(self) -> CompileBench:
@@ -99,7 +101,7 @@ def workbench(setup: WorkerSetup) -> Workbench:
     catalog = _catalog(setup.user_file, cache)
     if setup.intact:
         share_intact(Path(setup.intact))
-    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects)
+    return Workbench(open_farm_store(setup.store), catalog, cache, client, setup.processes, setup.objects, setup.store)
 
 
 def _catalog(text: str, cache: Cache) -> Catalog:
@@ -174,6 +176,8 @@ def perform(job: FarmJob, bench: Workbench) -> JobOutcome:
             return _source(job, bench)
         case PackSource():
             return _pack_source(job, bench)
+        case RealiseDerivation():
+            return _realise(job, bench)
 
 
 def _source(job: FetchSource | ConfigureSource | CompileShard | LinkSource, bench: Workbench) -> JobOutcome:
@@ -201,6 +205,15 @@ def _pack_source(job: PackSource, bench: Workbench) -> JobOutcome:
     with staging_folder(bench.cache.root) as staging:
         house = pack_source(job, bench.compiling, staging)
         _finish(bench, gives_of(job)[0], JobRecord("pack", _stored(house, bench), {"variant": house.name}), began)
+    return JobOutcome(done=True)
+
+
+def _realise(job: RealiseDerivation, bench: Workbench) -> JobOutcome:
+    from torchtailor.farm.derivations import realise
+
+    began = time.monotonic()
+    record = realise(job, bench.place, bench.cache.root, cores=bench.processes)
+    _finish(bench, gives_of(job)[0], record, began)
     return JobOutcome(done=True)
 
 

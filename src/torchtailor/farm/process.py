@@ -44,6 +44,9 @@ class InProcess:
     def drop(self, name: str) -> None:
         pass
 
+    def end_worker(self, worker: FarmWorker) -> None:
+        pass
+
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
         if self._started is not None:
             job, self._started = self._started, None

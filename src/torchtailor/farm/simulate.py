@@ -52,6 +52,9 @@ class SimulatedEngine:
     def drop(self, name: str) -> None:
         pass
 
+    def end_worker(self, worker: FarmWorker) -> None:
+        pass
+
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
         news, self._news = self._news, []
         if not news and not self._running:

@@ -226,6 +226,7 @@ class _Planner:
             overrides=options.overrides,
             cuda_from_wheels=options.cuda_from_wheels,
             skip_checks=options.skip_checks,
+            bundle=options.bundle,
             verify=options.verify,
             with_dependencies=options.with_dependencies,
             targets=options.targets,

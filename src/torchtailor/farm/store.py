@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +174,18 @@ class FarmStore:
 
     # Tokens
 
+    def check_writable(self) -> None:
+        """Say that a store cannot be used before workers are started for it."""
+        name = f"tokens/{secrets.token_hex(8)}"
+        try:
+            self.put_text(name, name)
+            self.remove_text(name)
+        except EnvironmentProblem as error:
+            reason = error.message.rpartition(": ")[2].rstrip(".")
+            raise EnvironmentProblem(
+                f"The store {self.shown} cannot be written: {reason}.", "Give another folder or bucket with --store."
+            ) from error
+
     def put_text(self, name: str, text: str) -> None:
         self._try(lambda: self._place.write(name, text.encode("utf-8", "replace")))
 
@@ -231,11 +244,14 @@ class _Folder:
 
     def read(self, path: str) -> bytes | None:
         try:
-            return read_limited(self._root / path, Limit.MANIFEST)
+            content = read_limited(self._root / path, Limit.MANIFEST)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _unreadable(self.shown, error) from error
+        with suppress(OSError):
+            os.utime(self._root / path)  # it is in use: `cache prune` goes by that
+        return content
 
     def write(self, path: str, content: bytes) -> None:
         with disk_errors(self._root, unchanged=_KEPT):
@@ -279,6 +295,27 @@ class _Folder:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
+
+
+def unused_files(root: Path, before: float) -> tuple[Path, ...]:
+    """Files of a store in a folder that were last used before a time; what a newer record names is in use.
+
+    What is removed while a run needs it is made again.
+    """
+
+    def old(path: Path) -> bool:
+        return path.is_file() and path.stat().st_mtime < before
+
+    records = sorted((root / "records").glob("*/*"))
+    needed: set[str] = set()
+    for path in records:
+        if not old(path):
+            with suppress(BadInputError, OSError):
+                record = decode_json(read_limited(path, Limit.MANIFEST), JobRecord, "A record of the store")
+                needed |= {file.sha256 for file in record.files}
+    blobs = [path for path in sorted((root / "blobs").glob("*/*")) if path.name not in needed]
+    others = [path for name in ("objects", "nix", "tokens") for path in sorted((root / name).rglob("*"))]
+    return tuple(path for path in (*records, *blobs, *others) if old(path))
 
 
 def _unreadable(shown: str, error: OSError) -> TorchtailorError:

@@ -5,6 +5,7 @@
     pages/KEY, facts/KEY                    index pages and metadata, for the next run and for --offline
     made/KEY/...                            what was made from blobs, by inputs and options
     images/KEY, hostcode/KEY                GPU code that `surgery` recompressed, host code that `hostcode` read
+    farm/                                   the store of a farm, where none is given
 
 A file is in `blobs` only after its hash was checked; everything is renamed into place, so a kill leaves no wrong file.
 """
@@ -46,6 +47,7 @@ class EntryKind(Enum):
     NOTES = "notes"
     IMAGES = "images"
     HOST_CODE = "host-code"
+    FARM = "farm"
 
 
 @dataclass(frozen=True, slots=True)

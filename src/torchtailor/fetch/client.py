@@ -260,7 +260,13 @@ def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer
     return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
 
 
-def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str, seconds: float = math.inf) -> bytes:
+def read_some(
+    response: urllib3.BaseHTTPResponse,
+    limit: int,
+    url: str,
+    seconds: float = math.inf,
+    hint: str = "Check the index URL.",
+) -> bytes:
     """The whole body, up to a limit and within a time."""
     give_up = time.monotonic() + seconds
     parts: list[bytes] = []
@@ -269,9 +275,7 @@ def read_some(response: urllib3.BaseHTTPResponse, limit: int, url: str, seconds:
         parts.append(part)
         size += len(part)
         if size > limit:
-            raise NetworkError(
-                f"The response of {redact(url)} is larger than {limit >> 20} MiB.", "Check the index URL."
-            )
+            raise NetworkError(f"The response of {redact(url)} is larger than {limit >> 20} MiB.", hint)
         if time.monotonic() > give_up:
             raise UnreachableError(f"{redact(url)} sends too slowly: {size} bytes in {seconds:.0f} seconds.", _SLOW)
     return b"".join(parts)

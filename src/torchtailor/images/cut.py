@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,43 +31,28 @@ from torchtailor.images.imagespec import (
     read_manifest,
     wrong_layer,
 )
+from torchtailor.images.libraries import ImageLibraries
 from torchtailor.images.options import ImageOptions
 from torchtailor.images.packages import Packages
 from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
-from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled, store
-from torchtailor.images.tarstream import TarReader, new_member, with_size
+from torchtailor.images.rewrite import LayerChanges
+from torchtailor.images.survey import ImageSurvey, doubled
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
+from torchtailor.images.transports.copying import copy_blob
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.libraries import cut_library
-from torchtailor.tailoring.processes import run_all
 from torchtailor.wheels.metadata import Metadata
 
 ANNOTATION_VERSION = "torchtailor.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
 ANNOTATION_GPUS = "torchtailor.gpus"
 
-_BATCH = 2 << 30  # bytes of libraries that are unpacked at once
-_KEPT = 4 << 30  # and that are kept from the first reading, where the disk has eight times as much
+_KEPT = 4 << 30  # bytes of libraries that are kept from the first reading, where the disk has eight times as much
 _MOST_NAMED = 100  # doubled files that are listed
 _PIECE = 1 << 20
 _WITH_BYTES = (MemberKind.FILE, MemberKind.SPARSE, MemberKind.HARD_LINK)
-
-
-@dataclass(frozen=True)
-class _CutJob:
-    """One library, unpacked."""
-
-    candidate: FoundLibrary
-    name: str
-    size: int
-    source: Path
-    target: Path
-    options: TailorOptions
-    proprietary: bool
-    for_symbols: bool  # whether it changes for its symbol tables alone
 
 
 @dataclass(frozen=True)
@@ -108,13 +92,8 @@ class ImageCutter:
 
     def send(self, blob: Descriptor, stored: Path | None = None) -> None:
         """Put an unchanged blob into the destination, at the least cost; what was stored of it goes."""
-        to = self.destination
-        if to and not to.has(blob) and not to.take(blob, self.source):
-            if stored is not None:
-                to.put_file(blob, stored)
-            else:
-                with self.source.blob(blob) as pieces:
-                    to.put(blob, pieces)
+        if self.destination:
+            copy_blob(blob, self.source, self.destination, stored)
         if stored is not None:
             stored.unlink(missing_ok=True)
 
@@ -128,7 +107,6 @@ class _OneImage:
     folder: Path
     spooled: dict[str, Path] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
-    results: dict[Content, LibraryResult] = field(default_factory=dict)
 
     @property
     def options(self) -> ImageOptions:
@@ -163,10 +141,13 @@ class _OneImage:
         written = [self._layer(number) for number in range(len(self.manifest.layers))]
         result = self._result(written)
         if result.useless_for_target:
+            before = self.config.labels.get(ANNOTATION_GPUS)
             raise ImpossibleError(
                 f"{self.where} ({result.platform}) has no GPU code that runs on {self.tailoring.targets}; no image was "
                 "written.",
-                "`torchtailor inspect` lists its GPU code.",
+                f"It was cut for {printable(before)} before: cut the stock image."
+                if isinstance(before, str)
+                else "`torchtailor inspect` lists its GPU code.",
             )
         if not any(written):
             self.cutter.send(self.manifest.config)
@@ -196,6 +177,12 @@ class _OneImage:
         for piece in pieces:
             self.cutter.progress.advance(len(piece))
             yield piece
+
+    @contextmanager
+    def _counted_pieces(self, number: int) -> Iterator[Iterator[bytes]]:
+        """The packed bytes of a layer once more."""
+        with self._pieces(self.manifest.layers[number]) as pieces:
+            yield self._counted(pieces)
 
     @contextmanager
     def _pieces(self, layer: Descriptor, *, spool: bool = False) -> Iterator[Iterator[bytes]]:
@@ -232,8 +219,17 @@ class _OneImage:
         return Packages(self.survey)
 
     @cached_property
-    def names(self) -> dict[Content, list[LayerFile]]:
-        return self.survey.names()
+    def libraries(self) -> ImageLibraries:
+        return ImageLibraries(
+            self.where,
+            self.manifest,
+            self.survey,
+            self.packages,
+            self.tailoring,
+            self.options.tailoring.strip,
+            self._counted_pieces,
+            self.cutter.progress,
+        )
 
     @cached_property
     def dead(self) -> set[Content]:
@@ -257,16 +253,12 @@ class _OneImage:
             return None
         return self.survey.code.get(path)
 
-    def proprietary(self, content: Content) -> bool:
-        files = self.names[content]
-        return any(needs_nvidia_option(file.path, package) for file in files for package in self.packages.of(files))
-
     def _check_licence(self) -> None:
         to = self.cutter.target
         if to.is_local or self.options.publish_nvidia or not self.tailoring.nvidia:
             return
         found = self.survey.candidates.values()
-        theirs = [one for one in found if one.has_code and self.proprietary(one.content)]
+        theirs = [one for one in found if one.has_code and self.libraries.proprietary(one.content)]
         if theirs:
             number = counted(len(theirs), "library", "libraries")
             raise UsageError(
@@ -303,12 +295,13 @@ class _OneImage:
             return None
         layer = self.manifest.layers[number]
         wanted = [one for one in self.survey.of_layer(number) if one.content not in self.left_out]
-        cut = self._cut(number, wanted)
+        cut = self.libraries.cut(number, wanted)
+        results = self.libraries.results
         own = self.survey.view.of_layer(number)
-        gone = {file.number for file in own if (number, file.number) in self.left_out}
+        gone = frozenset(file.number for file in own if (number, file.number) in self.left_out)
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
         added: dict[int, tuple[str, bytes]] = {}  # what comes after a member
-        for update in self.packages.updated(number, self.results, self.paths_left_out, self.tailoring):
+        for update in self.packages.updated(number, results, self.paths_left_out, self.tailoring):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
             older = next(files, None) if update.manifest else None
@@ -316,17 +309,17 @@ class _OneImage:
                 replaced[older.number] = update.manifest
             elif update.manifest:
                 added[update.number] = (update.manifest_path, update.manifest)
-        if not gone and not replaced:
-            self.cutter.send(layer, self.spooled.pop(layer.digest, None))
-            return None
         sizes = {
-            member: self.results[(number, member)].size_after if isinstance(new, Path) else len(new)
+            member: results[(number, member)].size_after if isinstance(new, Path) else len(new)
             for member, new in replaced.items()
         }
+        changes = LayerChanges(gone, replaced, sizes, added)
+        if not changes:
+            self.cutter.send(layer, self.spooled.pop(layer.digest, None))
+            return None
         if self.tailoring.dry_run:
-            more = sum(512 + len(data) + -len(data) % 512 for _, data in added.values())
-            return _Estimate(self._unpacked_after(number, gone, sizes) + more)
-        written = self._write(number, gone, replaced, sizes, added)
+            return _Estimate(changes.unpacked_after(self.survey.layers[number].unpacked_size, own))
+        written = self._write(number, changes)
         self._send_written(written)
         for path in cut.values():
             path.unlink(missing_ok=True)
@@ -341,123 +334,16 @@ class _OneImage:
         gone = {file.path for file in files if self.left_out.get((file.layer, file.number)) == "rule"}
         return {path: file for path, file in self.dropped.items() if path in gone}
 
-    def _cut(self, number: int, wanted: Sequence[FoundLibrary]) -> dict[FoundLibrary, Path]:
-        """Cut the libraries of a layer; the new files of those that changed."""
-        changed: dict[FoundLibrary, Path] = {}
-        self._cut_some(number, [one for one in wanted if one.has_code], changed)
-        self._cut_some(number, [one for one in wanted if not one.has_code and self._goes_along(one)], changed)
-        return changed
-
-    def _goes_along(self, library: FoundLibrary) -> bool:
-        """Whether the symbol tables of a library without GPU code go: as asked for, or with the code of its package."""
-        if self.options.tailoring.strip is not None:
-            return self.options.tailoring.strip
-        own = self.owners[library.content]
-        return any(
-            result.status is LibraryStatus.CUT and own & self.owners[content]
-            for content, result in self.results.items()
-        )
-
-    @cached_property
-    def owners(self) -> dict[Content, frozenset[str]]:
-        """The packages of each library, by name."""
-        return {
-            content: frozenset(package.name for package in self.packages.of(files) if package)
-            for content, files in self.names.items()
-        }
-
-    def _cut_some(self, number: int, wanted: Sequence[FoundLibrary], changed: dict[FoundLibrary, Path]) -> None:
-        for batch in self._batches(number, wanted):
-            jobs = [self._job(candidate, path) for candidate, path in batch]
-            self.cutter.progress.begin(f"Cutting layer {number + 1}", sum(job.size for job in jobs))
-            for job, result in run_all(_cut_one, jobs, processes=self.tailoring.workers):
-                self.cutter.progress.advance(job.size)
-                self.results[job.candidate.content] = result
-                if result.status.changed:
-                    changed[job.candidate] = job.target
-
-    def _batches(self, number: int, wanted: Sequence[FoundLibrary]) -> Iterator[list[tuple[FoundLibrary, Path]]]:
-        if kept := [(one, one.kept) for one in wanted if one.kept]:
-            yield kept
-        missing = {one.file.number: one for one in wanted if one.kept is None}
-        batch: list[tuple[FoundLibrary, Path]] = []
-        if not missing:
-            return
-        layer = self.manifest.layers[number]
-        self.cutter.progress.begin(f"Reading layer {number + 1} again", layer.size)
-        with self._pieces(layer) as pieces:
-            reader = TarReader(UnpackedLayer(self._counted(pieces), layer.size, self.where), self.where)
-            for member in reader:
-                if one := missing.pop(member.number, None):
-                    place = self.survey.place(one.file)
-                    store(place, reader.data(), one.file)
-                    batch.append((one, place))
-                    if sum(found.file.size for found, _ in batch) > _BATCH:
-                        yield batch
-                        batch = []
-                if not missing:
-                    break
-        if batch:
-            yield batch
-
-    def _job(self, candidate: FoundLibrary, path: Path) -> _CutJob:
-        target = path.with_name("cut")
-        proprietary = self.proprietary(candidate.content)
-        file = candidate.file
-        alone = self.options.tailoring.strip is True or not candidate.has_code
-        return _CutJob(candidate, file.path, file.size, path, target, self.tailoring, proprietary, alone)
-
-    def _write(
-        self,
-        number: int,
-        gone: set[int],
-        replaced: Mapping[int, Path | bytes],
-        sizes: Mapping[int, int],
-        added: Mapping[int, tuple[str, bytes]],
-    ) -> WrittenLayer:
-        """The layer again, block for block, but for the members that change."""
+    def _write(self, number: int, changes: LayerChanges) -> WrittenLayer:
         layer = self.manifest.layers[number]
         packing = self.options.compression or self.survey.layers[number].compression
         self.cutter.progress.begin(f"Writing layer {number + 1}", layer.size)
         with (
-            self._pieces(layer) as pieces,
-            closing(ahead(UnpackedLayer(self._counted(pieces), layer.size, self.where))) as unpacked,
+            self._counted_pieces(number) as pieces,
+            closing(ahead(UnpackedLayer(pieces, layer.size, self.where))) as unpacked,
             LayerWriter(self.folder / f"new-{number}", packing, self.tailoring.workers) as writer,
         ):
-            reader = TarReader(unpacked, self.where)
-            for member in reader:
-                if member.number in gone:
-                    continue
-                new = replaced.get(member.number)
-                if new is None:
-                    writer.write(member.blocks)
-                    for piece in reader.data():
-                        writer.write(piece)
-                    writer.write(reader.padding())
-                    continue
-                size = sizes[member.number]
-                writer.write(with_size(member, size))
-                for piece in _content(new):
-                    writer.write(piece)
-                writer.write(bytes(-size % 512))
-                if beside := added.get(member.number):
-                    path, data = beside
-                    name = member.name[: member.name.rfind(b"/") + 1] + os.fsencode(path.rpartition("/")[2])
-                    writer.write(new_member(member, name, len(data)) + data + bytes(-len(data) % 512))
-            for piece in reader.trailer():
-                writer.write(piece)
-            return writer.finish()
-
-    def _unpacked_after(self, number: int, gone: set[int], sizes: Mapping[int, int]) -> int:
-        """What a layer would unpack to, but for a few blocks of headers."""
-        total = self.survey.layers[number].unpacked_size
-        for file in self.survey.view.of_layer(number):
-            before = file.size + -file.size % 512
-            if file.number in gone:
-                total -= before + 512
-            elif (size := sizes.get(file.number)) is not None:
-                total += size + -size % 512 - before
-        return total
+            return changes.write(unpacked, writer, self.where)
 
     def _send_written(self, written: WrittenLayer) -> None:
         if to := self.cutter.destination:
@@ -549,11 +435,18 @@ class _OneImage:
             droppable,
             twice[:_MOST_NAMED],
             sum(file.wasted for file in twice),
-            tuple(self.packages.notes),
+            (*self.packages.notes, *self.packages.debian_note(self._changed_paths())),
         )
 
+    def _changed_paths(self) -> Iterator[str]:
+        """The files in the end that are not the stock image's, or are gone."""
+        yield from self.paths_left_out
+        for content, result in self.libraries.results.items():
+            if result.status.changed:
+                yield from (file.path for file in self.libraries.names[content] if file.hidden_by is None)
+
     def _libraries(self) -> Iterator[ImageLibrary]:
-        for content, result in sorted(self.results.items()):
+        for content, result in sorted(self.libraries.results.items()):
             yield ImageLibrary(content[0] + 1, result, content in self.dead)
         for file, why in self.survey.unread:
             result = LibraryResult.not_read(LibraryStatus.SKIPPED, file.path, file.size, why)
@@ -565,24 +458,6 @@ class _Estimate:
     """A layer that a dry run would write."""
 
     unpacked_size: int
-
-
-def _cut_one(job: _CutJob) -> LibraryResult:
-    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
-    job.source.unlink(missing_ok=True)
-    if result.status is LibraryStatus.STRIPPED and not job.for_symbols:
-        job.target.unlink(missing_ok=True)
-        result = result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
-    return result
-
-
-def _content(new: Path | bytes) -> Iterator[bytes]:
-    if isinstance(new, bytes):
-        yield new
-        return
-    with new.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            yield piece
 
 
 def _teed(pieces: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:

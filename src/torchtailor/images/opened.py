@@ -42,7 +42,7 @@ from torchtailor.images.imagespec import (
     wrong_layer,
 )
 from torchtailor.images.manifests import is_index
-from torchtailor.images.run import chosen_image
+from torchtailor.images.run import chosen_image, no_image
 from torchtailor.images.survey import LayerScan, store
 from torchtailor.images.tarstream import TarReader
 from torchtailor.images.transports.base import Document, ImageSource
@@ -89,6 +89,8 @@ def _one_image(source: ImageSource, platform: str | None) -> Document:
         return document
     index = read_index(document, source.name)
     images = [one for one in index.manifests if not is_attestation(one)]
+    if not images:
+        raise no_image(source.name, "attestations of how one was built")
     own = f"linux/{_ARCHS.get(host_platform.machine(), host_platform.machine())}"
     if platform is None and any(str(one.platform).startswith(own) for one in images):
         platform = own

@@ -11,7 +11,7 @@ from typing import Any
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.sites import installed_path
 from torchtailor.errors import BadInputError
-from torchtailor.format import printable
+from torchtailor.format import counted, printable
 from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
 from torchtailor.surgery.options import TailorOptions
@@ -20,6 +20,8 @@ from torchtailor.tailoring.manifest import dropped_json, environment_manifest, l
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
+
+_NAMED = 5  # Debian packages that a note lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,18 @@ class Packages:
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = RecordRow(own, FileHash.of(said), len(said))
             yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)
+
+    def debian_note(self, paths: Iterable[str]) -> Iterator[str]:
+        """Says which Debian packages no longer have the files that their lists of sums are of."""
+        debian = self.survey.debian
+        found = {debian.get(path) or debian.get(path.removeprefix("usr/")) for path in paths}
+        names = sorted(filter(None, found))
+        if names:
+            shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+            yield (
+                f"dpkg --verify and debsums will name files of {counted(len(names), 'Debian package')} ({shown}): "
+                "their sums say what Debian distributes, and stay."
+            )
 
     def _parse(self, text: PackageText) -> Record | None:
         try:

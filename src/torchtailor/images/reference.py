@@ -30,6 +30,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _REF_NAME = re.compile(r"[A-Za-z0-9]+(?:(?:--|[-._:@+/])[A-Za-z0-9]+)*")
 _POSITION = re.compile(r"@[0-9]{1,6}")
 _SHOWN = 200
+_DEFAULT_PORTS = (443, 80)
 
 _HOW = (
     "Write docker://HOST/REPOSITORY:TAG, oci:FOLDER:NAME, oci-archive:FILE or docker-archive:FILE; "
@@ -85,6 +86,11 @@ class RepositoryName:
         if address := _address(name):
             return address.is_private and not address.is_unspecified
         return "." not in name or name.endswith(_LOCAL_ENDINGS)
+
+    def shares_registry(self, other: RepositoryName) -> bool:
+        """Whether both hosts are one registry, however they are written, judged by names and addresses alone."""
+        mine, theirs = _identity(self.server), _identity(other.server)
+        return mine[0] == theirs[0] and not mine[1].isdisjoint(theirs[1])
 
     def __str__(self) -> str:
         return f"{self.host}/{self.repository}{self._end}"
@@ -216,6 +222,26 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower().rstrip(".")
+
+
+def host_and_port(host: str) -> tuple[str, int | None]:
+    """The name or address in lower case, and the port if there is one."""
+    end = host.rpartition("]")[2] if host.startswith("[") else host
+    port = end.partition(":")[2]
+    return _host_name(host), int(port) if port else None
+
+
+def _identity(host: str) -> tuple[str, frozenset[int]]:
+    """One name for all that mean the same host, and the ports that may be meant."""
+    name, port = host_and_port(host)
+    address = _address(name)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    if is_this_machine(name) or (address and (address.is_loopback or address.is_unspecified)):
+        name = "localhost"
+    elif address:
+        name = str(address)
+    return name, frozenset(_DEFAULT_PORTS if port is None else (port,))
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

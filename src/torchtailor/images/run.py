@@ -6,6 +6,7 @@ report = cut_image("oci:stock:latest", "oci:cut:latest", options)
 from __future__ import annotations
 
 import json
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.disk import staging_folder
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.errors import BadInputError, NetworkError, NoMatchError, UsageError
 from torchtailor.format import counted
 from torchtailor.images.cut import ImageCutter
 from torchtailor.images.descriptor import Descriptor
@@ -29,7 +30,7 @@ from torchtailor.images.imagespec import (
 )
 from torchtailor.images.manifests import is_index, to_oci
 from torchtailor.images.options import ImageOptions
-from torchtailor.images.reference import ImageReference, parse_reference
+from torchtailor.images.reference import ImageReference, RepositoryName, host_and_port, parse_reference
 from torchtailor.images.result import ImageReport, ImageResult
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.choose import open_destination, open_source
@@ -55,7 +56,7 @@ def cut_image(
         origin, goal = parse_reference(source), parse_reference(destination)
         image = stack.enter_context(open_source(origin, insecure=insecure, received=_received(progress)))
         target = open_destination(goal, insecure=insecure)  # a dry run is refused where the real one would be
-        if _replaces(goal, origin, image):
+        if _replaces(goal, origin, image, insecure=insecure):
             raise UsageError(
                 f"{target.name} is the image itself, which is never changed.", "Give the new one another name."
             )
@@ -72,13 +73,50 @@ def cut_image(
     return ImageReport(image.name, target.name, options, tuple(run.results), digest, notes, time.monotonic() - started)
 
 
-def _replaces(goal: ImageReference, origin: ImageReference, image: ImageSource) -> bool:
+def _replaces(goal: ImageReference, origin: ImageReference, image: ImageSource, *, insecure: bool) -> bool:
     """Whether the new image would take the place of the one that is read, however both are written."""
+    if goal.image and origin.image and goal.path is None and origin.path is None:
+        return _takes_tag(goal, goal.image, origin.image, image, insecure=insecure)
     if goal.path is None or origin.path is None:
-        return goal == origin
+        return False
     if goal.is_pipe or origin.is_pipe or goal.path.resolve() != origin.path.resolve():
         return False
     return not isinstance(image, OciFolderSource) or image.stored_name == goal.ref
+
+
+def _takes_tag(
+    goal: ImageReference, new: RepositoryName, old: RepositoryName, image: ImageSource, *, insecure: bool
+) -> bool:
+    """The same question in registries. A source that was given by digest, and hosts with other names but the same
+    address, are judged by what the tag leads to now."""
+    if new.repository != old.repository:
+        return False
+    same_host = new.shares_registry(old)
+    if not old.digest and new.tag != old.tag:
+        return False
+    if same_host and not old.digest:
+        return True
+    if not same_host and not _same_address(new.server, old.server):
+        return False
+    try:
+        with open_source(goal, insecure=insecure) as there:
+            return there.root().data == image.root().data
+    except (NoMatchError, NetworkError, BadInputError):  # there is none, or none that can be read
+        return False
+
+
+def _same_address(one: str, other: str) -> bool:
+    """Whether two hosts with the same port have an address in common."""
+    found: list[set[object]] = []
+    (name, port), (other_name, other_port) = host_and_port(one), host_and_port(other)
+    if port != other_port:
+        return False
+    for host in (name, other_name):
+        try:
+            found.append({row[4][0] for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        except (OSError, UnicodeError):
+            return False
+    return not found[0].isdisjoint(found[1])
 
 
 def _received(progress: Progress) -> Callable[[int], None]:
@@ -109,9 +147,11 @@ class _Run:
             return self._image(root, platform)
         index = read_index(root, self._source.name)
         chosen = chosen_image(index, platform, self._source.name)
+        only = [one for one in index.manifests if not is_attestation(one)]
+        if not only:
+            raise no_image(self._source.name, "attestations of how one was built")
         if chosen is None and not self._target.takes_index:
-            names = ", ".join(str(one.platform) for one in index.manifests if not is_attestation(one))
-            only = [one for one in index.manifests if not is_attestation(one)]
+            names = ", ".join(str(one.platform) for one in only)
             if len(only) > 1:
                 raise UsageError(
                     f"{self._target.name} holds one platform, and the image has {names}.",
@@ -120,7 +160,10 @@ class _Run:
             chosen = only[0]
         if chosen is not None:
             return self.cut(self._source.document(chosen), None)
-        return self._index(index, 1)
+        new = self._index(index, 1)
+        if not self.results:
+            raise no_image(self._source.name, "other artifacts")
+        return new
 
     def fitting(self, document: Document) -> Document:
         """The document in the form that the destination takes."""
@@ -169,6 +212,11 @@ class _Run:
                 self._cutter.send(blob)
             if self._destination:
                 self._destination.put_document(document)
+
+
+def no_image(where: str, what: str) -> BadInputError:
+    """The error for an index without any image."""
+    return BadInputError(f"{where} has no image, only {what}.", "Name an image that can be run.")
 
 
 def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descriptor | None:

@@ -46,6 +46,8 @@ _MOST_TEXT = 512 << 20  # bytes of all RECORDs and METADATAs
 _WORTH_NAMING = 4096  # bytes of a file that is doubled
 _SPARE = 1 << 30  # of the disk, which an unpacked library leaves free
 _IN_SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
+# Debian's list of sums, and that of images without dpkg itself
+_DPKG_SUMS = re.compile(r"var/lib/dpkg/(?:info|status\.d)/(?P<name>[a-z0-9][a-z0-9+.-]+)(?::[a-z0-9]+)?\.md5sums")
 _PLAIN_NAME = re.compile(r"[\w.+-]{1,120}", re.ASCII)
 _AGAIN = "Fetch or build the image again."
 
@@ -170,6 +172,7 @@ class ImageSurvey:
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
+    debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
     _text: int = 0
 
     def __post_init__(self) -> None:
@@ -219,6 +222,8 @@ class ImageSurvey:
             self._scan(file, head, rest())
         elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
             self._package_text(file, name, head, rest())
+        elif package := _DPKG_SUMS.fullmatch(file.path):
+            self._debian_package(file, package["name"], head, rest())
         elif known_by_head(name) and (code := read_code_file(file.path, BufferSource(head), file.size)):
             self.code[file.path] = code
         for _ in rest():
@@ -240,6 +245,17 @@ class ImageSurvey:
             return
         with suppress(BadInputError):  # then the names of its libraries decide
             self.metadata[file.path.rpartition("/")[0]] = Metadata.parse(data, file.path)
+
+    def _debian_package(self, file: LayerFile, package: str, head: bytes, rest: Iterable[bytes]) -> None:
+        """The paths of a package; what is too long to be a list is left unread, since nothing depends on it."""
+        self._text += file.size
+        if file.size > Limit.RECORD or self._text > _MOST_TEXT:
+            self._text -= file.size
+            return
+        for line in b"".join((head, *rest)).splitlines():
+            _, _, path = line.partition(b"  ")
+            if path:
+                self.debian[os.fsdecode(path)] = package
 
     def _scan(self, file: LayerFile, head: bytes, rest: Iterable[bytes]) -> None:
         place: Path | None = None

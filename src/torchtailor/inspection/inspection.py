@@ -97,7 +97,10 @@ class Inspection:
         return merge_groups(group for library in self.libraries for group in library.architectures)
 
     def saved(self, library: LibraryReport, *devices: Capability) -> int:
-        """About how many bytes tailoring for these devices would take out."""
+        """About how many bytes tailoring for these devices would take out; what was cut to a program before, or split,
+        keeps what it has."""
+        if library.moved:
+            return 0
         policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
         return library.stored - kept_bytes(library, policy)
 

@@ -30,14 +30,15 @@ def maker_of(path: Path | str, soname: str = "") -> Maker | None:
     """The maker of a library with this file name or soname; None for all others, who use plain nvcc."""
     for name in (soname, Path(path).name):
         if name:
-            found = next((maker for maker in _makers() if maker.made(name)), None)
+            found = next((maker for maker in known_makers() if maker.made(name)), None)
             if found:
                 return found
     return None
 
 
 @cache
-def _makers() -> tuple[Maker, ...]:
+def known_makers() -> tuple[Maker, ...]:
+    """All makers whose libraries are recognised."""
     text = files("torchtailor.licences").joinpath("data/makers.toml").read_text("utf-8")
     return tuple(
         Maker(row["name"], row["proprietary"], tuple(row["sonames"]), tuple(row["open_sonames"]))

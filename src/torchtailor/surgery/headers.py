@@ -8,7 +8,7 @@ throws away a segment that has no section at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -175,15 +175,14 @@ def plan_sections(
     names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
     used = _used(plan)
     without = [*holes, Span(home.address, home.end)] if home.moved else list(holes)
-    cursor = loaded_end
+    layout = SectionLayout(addresses, loaded_end)
     rows: list[list[int]] = []
     extra: list[list[int]] = []
     split: list[SplitOff] = []
-    unloaded: list[tuple[int, int, int]] = []
     for section in stays:
         row = _row(section, number)
         if section.index in emptied:
-            row[1:6] = [SectionType.PROGBITS, 0, 0, cursor, 0]
+            row[1:6] = [SectionType.PROGBITS, 0, 0, layout.end, 0]
             row[6:8] = [0, 0]
         elif section.index == elf.header.name_section:
             pass  # goes last, with the new name in it
@@ -195,33 +194,56 @@ def plan_sections(
                 more = [*row]
                 more[3:6] = [part.start, _offset(addresses, part.start), part.size]
                 extra.append(more)
-        elif section.in_file:
-            cursor = align_up(cursor, max(1, section.alignment))
-            unloaded.append((section.offset, cursor, section.size))
-            row[4] = cursor
-            cursor += section.size
-        elif section.index:
-            row[4] = addresses.empty_offset(section.address) if section.allocated else cursor
+        else:
+            row[4] = layout.place(section)
         rows.append(row)
     if home.moved:
         names, at = names + TABLE_SECTION.encode() + b"\0", len(names)
-        mark = home.address + home.room
-        where = [mark, _offset(addresses, mark), len(TABLE_MARK)]
-        extra.append([at, SectionType.PROGBITS, SectionFlag.ALLOC, *where, 0, 0, 8, 0])
-    names_row = rows[number[elf.header.name_section]]
-    names_row[4:6] = [cursor, len(names)]
-    names_at, cursor = cursor, align_up(cursor + len(names), 8)
-    rows += extra
-    data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
-    table = HeaderTable(cursor, len(rows), data)
-    return SectionPlan(
-        table=table,
-        names_index=number[elf.header.name_section],
-        unloaded=tuple(unloaded),
-        names=(names_at, names),
-        file_size=cursor + len(data),
-        split=tuple(split),
-    )
+        extra.append(mark_row(home, at, addresses))
+    return layout.finish([*rows, *extra], number[elf.header.name_section], names, split)
+
+
+def mark_row(home: TableHome, name: int, addresses: AddressMap) -> list[int]:
+    """The header of the small section behind a program header table that has moved."""
+    mark = home.address + home.room
+    where = [mark, _offset(addresses, mark), len(TABLE_MARK)]
+    return [name, SectionType.PROGBITS, SectionFlag.ALLOC, *where, 0, 0, 8, 0]
+
+
+class SectionLayout:
+    """Gives what is not loaded its place behind the loaded bytes, in its old order."""
+
+    def __init__(self, addresses: AddressMap, loaded_end: int) -> None:
+        self._addresses = addresses
+        self._unloaded: list[tuple[int, int, int]] = []
+        self.end = loaded_end
+
+    def place(self, section: Section) -> int:
+        """The offset of a section that has no loaded bytes."""
+        if not section.in_file:
+            if section.allocated:
+                return self._addresses.empty_offset(section.address)
+            return self.end if section.index else section.offset
+        at = align_up(self.end, max(1, section.alignment))
+        self._unloaded.append((section.offset, at, section.size))
+        self.end = at + section.size
+        return at
+
+    def finish(
+        self, rows: list[list[int]], names_index: int, names: bytes, split: Sequence[SplitOff] = ()
+    ) -> SectionPlan:
+        """All section headers, behind the names of sections, which come last."""
+        rows[names_index][4:6] = [self.end, len(names)]
+        data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
+        table = HeaderTable(align_up(self.end + len(names), 8), len(rows), data)
+        return SectionPlan(
+            table=table,
+            names_index=names_index,
+            unloaded=tuple(self._unloaded),
+            names=(self.end, names),
+            file_size=table.offset + len(data),
+            split=tuple(split),
+        )
 
 
 def symbol_numbers(elf: ElfFile, split: Sequence[SplitOff]) -> Iterator[tuple[int, int]]:
@@ -240,10 +262,15 @@ def symbol_numbers(elf: ElfFile, split: Sequence[SplitOff]) -> Iterator[tuple[in
                 yield table.address + row * SYMBOL.size + _SYMBOL_SECTION, part.number
 
 
-def _row(section: Section, number: dict[int, int]) -> list[int]:
+def _row(section: Section, number: Mapping[int, int]) -> list[int]:
     info = section.info
     if section.flags & _INFO_LINK:
         info = number.get(info, 0)
+    return [*header_row(section)[:6], number.get(section.link, 0), info, section.alignment, section.entry_size]
+
+
+def header_row(section: Section) -> list[int]:
+    """The fields of a section's header."""
     return [
         section.name_offset,
         section.type,
@@ -251,8 +278,8 @@ def _row(section: Section, number: dict[int, int]) -> list[int]:
         section.address,
         section.offset,
         section.size,
-        number.get(section.link, 0),
-        info,
+        section.link,
+        section.info,
         section.alignment,
         section.entry_size,
     ]

@@ -11,19 +11,21 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import DynamicTag
+from torchtailor.binary.elf_headers import PROGRAM_HEADER, DynamicTag
 from torchtailor.binary.symbols import dynamic_text, needed_libraries, undefined_symbols
-from torchtailor.disk import staging_folder
+from torchtailor.disk import staging_folder, write_at
 from torchtailor.errors import CheckFailedError, EnvironmentProblem
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, open_file
+from torchtailor.surgery.layout import page_size
 from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.workload.hook import HOOK_NAME, renamed_symbols
 
 _TIMEOUT = 600
+_ALIGNMENT_FIELD = 48  # of a program header
 _OLD_RUNTIME = "libcudart.so.11"  # it loads code in ways that the hook does not see
 
 
@@ -49,12 +51,29 @@ def with_hook(fd: int, place: str, folder: Path) -> None:
         source = FileSource(fd)
         before = ElfFile(source)
         renamed = sorted(renamed_symbols().intersection(undefined_symbols(before)))
+        page = page_size(before.machine, before.loads)
         with plain.open("wb") as file:
             copy_range(source, 0, file.fileno(), 0, source.size)
+            _set_alignments(file.fileno(), before, dict.fromkeys((load.address for load in before.loads), page))
         _patch(plain, hooked, before, renamed, search, scratch)
+        with hooked.open("rb+") as file:
+            alignments = {load.address: load.alignment for load in before.loads}
+            _set_alignments(file.fileno(), ElfFile(FileSource(file.fileno())), alignments)
         with open_file(hooked) as output:
             prove_hooked(before, ElfFile(output), HOOK_NAME, search, renamed)
             copy_sparse(output, fd)
+
+
+def _set_alignments(fd: int, elf: ElfFile, alignments: Mapping[int, int]) -> None:
+    """Write the alignments of loaded segments, by their addresses.
+
+    patchelf aligns what it adds as the largest of them demands, often to 2 MB with zeros before it, and a page is
+    enough. So it gets to see pages, and the segments that were there have their alignment back afterwards.
+    """
+    for load in elf.loads:
+        if load.address in alignments:
+            at = elf.header.segment_table_offset + load.index * PROGRAM_HEADER.size + _ALIGNMENT_FIELD
+            write_at(fd, at, alignments[load.address].to_bytes(8, "little"))
 
 
 def _patch(library: Path, output: Path, elf: ElfFile, renamed: Sequence[str], search: str, scratch: Path) -> None:

@@ -47,6 +47,11 @@ class TailorOptions:
 
     def __post_init__(self) -> None:
         _ = self.drops  # its names must be known
+        if (self.packs or self.no_pack or self.drop_unopened) and self.split:
+            raise UsageError(
+                "--split makes a wheel of packs for each GPU; --pack, --no-pack and --drop-unopened do not go with it.",
+                "Leave them out: the packs are in the output folder.",
+            )
         if (self.packs or self.no_pack or self.drop_unopened) and self.workload is None:
             raise UsageError(
                 "--pack, --no-pack and --drop-unopened belong to --workload.",

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
@@ -23,7 +23,6 @@ from torchtailor.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
     RELA,
-    SECTION_HEADER,
     SYMBOL,
     DynamicTag,
     FileType,
@@ -36,7 +35,18 @@ from torchtailor.binary.elf_headers import (
 from torchtailor.disk import staging_folder, write_at
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.files import FileSource, copy_range, copy_sparse, write_patches
-from torchtailor.surgery.headers import SPARE_HEADERS, TABLE_MARK, TABLE_SECTION, TableHome, find_home, program_headers
+from torchtailor.surgery.headers import (
+    SPARE_HEADERS,
+    TABLE_MARK,
+    TABLE_SECTION,
+    SectionLayout,
+    SectionPlan,
+    TableHome,
+    find_home,
+    header_row,
+    mark_row,
+    program_headers,
+)
 from torchtailor.surgery.layout import (
     MAX_HOLES,
     AddressMap,
@@ -63,6 +73,8 @@ _WRITABLE = 2  # of the flags of a segment
 _READABLE = 4
 _NEED = Struct("<HHIII")  # version, count, file, aux, next
 _AUX = Struct("<IHHII")  # hash, flags, other, name, next
+_SECTION_SYMBOL = 3  # the type of a symbol
+_SYMBOL_VALUE = 8  # the byte of a symbol at which its value is
 _HIDDEN = 0x8000  # of the number of a version
 _TAGS = (DynamicTag.RELA, DynamicTag.RELASZ, DynamicTag.STRTAB, DynamicTag.STRSZ, DynamicTag.VERNEED)
 
@@ -174,6 +186,16 @@ class _Packing:
         words = {at: addends[at] % 2**64 for at in chosen}
         return cls(elf, tables, contents, words, holes, tuple(pieces), home, strings_at, needs_at, bitmap_at)
 
+    @property
+    def moved(self) -> dict[int, int]:
+        """The new addresses of sections, by their number."""
+        kept = len(self.contents.rest)
+        return {
+            self.tables.relocations.index: self.tables.relocations.memory_end - kept,
+            self.tables.strings.index: self.strings_at,
+            self.tables.needs.index: self.needs_at,
+        }
+
     def write(self, source: FileSource, fd: int) -> None:
         """Write the output to an empty file; what is not written is zero."""
         addresses = AddressMap(self.pieces)
@@ -185,19 +207,21 @@ class _Packing:
         grown = copy(self.elf)
         grown.segments = (*self.elf.segments, self.pieces[-1].segment)
         table = program_headers(grown, self.pieces, addresses, self.home)
-        sections = _SectionTable.of(self, addresses)
+        sections = _sections(self, addresses)
+        values = list(_section_symbols(self.elf, self.moved))
         for old, new, size in sections.unloaded:
             copy_range(source, old, fd, new, size)
-        write_at(fd, sections.names_at, sections.names)
-        write_at(fd, sections.offset, sections.data)
+            write_patches(fd, ((at - old + new, data) for at, data in values if old <= at < old + size))
+        write_at(fd, *sections.names)
+        write_at(fd, sections.table.offset, sections.table.data)
         write_patches(fd, self._patches(addresses))
         write_at(fd, table.offset, table.data)
         if self.home.moved:
             write_at(fd, table.offset + self.home.room, TABLE_MARK)
         fields = list(HEADER.unpack(self.elf.read(0, HEADER.size)))
-        fields[5:7] = [table.offset, sections.offset]
+        fields[5:7] = [table.offset, sections.table.offset]
         fields[10] = table.count
-        fields[12] = len(sections.data) // SECTION_HEADER.size
+        fields[12] = sections.table.count
         write_at(fd, 0, HEADER.pack(*fields))
 
     def _patches(self, addresses: AddressMap) -> Iterator[tuple[int, bytes]]:
@@ -219,10 +243,9 @@ class _Packing:
         yield at(segment.address), entries.ljust(segment.file_size, b"\0")
 
     def _dynamic(self) -> Iterator[tuple[int, int]]:
-        rest = len(self.contents.rest)
         new = {
-            DynamicTag.RELA: self.tables.relocations.memory_end - rest,
-            DynamicTag.RELASZ: rest,
+            DynamicTag.RELA: self.moved[self.tables.relocations.index],
+            DynamicTag.RELASZ: len(self.contents.rest),
             DynamicTag.STRTAB: self.strings_at,
             DynamicTag.STRSZ: len(self.contents.strings),
             DynamicTag.VERNEED: self.needs_at,
@@ -427,69 +450,43 @@ def _removable(elf: ElfFile, free: Sequence[Span]) -> Iterator[Span]:
             yield span
 
 
-@dataclass(frozen=True)
-class _SectionTable:
+def _sections(packing: _Packing, addresses: AddressMap) -> SectionPlan:
     """The new section headers, and what follows behind the loaded bytes."""
+    elf, tables = packing.elf, packing.tables
+    names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
+    names, relr_name = names + RELR_SECTION.encode() + b"\0", len(names)
+    names, table_name = names + TABLE_SECTION.encode() + b"\0", len(names)
+    moved = packing.moved
+    sizes = {tables.relocations.index: len(packing.contents.rest), tables.strings.index: len(packing.contents.strings)}
+    sizes[tables.needs.index] = len(packing.contents.needs)
+    layout = SectionLayout(addresses, packing.pieces[-1].offset + packing.pieces[-1].file_size)
+    rows: list[list[int]] = []
+    for section in elf.sections:
+        row = header_row(section)
+        if section.index in moved:
+            row[3], row[5] = moved[section.index], sizes[section.index]
+        if section.index == elf.header.name_section:
+            pass  # goes last, with the new names in it
+        elif section.allocated and (offset := addresses.offset(row[3])) is not None:
+            row[4] = offset
+        else:
+            row[4] = layout.place(section)
+        rows.append(row)
+    where = [packing.bitmap_at, addresses.empty_offset(packing.bitmap_at), len(packing.contents.bitmap)]
+    rows.append([relr_name, SectionType.RELR, SectionFlag.ALLOC, *where, 0, 0, _WORD, _WORD])
+    if packing.home.moved:
+        rows.append(mark_row(packing.home, table_name, addresses))
+    return layout.finish(rows, elf.header.name_section, names)
 
-    offset: int
-    data: bytes
-    names_at: int
-    names: bytes
-    unloaded: tuple[tuple[int, int, int], ...]  # (old offset, new offset, size)
 
-    @classmethod
-    def of(cls, packing: _Packing, addresses: AddressMap) -> _SectionTable:
-        elf, contents = packing.elf, packing.contents
-        tables = packing.tables
-        names = bytes(elf.content(elf.sections[elf.header.name_section])) or b"\0"
-        names, relr_name = names + RELR_SECTION.encode() + b"\0", len(names)
-        names, table_name = names + TABLE_SECTION.encode() + b"\0", len(names)
-        moved = {
-            tables.relocations.index: (tables.relocations.memory_end - len(contents.rest), len(contents.rest)),
-            tables.strings.index: (packing.strings_at, len(contents.strings)),
-            tables.needs.index: (packing.needs_at, len(contents.needs)),
-        }
-        plain = Section(
-            index=len(elf.sections), name="", name_offset=0, type=SectionType.PROGBITS, flags=SectionFlag.ALLOC,
-            address=0, offset=0, size=0, link=0, info=0, alignment=_WORD, entry_size=0,
-        )  # fmt: skip
-        sections = [
-            *(
-                replace(section, address=moved[section.index][0], size=moved[section.index][1])
-                if section.index in moved
-                else section
-                for section in elf.sections
-            ),
-            replace(
-                plain, name_offset=relr_name, type=SectionType.RELR, address=packing.bitmap_at,
-                size=len(contents.bitmap), entry_size=_WORD,
-            ),
-        ]  # fmt: skip
-        if packing.home.moved:
-            mark = packing.home.address + packing.home.room
-            sections.append(replace(plain, name_offset=table_name, address=mark, size=len(TABLE_MARK)))
-        end = packing.pieces[-1]
-        cursor = end.offset + end.file_size
-        unloaded: list[tuple[int, int, int]] = []
-        rows: list[list[int]] = []
-        for section in sections:
-            row = [
-                section.name_offset, section.type, section.flags, section.address, section.offset,
-                section.size, section.link, section.info, section.alignment, section.entry_size,
-            ]  # fmt: skip
-            if section.index == elf.header.name_section:
-                pass  # goes last, with the new names in it
-            elif section.allocated and (offset := addresses.offset(section.address)) is not None:
-                row[4] = offset
-            elif section.in_file:
-                cursor = align_up(cursor, max(1, section.alignment))
-                unloaded.append((section.offset, cursor, section.size))
-                row[4] = cursor
-                cursor += section.size
-            elif section.index:
-                row[4] = addresses.empty_offset(section.address) if section.allocated else cursor
-            rows.append(row)
-        rows[elf.header.name_section][4:6] = [cursor, len(names)]
-        table_at = align_up(cursor + len(names), _WORD)
-        data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
-        return cls(table_at, data, cursor, names, tuple(unloaded))
+def _section_symbols(elf: ElfFile, moved: Mapping[int, int]) -> Iterator[tuple[int, bytes]]:
+    """(offset in its table, value) of symbols that stand for a section that has moved; only some linkers write them,
+    and only to the table that `strip` removes."""
+    for table in elf.sections:
+        if table.type != SectionType.SYMTAB or not table.in_file:
+            continue
+        content = elf.content(table)
+        whole = content[: len(content) - len(content) % SYMBOL.size]
+        for number, (_, info, _, index, _, _) in enumerate(SYMBOL.iter_unpack(whole)):
+            if info & 0xF == _SECTION_SYMBOL and index in moved:
+                yield table.offset + number * SYMBOL.size + _SYMBOL_VALUE, moved[index].to_bytes(8, "little")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.drops import DroppedFile, ReadCode, sizes_in
-from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file, unreadable_in
+from torchtailor.artifact.drops import DroppedFile, ReadCode
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
 from torchtailor.artifact.libraries import LibraryFile, is_shared_name, loose_code_files, may_be_elf
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
@@ -51,6 +51,7 @@ from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
+_NO_DISTRIBUTIONS = ("__pycache__", "include")
 _FILES_AT_ONCE = 256
 _COST = 256 << 10  # bytes of a library that take as long as one more file
 
@@ -90,12 +91,13 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
     with disk_errors(output.parent):
         if not options.dry_run:
             output.parent.mkdir(parents=True, exist_ok=True)
-        installed = find_installed(folder)
+        listing = _Listing.of(folder)
+        installed, left_alone = find_installed(folder, listing.dist_infos)
         with staging_folder(existing_parent(output.parent)) as scratch:
             owners = owners_by_file(installed)
-            sizes = sizes_in(folder)
+            sizes = listing.sizes
             dropped = options.dropped(sizes, read_code_in(folder, owners, options))
-            tree = _Tree(folder, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
+            tree = _Tree(listing, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
             jobs = _jobs(folder, scratch / "tree", tree.libraries, owners, options)
@@ -116,9 +118,7 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
             unopened = options.unopened({path: size for path, size in sizes.items() if path not in dropped})
-            whole = replace(
-                whole, notes=unreadable_in(folder), dropped_files=tuple(dropped.values()), unopened=unopened
-            )
+            whole = replace(whole, notes=left_alone, dropped_files=tuple(dropped.values()), unopened=unopened)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
@@ -156,6 +156,10 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     check_replaceable(target)
     _check_not_hooked(library)
     check_tools(options, [library])
+    if options.split and not options.dry_run:  # a pack for nothing is not written
+        trial = tailor_file(library, output, replace(options, dry_run=True), NoProgress())
+        if trial.useless_for_target:
+            return replace(trial, dry_run=False)
     proprietary = needs_nvidia_option(library.name, None)
     with disk_errors(target.parent):
         progress.begin(library.name, library.stat().st_size)
@@ -194,11 +198,50 @@ def _check_places(folder: Path, output: Path) -> None:
         raise UsageError(f"{output} already exists.", "Remove it or choose another -o.")
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What is in a folder, seen once: paths below it, in a fixed order."""
+
+    folder: Path
+    folders: tuple[tuple[str, int], ...]  # with their modes
+    files: tuple[tuple[str, os.stat_result], ...]  # and links, also those to folders
+    links_to_folders: frozenset[str]
+    dist_infos: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> _Listing:
+        """Strings, not Paths: there may be a hundred thousand files."""
+        folders: list[tuple[str, int]] = []
+        files: list[tuple[str, os.stat_result]] = []
+        linked: set[str] = set()
+        dist_infos: list[Path] = []
+        skipped: set[str] = set()  # folders that hold no distributions, and what is below them
+        top = len(os.path.join(folder, ""))  # noqa: PTH118
+        for place, names, others in os.walk(folder):
+            names.sort()
+            below = place[top:]
+            prefix = f"{below}/" if below else ""
+            folders.append((below, os.stat(place).st_mode))  # noqa: PTH116
+            links = [name for name in names if os.path.islink(f"{place}/{name}")]  # noqa: PTH114
+            linked.update(prefix + name for name in links)
+            files += [(prefix + name, os.lstat(f"{place}/{name}")) for name in sorted([*others, *links])]
+            if below not in skipped:
+                dist_infos += [Path(place, name) for name in names if name.endswith(".dist-info")]
+            without = names if below in skipped else [name for name in names if name in _NO_DISTRIBUTIONS]
+            skipped.update(prefix + name for name in without)
+        return cls(folder, tuple(folders), tuple(files), frozenset(linked), tuple(dist_infos))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The files and the links to files, with their sizes."""
+        return {path: status.st_size for path, status in self.files if path not in self.links_to_folders}
+
+
 class _Tree:
     """The copy of a folder: its subfolders are made at once, its libraries by the workers."""
 
-    def __init__(self, source: Path, target: Path, dropped: frozenset[str], *, copying: bool) -> None:
-        self._source = source
+    def __init__(self, listing: _Listing, target: Path, dropped: frozenset[str], *, copying: bool) -> None:
+        self._source = str(listing.folder)
         self._dropped = dropped
         self._target = target
         self._copying = copying
@@ -210,41 +253,33 @@ class _Tree:
         self._dropped_files: dict[tuple[int, int], int] = {}
         self.size_of_others = 0
         self.libraries: list[Path] = []
-        for place, names, files in os.walk(source):
-            names.sort()
-            here = Path(place)
-            if copying:
-                self._place(place).mkdir(parents=True)
-                self._modes.append((self._place(place), here.stat().st_mode))
-            links = [name for name in names if os.path.islink(f"{place}/{name}")]  # noqa: PTH114
-            for name in sorted([*files, *links]):
-                self._sort(f"{place}/{name}", name)
+        for below, mode in listing.folders if copying else ():
+            place = target / below
+            place.mkdir(parents=True)
+            self._modes.append((place, mode))
+        for below, status in listing.files:
+            self._sort(below, status)
 
-    def _below(self, path: str) -> str:
-        return path[len(str(self._source)) + 1 :]
-
-    def _place(self, path: str) -> Path:
-        return self._target / self._below(path)
-
-    def _sort(self, path: str, name: str) -> None:
-        """Strings, not Paths: there may be a hundred thousand files."""
-        status = os.lstat(path)
-        if self._dropped and self._below(path) in self._dropped:
+    def _sort(self, below: str, status: os.stat_result) -> None:
+        if below in self._dropped:
             self._dropped_files[(status.st_dev, status.st_ino)] = status.st_size
             return
         if stat.S_ISLNK(status.st_mode):
-            self._links.append(path)
+            self._links.append(below)
             return
+        path = f"{self._source}/{below}"
         if not stat.S_ISREG(status.st_mode):
             raise BadInputError(f"{path} is neither a file nor a folder.", "Remove it from the folder.")
-        first = self._first_names.setdefault((status.st_dev, status.st_ino), path) if status.st_nlink > 1 else path
-        if first is not path:
-            self._second_names.append((first, path))
-        elif (is_shared_name(name) or may_be_elf(name)) and is_library(Path(path)):
+        first = self._first_names.setdefault((status.st_dev, status.st_ino), below) if status.st_nlink > 1 else below
+        if first is not below:
+            self._second_names.append((first, below))
+            return
+        name = below.rpartition("/")[2]
+        if (is_shared_name(name) or may_be_elf(name)) and is_library(Path(path)):
             self.libraries.append(Path(path))
         else:
             self.size_of_others += status.st_size
-            self._others.append((path, status.st_size))
+            self._others.append((below, status.st_size))
 
     @property
     def size_of_dropped(self) -> int:
@@ -253,12 +288,12 @@ class _Tree:
 
     def copies(self) -> Iterator[_CopyJob]:
         """The work of copying what is no library; links are made at once."""
-        for path in self._links if self._copying else ():
-            self._place(path).symlink_to(os.readlink(path))  # noqa: PTH115
+        for below in self._links if self._copying else ():
+            (self._target / below).symlink_to(os.readlink(f"{self._source}/{below}"))  # noqa: PTH115
         files: list[tuple[str, str]] = []
         size = 0
-        for path, bytes_ in self._others if self._copying else ():
-            files.append((path, str(self._place(path))))
+        for below, bytes_ in self._others if self._copying else ():
+            files.append((f"{self._source}/{below}", f"{self._target}/{below}"))
             size += bytes_
             if len(files) == _FILES_AT_ONCE or size >= _FILES_AT_ONCE * _COST:
                 yield _CopyJob(tuple(files), size)
@@ -269,7 +304,7 @@ class _Tree:
     def link_second_names(self) -> None:
         """What was one file with two names is so again."""
         for first, second in self._second_names:
-            self._place(second).hardlink_to(self._place(first))
+            (self._target / second).hardlink_to(self._target / first)
 
     def set_modes(self) -> None:
         """Folders get their modes last: one may be read-only."""

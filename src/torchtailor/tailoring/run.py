@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,18 @@ def _tailor_paths(
     paths: Sequence[Path], output: Path | str | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
+    place = Path(output) if output is not None and not Path(output).exists() else None
+    try:
+        yield from _tailor_tasks(tasks, options, progress)
+    finally:
+        if place is not None:
+            with suppress(OSError):  # a folder that was made for nothing goes; one with something in it stays
+                place.rmdir()
+
+
+def _tailor_tasks(
+    tasks: Sequence[TailorTask], options: TailorOptions, progress: Progress | None
+) -> Iterator[TailorResult | TailorFailure]:
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
     done: dict[TailorTask, TailorResult | TailorFailure] = {}
     if len(wheels) > 1 and options.workers > 1:
@@ -264,11 +277,24 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
 def _tailor_one(task: TailorTask, options: TailorOptions, progress: Progress | None) -> TailorResult | TailorFailure:
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
-        return functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress)
+        return _as_it_was(functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress))
     except EnvironmentProblem:
         raise
     except TorchtailorError as error:
         return TailorFailure(task.source, error)
+
+
+def _as_it_was(result: TailorResult) -> TailorResult:
+    """Of a split that no target can use nothing was written, so nothing was cut."""
+    if not (result.useless_for_target and result.changed):
+        return result
+    libraries = [
+        replace(one.not_cut(LibraryStatus.NOTHING_FOR_TARGET), moved={}, moved_digest="", could_strip=0)
+        if one.has_gpu_code
+        else one.not_cut(LibraryStatus.NO_GPU_CODE)
+        for one in result.libraries
+    ]
+    return replace(result, libraries=tuple(libraries), size_after=result.size_before)
 
 
 def plan_tasks(paths: Sequence[Path], output: Path | str | None, *, dry_run: bool = False) -> list[TailorTask]:

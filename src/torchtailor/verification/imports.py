@@ -15,6 +15,7 @@ from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
 from torchtailor.errors import BadInputError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.format import human_bytes
+from torchtailor.licences.makers import maker_of
 from torchtailor.verification.result import Check, Level
 from torchtailor.verification.suite_results import CaseResult, SuiteResults, load_results
 
@@ -33,7 +34,10 @@ def verify_imports(launch: Launch, progress: Progress | None = None, *, only: st
 
 def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
     progress("Importing torch")
-    with op_suite() as folder:
+    if launch.root is not None:
+        reason = f"{launch.root.name} in {launch.root.folder}, not this machine's own"
+        yield Check.of(Level.IMPORT, "system", True, reason, root=str(launch.root.folder), name=launch.root.name)
+    with op_suite(launch.root) as folder:
         script = folder / "importing.py"
         first = launch.run([script], timeout=300)
         if first.code:
@@ -53,7 +57,7 @@ def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
 
 def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None = None) -> SuiteResults:
     """Run the op suite in the target's Python; `keep` is where its result file stays."""
-    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite() as folder:
+    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite(launch.root) as folder:
         out = keep or Path(name, "results.json")
         options = ["--device", device, "--out", str(out.absolute()), "--only", only, "--quiet"]
         ran = launch.run([folder / "suite.py", *options], timeout=SUITE_SECONDS)
@@ -122,7 +126,9 @@ def _measured(case: CaseResult) -> bool:
 
 def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     missing = missing_dependency(ran)
-    if missing is not None and not launch.whole:
+    # a bare system is asked whether a wheel brings its libraries: only NVIDIA's come in other wheels
+    own = launch.root is not None and missing is not None and ".so" in missing and maker_of(missing) is None
+    if missing is not None and not launch.whole and not own:
         reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
         return Check.not_applicable(Level.IMPORT, "import torch", reason)
     details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.artifact.launch import NotHereError, start
+from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.detect import detect
@@ -27,6 +28,7 @@ def running_checks(
     *,
     stock: Artifact | None = None,
     python: Path | None = None,
+    root: SystemRoot | None = None,
     asked: bool = False,
     say: Say | None = None,
 ) -> Iterator[Check]:
@@ -39,8 +41,8 @@ def running_checks(
         return
     with ExitStack() as stack:
         try:
-            launch = stack.enter_context(start(artifact, python))
-            against = stack.enter_context(start(stock, python)) if stock and Level.GPU in wanted else None
+            launch = stack.enter_context(start(artifact, python, root))
+            against = stack.enter_context(start(stock, python, root)) if stock and Level.GPU in wanted else None
         except (NotHereError, NoMatchError) as error:
             yield from (Check.not_applicable(level, _NAMES[level], error.message) for level in wanted)
             return

@@ -83,7 +83,7 @@ def measure(
     seen: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {"cold": [], "warm": [], "throughput": []} for name in builds
     }
-    with op_suite() as folder:
+    with op_suite(next(iter(builds.values())).root) as folder:
         script = folder / "measure.py"
         libraries = {name: _libraries(launch) for name, launch in builds.items()} if cold else {}
         for _ in range(cold):

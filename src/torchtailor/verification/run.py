@@ -9,6 +9,7 @@ from typing import Literal
 
 from torchtailor import __version__
 from torchtailor.artifact.artifact import Artifact, open_artifact
+from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.host.targets import read_gpus
 from torchtailor.verification.levels import running_checks
@@ -27,19 +28,22 @@ def verify(
     against: Path | str | Artifact | None = None,
     level: Level | Literal["all", "static", "import", "gpu"] = "all",
     python: Path | None = None,
+    root: Path | str | None = None,
     progress: VerifyProgress | None = None,
     catalog: Catalog | None = None,
 ) -> VerifyReport:
     """Check an artifact: its GPU code, host code, files, import, and results on the GPU.
 
     What it should be is read from its manifest; `variant`, `gpus` and `cpu` override that. `against` is the stock it
-    was made from. `level` is the last level to run; `all` runs what this kind of target allows.
+    was made from. `level` is the last level to run; `all` runs what this kind of target allows. `root` is the folder of
+    another system to import and run it in; `python` is a path inside of it then.
     """
     started = time.time()
     catalog = catalog or load_catalog()
     progress = progress or NoVerifyProgress()
     artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))
     stock = against if isinstance(against, Artifact) else open_artifact(Path(against)) if against else None
+    within = SystemRoot.open(Path(root)) if root is not None else None
     devices = read_gpus(gpus, catalog)
     expected = expectation(artifact, catalog, variant=variant, gpus=devices, isa=cpu)
     proof = verify_static(artifact, expected, catalog, stock=stock, progress=progress)
@@ -55,6 +59,7 @@ def verify(
         Level.GPU if level == "all" else Level(level),
         stock=stock,
         python=python,
+        root=within,
         asked=level != "all",
         say=progress.stage,
     )

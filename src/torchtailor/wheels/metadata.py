@@ -13,6 +13,7 @@ from packaging.version import Version
 from torchtailor.errors import BadInputError
 
 _TAG_LINE = re.compile(rb"Tag:", re.IGNORECASE)
+_METADATA_VERSION = re.compile(rb"^Metadata-Version:[ \t]*(\d{1,3})\.(\d{1,3})[ \t]*$", re.MULTILINE | re.IGNORECASE)
 _VERSION_LINE = re.compile(rb"^Version:[^\r\n]*", re.MULTILINE | re.IGNORECASE)
 
 
@@ -53,6 +54,22 @@ def with_lines(data: bytes, lines: Iterable[str]) -> bytes:
     head, body = (data[: end.start()], data[end.start() :]) if end else (data.rstrip(b"\r\n"), b"\n")
     newline = "\r\n" if b"\r\n" in head else "\n"
     return head + "".join(f"{newline}{line}" for line in lines).encode() + body
+
+
+def licence_files(data: bytes) -> tuple[str, ...]:
+    """The files that METADATA names as licences."""
+    headers = HeaderParser().parsestr(data.decode("utf-8", "replace"), headersonly=True)
+    return tuple(headers.get_all("License-File", ()))
+
+
+def with_licence_files(data: bytes, names: Iterable[str]) -> bytes:
+    """The same METADATA with more licence files, which are in the folder `licenses` since version 2.4 of METADATA."""
+    changed = _METADATA_VERSION.sub(_at_least_2_4, data, count=1)
+    return with_lines(changed, (f"License-File: {name}" for name in names))
+
+
+def _at_least_2_4(found: re.Match[bytes]) -> bytes:
+    return found[0] if (int(found[1]), int(found[2])) >= (2, 4) else b"Metadata-Version: 2.4"
 
 
 def with_version(data: bytes, version: str) -> bytes:

@@ -17,7 +17,10 @@ _NAME = re.compile(
     r"(?P<distribution>[^\s/-]+)-(?P<version>[^\s/-]+)(-(?P<build>\d[^\s/-]*))?"
     r"-(?P<python>[^\s/-]+)-(?P<abi>[^\s/-]+)-(?P<platform>[^\s/-]+)\.whl"
 )
-_MANYLINUX = re.compile(r"(?:manylinux(?:1|2010|2014|_(?P<major>\d+)_(?P<minor>\d+))|linux)_(?P<machine>\w+)")
+_MANYLINUX = re.compile(
+    r"(?:manylinux(?:(?P<legacy>1|2010|2014)|_(?P<major>\d+)_(?P<minor>\d+))|linux)_(?P<machine>\w+)"
+)
+_LEGACY = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}
 GlibcVersion = tuple[int, int]
 
 
@@ -66,6 +69,13 @@ class WheelName:
         """`cp313-cp313-manylinux_2_28_x86_64`, each of a compressed set of its own."""
         sets = (self.python.split("."), self.abi.split("."), self.platform.split("."))
         return ["-".join(tag) for tag in product(*sets)]
+
+    @property
+    def oldest_glibc(self) -> GlibcVersion | None:
+        """The oldest glibc that its tags promise to run with; None where they promise none."""
+        found = [match for tag in self.platform.split(".") if (match := _MANYLINUX.fullmatch(tag))]
+        versions = [(int(match["major"]), int(match["minor"])) for match in found if match["major"]]
+        return min([*versions, *(_LEGACY[match["legacy"]] for match in found if match["legacy"])], default=None)
 
     def __str__(self) -> str:
         parts = [self.distribution, self.version, self.build, self.python, self.abi, self.platform]

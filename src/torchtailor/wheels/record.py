@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")  # the specification forbids weaker ones
 _UNNAMED = re.compile(r"[A-Za-z0-9_-]{43}")
+_USUAL = re.compile(r"sha256=([A-Za-z0-9_-]{43})")
 _AGAIN = "Fetch the wheel again, or reinstall the package."
 
 
@@ -37,6 +38,8 @@ class FileHash:
 
     @classmethod
     def parse(cls, text: str) -> FileHash:
+        if usual := _USUAL.fullmatch(text):  # nearly all, and there may be ten thousand
+            return cls("sha256", base64.urlsafe_b64decode(f"{usual[1]}="))
         unnamed = bool(_UNNAMED.fullmatch(text))  # mlx-cuda: what has this length can only be SHA-256
         algorithm, separator, encoded = ("sha256", "=", text) if unnamed else text.partition("=")
         if not separator or algorithm not in _ALGORITHMS or _is_hex(algorithm, encoded):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +51,15 @@ def quietly(*command: str | Path) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("patched_before", [False, True], ids=["as linked", "patched before"])
-@pytest.mark.parametrize("strip", [True, False], ids=["stripped", "unstripped"])
+def _combinations() -> Iterator[Any]:
+    """All of them; those where one was patched or stripped, but not both, only with the slow tests and `plain`."""
+    for variant, patched, strip in itertools.product(VARIANTS, (False, True), (True, False)):
+        words = (variant, "patched before" if patched else "as linked", "stripped" if strip else "unstripped")
+        usual = variant == "plain" or patched == strip
+        yield pytest.param(variant, patched, strip, id="-".join(words), marks=() if usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("variant", "patched_before", "strip"), [*_combinations()])
 def test_survival(
     tmp_path: Path, tools: Toolchain, program: Path, variant: str, patched_before: bool, strip: bool
 ) -> None:

@@ -33,6 +33,8 @@ class Scripted:
         self.starts: Counter[str] = Counter()
         self.bad: dict[str, list[JobOutcome | None]] = {}  # how a job ends, before it ends well
         self.left: dict[str, list[int]] = {}  # what a job says is left, each time before it ends
+        self.hung: set[str] = set()  # workers whose jobs do not end
+        self.ended: list[str] = []
         self.kill = 0  # workers that die
         self.next = workers
         self.time = 0.0
@@ -53,6 +55,9 @@ class Scripted:
     def drop(self, name: str) -> None:
         self.running.pop(name, None)
 
+    def end_worker(self, worker: FarmWorker) -> None:
+        self.ended.append(worker.name)
+
     def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self.time += 1.0
         if self.news:
@@ -66,9 +71,10 @@ class Scripted:
             new = FarmWorker(f"w{self.next}", lost.slots, lost.memory, here=True)
             self.workers[new.name] = new
             return [WorkerNews(lost, EventKind.WORKER_LOST), self.joined(new)]
-        if not self.running:
+        able = sorted(name for name, worker in self.running.items() if worker not in self.hung)
+        if not able:
             return []
-        name = self.random.choice(sorted(self.running))
+        name = self.random.choice(able)
         del self.running[name]
         if endings := self.bad.get(self.whole.jobs[name].label):
             outcome = endings.pop(0)
@@ -227,3 +233,34 @@ def test_memory_limits_what_runs_at_the_same_time() -> None:
     events: list[FarmEvent] = []
     run(engine, events)
     assert max(event.standing["running"] for event in events) == 2
+
+
+def test_a_job_that_hangs_is_taken_away_and_runs_elsewhere() -> None:
+    whole = graph({"a": [], "b": [], "c": ["a", "b"]})
+    engine = Scripted(whole, 2)
+    engine.hung = {"w0"}
+    events: list[FarmEvent] = []
+    done = drive(whole, engine, frozenset(), listen=events.append, limit=lambda _: 20.0)
+    assert done.complete and engine.ended == ["w0"]
+    (aside,) = [event for event in events if event.kind is EventKind.WORKER_SET_ASIDE]
+    assert aside.worker == "w0" and "did not end it within 21 s" in aside.text and "expected to take" in aside.text
+
+
+def test_jobs_that_hang_everywhere_are_given_up_with_words() -> None:
+    whole = graph({"a": [], "b": ["a"]})
+    engine = Scripted(whole, 1)
+    engine.hung = {"w0"}
+    done = drive(whole, engine, frozenset(), limit=lambda _: 20.0)
+    (failure,) = done.failed.values()
+    assert failure.outcome.code == ExitCode.ENVIRONMENT and "job_timeout" in failure.outcome.hint
+    assert list(done.never) == [key("b")] and engine.starts["a"] == 2
+
+
+def test_a_job_that_hangs_on_every_worker_ends_the_run() -> None:
+    """Also where there is always another worker, as with nannies that start new ones."""
+    whole = graph({"a": [], "b": []})
+    engine = Scripted(whole, 5)
+    engine.hung = {f"w{n}" for n in range(100)}
+    done = drive(whole, engine, frozenset(), limit=lambda _: 5.0)
+    assert {failure.job.label for failure in done.failed.values()} == {"a", "b"}
+    assert engine.starts == {"a": 2, "b": 2}

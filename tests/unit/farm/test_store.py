@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchtailor.cli import main
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.farm.store import (
     FarmStore,
@@ -18,6 +22,7 @@ from torchtailor.farm.store import (
     _Folder,
     absolute_store,
     open_farm_store,
+    unused_files,
 )
 
 KEY = hashlib.sha256(b"a job").hexdigest()
@@ -185,3 +190,37 @@ def test_a_relative_store_is_the_same_for_workers_elsewhere(monkeypatch: pytest.
     assert absolute_store("store") == str(tmp_path / "store")
     assert absolute_store((tmp_path / "s").as_uri()) == str(tmp_path / "s")
     assert absolute_store("s3://bucket/farm") == "s3://bucket/farm"
+
+
+def test_what_is_not_used_is_found_by_its_record(tmp_path: Path) -> None:
+    """A blob is as old as the wheel it is a link to; a record that was read is in use, and so is all that it names."""
+    store = open_farm_store(str(tmp_path / "store"))
+    other = hashlib.sha256(b"another job").hexdigest()
+    shared = store.put(made(tmp_path, b"both"), "a")
+    store.finish(KEY, JobRecord("cut", (shared, store.put(made(tmp_path, b"one"), "b"))))
+    store.finish(other, JobRecord("cut", (shared, store.put(made(tmp_path, b"two"), "b"))))
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (1000, 1000))
+    assert store.record(KEY) is not None
+    now = time.time() - 60
+    gone = unused_files(tmp_path / "store", now)
+    assert len(gone) == 2 and gone[0].name == other
+    assert gone[1].read_bytes() == b"two"
+    assert unused_files(tmp_path / "nowhere", now) == ()
+
+
+def test_cache_prune_knows_the_farm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
+    store = open_farm_store(str(tmp_path / "cache" / "farm"))
+    store.finish(KEY, JobRecord("cut", (store.put(made(tmp_path, b"x" * 5000), "a"),)))
+    assert main(["cache", "list", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["entries"]
+    assert entry["kind"] == "farm" and entry["size"] > 5000
+    assert main(["cache", "prune", "--older-than", "1d"]) == 0 and store.record(KEY) is not None
+    assert main(["cache", "prune", "--all", "--dry-run"]) == 0 and store.record(KEY) is not None
+    capsys.readouterr()
+    assert main(["cache", "prune", "--all"]) == 0
+    assert "1 entries, 5." in capsys.readouterr().out
+    assert store.record(KEY) is None and not list((tmp_path / "cache" / "farm" / "blobs").glob("*/*"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -34,9 +36,15 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ((*BUILD, "--on", "local:0"), ExitCode.USAGE, "has no workers"),
         ((*BUILD, "--on", "local:two"), ExitCode.NO_MATCH, "There is no farm 'local:two'"),
         ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
+        ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
+        (
+            (*BUILD, "--on", "here", "--store", "/proc/x"),
+            ExitCode.ENVIRONMENT,
+            "The store /proc/x cannot be written: No",
+        ),
         ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
         ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
-        (("build", "sm90-avx512", "--via", "nix", "--on", "local:1"), ExitCode.USAGE, "--via nix"),
+        (("build", "sm90-avx512", "--via", "nix", "--on", "local:1", "--prove"), ExitCode.USAGE, "for wheels"),
         (("farm", "check", "nowhere"), ExitCode.NO_MATCH, "There is no farm"),
     ],
 )
@@ -57,6 +65,9 @@ def test_clear_errors(
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
         ('cluster = "distributed:LocalCluster"\noptions = { nonsense = 1 }', ExitCode.ENVIRONMENT, "cannot be started"),
         ('schedular = "tcp://h:1"', ExitCode.USAGE, "schedular"),
+        ('scheduler = "h:1"', ExitCode.USAGE, 'Write scheduler = "tcp://h:1"'),
+        ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
+        ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
 def test_sections(section: str, code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,3 +125,32 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main([*words, "--json"]) == 0
     assert main(["history", "--jobs"]) == 0
     assert "cut torch for 9.0" in capsys.readouterr().out
+
+
+def test_kubernetes_gets_its_section_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """dask-kubernetes needs a cluster: a class of its name stands in, and starts its workers on this machine."""
+    from distributed import LocalCluster
+
+    given: list[dict[str, object]] = []
+
+    def cluster(**options: object) -> object:
+        given.append(options)
+        return LocalCluster(n_workers=0, threads_per_worker=1, processes=True, dashboard_address=":0")
+
+    package, operator = ModuleType("dask_kubernetes"), ModuleType("dask_kubernetes.operator")
+    vars(operator)["KubeCluster"] = cluster
+    monkeypatch.setitem(sys.modules, "dask_kubernetes", package)
+    monkeypatch.setitem(sys.modules, "dask_kubernetes.operator", operator)
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torchtailor.toml").write_text(
+        '[farm.pods]\ncluster = "kubernetes"\nstore = "store"\n'
+        '[farm.pods.options]\nname = "torchtailor"\nimage = "team/worker:1"\n'
+        'resources = { requests = { memory = "8Gi" }, limits = { cpu = 4 } }\n'
+    )
+    assert main(["farm", "check", "pods"]) == ExitCode.OK
+    resources = {"requests": {"memory": "8Gi"}, "limits": {"cpu": 4}}
+    assert given == [{"name": "torchtailor", "image": "team/worker:1", "resources": resources}]
+    assert "wheel" in capsys.readouterr().out

@@ -42,6 +42,9 @@ def fill(tmp_path: Path) -> None:
         (staging / "made").mkdir()
         (staging / "made" / "b.whl").write_bytes(b"made")
         cache.put_made("b" * 64, staging / "made", Path.is_dir)
+    record = cache.root / "farm" / "records" / "aa" / ("a" * 64)
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
     tailor_library(FIXTURES / "raw.so", tmp_path / "out.so", options("8.0,9.0", recompress=True, level=1))
     host_code(HOST_CODE)
 

@@ -437,7 +437,7 @@ def test_libraries_that_were_not_kept(tmp_path: Path, fat: bytes, monkeypatch: p
     source = stock(tmp_path / "stock", [tar_of(files)])
     whole = cut(source, tmp_path, to="a").digest
     monkeypatch.setattr("torchtailor.images.cut._KEPT", len(fat) * 2)
-    monkeypatch.setattr("torchtailor.images.cut._BATCH", len(fat) * 2)
+    monkeypatch.setattr("torchtailor.images.libraries._BATCH", len(fat) * 2)
     assert cut(source, tmp_path, to="b").digest == whole
 
 
@@ -468,3 +468,30 @@ def test_symbol_tables_go_with_the_code_of_their_package(tmp_path: Path, fat: by
     cut(source, tmp_path, to="all", strip=True)
     after = read_image(tmp_path / "all").files(0)
     assert max(len(after[name]) for name in after if name.endswith(("other.so", "system.so"))) < len(plain)
+
+
+def test_debian_packages_whose_files_changed_are_named(tmp_path: Path, fat: bytes) -> None:
+    """dpkg's sums say what Debian distributes; they stay, and the report says what dpkg will say."""
+    sums = "0" * 32
+    lists = {
+        "var/lib/dpkg/info/libgpu1:amd64.md5sums": f"{sums}  usr/lib/x86_64-linux-gnu/libgpu.so.1\n",
+        "var/lib/dpkg/info/libgpu-dev.md5sums": f"{sums}  usr/include/gpu.h\n{sums}  usr/lib/libgpu.a\n",
+        "var/lib/dpkg/info/libold.md5sums": f"{sums}  lib/libold.so\n",
+        "var/lib/dpkg/info/other.md5sums": f"{sums}  usr/bin/other\n",
+        "var/lib/dpkg/info/broken.md5sums": "\n\0\n  \n",
+    }
+    files = {
+        "usr/lib/x86_64-linux-gnu/libgpu.so.1": fat,
+        "usr/lib/libold.so": fat,  # Debian merged /lib into /usr/lib
+        "usr/include/gpu.h": b"#define GPU",
+        "usr/bin/other": b"1",
+        **{path: text.encode() for path, text in lists.items()},
+    }
+    source = stock(tmp_path / "stock", [tar_of(files)])
+    (image,) = cut(source, tmp_path).images
+    assert len(image.notes) == 1
+    assert "2 Debian packages (libgpu1, libold)" in image.notes[0]
+    (image,) = cut(source, tmp_path, to="dropped", drop=("headers",)).images
+    assert "3 Debian packages (libgpu-dev, libgpu1, libold)" in image.notes[0]
+    after = read_image(tmp_path / "cut").files(0)
+    assert all(after[path] == files[path] for path in lists)

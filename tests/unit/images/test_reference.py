@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import UsageError
-from torchtailor.images.reference import Transport, is_image_reference, parse_reference, parse_repository
+from torchtailor.images.reference import (
+    RepositoryName,
+    Transport,
+    is_image_reference,
+    parse_reference,
+    parse_repository,
+)
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -152,6 +158,34 @@ def test_only_this_machine_may_go_without_tls() -> None:
         if parse_repository(f"{host}/x").is_on_this_machine
     ]
     assert here == ["localhost:1", "127.8.0.1:1", "[::1]:1"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("localhost:5000", "127.0.0.1:5000", True),
+        ("localhost:5000", "[::1]:5000", True),
+        ("127.0.0.1:5000", "[::ffff:127.0.0.1]:5000", True),
+        ("r.localhost:5000", "LOCALHOST:5000", True),
+        ("0.0.0.0:5000", "localhost:5000", True),
+        ("localhost:5000", "localhost:5001", False),
+        ("localhost", "localhost:443", True),
+        ("localhost", "127.0.0.1:80", True),
+        ("localhost", "localhost:5000", False),
+        ("r.local", "R.local:443", True),
+        ("r.local", "r.local.", True),
+        ("r.local:443", "r.local:80", False),
+        ("r.local", "s.local", False),
+        ("10.0.0.1:5000", "10.0.0.2:5000", False),
+        ("[fd00::1]:5000", "[FD00:0::1]:5000", True),
+        ("docker.io", "registry-1.docker.io", True),
+        ("docker.io", "index.docker.io:443", False),  # a port makes it another name, also for docker
+    ],
+)
+def test_one_registry_has_many_names(one: str, other: str, same: bool) -> None:
+    first, second = RepositoryName(one, "x"), RepositoryName(other, "x")
+    assert first.shares_registry(second) is same
+    assert second.shares_registry(first) is same
 
 
 def test_a_file_of_that_name_wins() -> None:

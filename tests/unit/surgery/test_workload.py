@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,20 @@ def test_the_library_brings_the_hook(tmp_path: Path) -> None:
     said = subprocess.run(["readelf", "-dW", str(out)], capture_output=True, text=True, check=True).stdout
     assert "$ORIGIN/../../packs/torch" in said
     assert said.count(HOOK_NAME) == 1
+
+
+def test_the_hook_costs_no_large_page(tmp_path: Path) -> None:
+    """As NVIDIA's libraries: one segment is aligned to 2 MB, and what patchelf adds need not be."""
+    data = bytearray((FIXTURES / "raw.so").read_bytes())
+    first = ElfFile.from_buffer(data).loads[0]
+    table = ElfFile.from_buffer(data).header.segment_table_offset
+    struct.pack_into("<Q", data, table + first.index * 56 + 48, 2 << 20)
+    (tmp_path / "src").mkdir()
+    src = tmp_path / "src" / "raw.so"
+    src.write_bytes(data)
+    out = cut(src, tmp_path, options())
+    assert out.stat().st_size < len(data) + (64 << 10)
+    assert ElfFile.from_buffer(out.read_bytes()).loads[0].alignment == 2 << 20
 
 
 def test_device_links_and_others_stay(tmp_path: Path) -> None:

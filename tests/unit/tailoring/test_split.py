@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torchtailor.cli.run import run_command
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.inspection.torch_code import read_torch
 from torchtailor.surgery import moved
+from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring import packs as packing
 from torchtailor.tailoring import run
@@ -29,7 +31,7 @@ from torchtailor.verification.static.verify import verify_static
 from torchtailor.wheels.metadata import Metadata, with_lines
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.hook import HOOK_NAME
-from torchtailor.workload.pack import open_pack
+from torchtailor.workload.pack import PackPlace, open_pack
 from torchtailor.workload.trace import Trace, write_trace
 
 LICENCE = {"torch-2.10.0.dist-info/licenses/LICENSE": b"BSD", "torch-2.10.0.dist-info/entry_points.txt": b""}
@@ -86,6 +88,27 @@ def test_nothing_at_all_for_the_gpu(tmp_path: Path, wheel: Path) -> None:
     report = run.tailor_inputs([wheel], split("3.5"), output=tmp_path / "out")
     assert report.error is not None and "no GPU code that runs on 3.5" in report.error.message
     assert not list((tmp_path / "out").glob("*.whl"))
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one wheel", "two wheels"])
+def test_nothing_for_the_gpu_is_said_and_leaves_nothing(
+    tmp_path: Path, wheel: Path, fat: bytes, capsys: pytest.CaptureFixture[str], several: bool
+) -> None:
+    loose = tmp_path / "libx.so"
+    loose.write_bytes(fat)
+    other = build_wheel(tmp_path, {"other/liby.so": fat}, name="other", version="1", tag="py3-none-any")
+    for words in ([wheel, other] if several else [wheel], [loose]):
+        out = tmp_path / "out" / ""
+        command = [*map(str, words), "--gpu", "3.5", "--split", "-o", f"{out}/"]
+        assert run_command("tailor", command) == 5
+        said = capsys.readouterr()
+        assert "no output was written" in said.err
+        assert "Saved 0 B" in said.out and "is in packs" not in said.out
+        assert not out.exists()
+        assert run_command("tailor", [*command, "--json"]) == 5
+        for row in json.loads(capsys.readouterr().out)["inputs"]:
+            assert row["size_after"] == row["size_before"] and row["output"] is None
+            assert {one["status"] for one in row["libraries"]} == {"nothing-for-target"}
 
 
 def test_a_dry_run_writes_nothing_and_knows_the_sizes(tmp_path: Path, wheel: Path) -> None:
@@ -161,9 +184,10 @@ def test_a_container_that_the_gpu_does_not_use_is_in_the_pack_and_empty(tmp_path
     """So that the driver answers as it does on stock, without a sentence about packs."""
     nothing = split("9.0", policy=options("3.5").policy)
     (tmp_path / "libx.so").write_bytes(zipfile.ZipFile(wheel).read("torch/lib/libtorch_cuda.so"))
-    result = tailor_file(tmp_path / "libx.so", tmp_path / "out" / "libx.so", nothing)
-    (library,) = result.libraries
-    with open_pack(tmp_path / "out" / "torchtailor-packs" / library.pack) as pack:
+    library = tailor_library(
+        tmp_path / "libx.so", tmp_path / "y.so", nothing, pack=PackPlace(tmp_path / "packs", "packs")
+    )
+    with open_pack(tmp_path / "packs" / library.pack) as pack:
         assert pack.rows
         assert [len(pack.container(row).entries) for row in pack.rows] == [0] * len(pack.rows)
         assert len({row.offset for row in pack.rows}) == 1
@@ -247,3 +271,25 @@ def test_gpus_of_extras_are_those_that_the_code_serves(tmp_path: Path, wheel: Pa
     assert {"sm80", "sm90"} <= extras <= known
     assert "sm35" not in extras
     shutil.rmtree(tmp_path / "out")
+
+
+def test_inspect_of_split_libraries_names_the_packs(
+    tmp_path: Path, fat: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without GPU code of their own, they are not called useless."""
+    for name in ("liba.so", "libb.so"):
+        (tmp_path / name).write_bytes(fat)
+        tailor_file(tmp_path / name, tmp_path / "out" / name, split("9.0"))
+    assert run_command("inspect", [str(tmp_path / "out" / "liba.so"), "--gpu", "9.0"]) == 0
+    said = capsys.readouterr().out
+    assert "is in packs" in said and "On 9.0: nothing" not in said and "would save up to 0 B" in said
+    assert run_command("inspect", [str(tmp_path / "out"), "--gpu", "9.0"]) == 0
+    said = capsys.readouterr().out
+    assert "in packs" in said and "nothing" not in said
+
+
+@pytest.mark.parametrize("more", [{"packs": Path("packs")}, {"no_pack": True}, {"drop_unopened": True}])
+def test_options_of_workloads_are_refused_without_naming_traces(more: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as refused:
+        split("9.0", **more)
+    assert "--split" in refused.value.message and "--workload" not in refused.value.message + refused.value.hint

@@ -14,6 +14,7 @@ from torchtailor.backends.nix.job import NixJob, default_cores, nix_job
 from torchtailor.backends.nix.run import NixOutput, run_nix_job
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError, TorchtailorError, UsageError
+from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.nix import need_tool, run_nix
@@ -22,7 +23,7 @@ from torchtailor.recipes.tree import RecipeTree, find_trees
 from torchtailor.trust import no_option
 from torchtailor.variants.select import expand_braces
 
-_COPY = ("--extra-experimental-features", "nix-command", "copy", "--to")
+_COPY = ("--extra-experimental-features", "nix-command", "copy")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def build_recipes(
         try:
             output = run_nix_job(job, ledger=Ledger(), needed=needed)
             if plan.cache:
-                copy_to_cache(output.store_path, plan.cache)
+                copy_to_cache([str(output.store_path)], plan.cache)
             result = RecipeBuild(job.name, output, copied=plan.cache is not None)
         except TorchtailorError as error:
             result = RecipeBuild(job.name, error=error)
@@ -116,14 +117,18 @@ def build_recipes(
         return tuple(pool.map(build, plan.jobs))
 
 
-def copy_to_cache(path: Path, cache: str) -> None:
-    """Copy a store path and all it needs to a binary cache: `nix copy --to`."""
+def copy_to_cache(paths: Sequence[str], cache: str, *, derivation: bool = False) -> None:
+    """Copy store paths and all they need to a binary cache: `nix copy --to`; with `derivation`, not what they give."""
     need_tool("nix")
-    finished = run_nix("nix", [*_COPY, cache, str(path)])
+    kind = ("--derivation",) if derivation else ()
+    finished = run_nix("nix", [*_COPY, *kind, "--to", cache, *paths])
     if finished.code != 0:
         last = next((line for line in reversed(finished.err.splitlines()) if line.strip()), "no reason was given")
+        name = Path(paths[0]).name
         raise BuildFailedError(
-            f"{path.name} was built, but could not be copied to {cache}: {last.strip()}",
+            f"{name} could not be copied to {redact(cache)}: {last.strip()}"
+            if derivation
+            else f"{name} was built, but could not be copied to {redact(cache)}: {last.strip()}",
             "Check the address and its credentials; a second run copies without building again.",
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.releases import Method
 from torchtailor.disk import existing_parent
@@ -98,7 +99,7 @@ def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> Ni
     began = time.monotonic()
     try:
         process = subprocess.Popen(
-            job.command,
+            ending_with_us(job.command),
             cwd=job.folder,
             env={**os.environ, **job.environment},
             stdout=subprocess.PIPE,

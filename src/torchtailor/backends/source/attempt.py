@@ -102,12 +102,17 @@ class Workspace:
         return self.folder / "dist"
 
     @property
+    def bundled(self) -> Path:
+        """Where the wheel is with the libraries that it needs."""
+        return self.folder / "bundled"
+
+    @property
     def include(self) -> Path:
         """The CMake file with the cache variables."""
         return self.folder / "torchtailor.cmake"
 
     def start_over(self) -> None:
-        for path in (self.source, self.dist, self.folder / _STATE):
+        for path in (self.source, self.dist, self.bundled, self.folder / _STATE):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

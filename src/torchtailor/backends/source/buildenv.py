@@ -39,7 +39,11 @@ class BuildEnvironment:
 
 def make_environment(folders: Folders, tables: Tables, python: Path) -> BuildEnvironment:
     """The environment with the pinned tools, created once and shared by all builds."""
-    packages = tables.environment.packages
+    return make_tools(folders, tables.environment.packages, python)
+
+
+def make_tools(folders: Folders, packages: tuple[str, ...], python: Path) -> BuildEnvironment:
+    """An environment with these packages, created once."""
     path = folders.environment(key_of(str(python), *packages))
     with locked(path.with_name(path.name + ".lock"), "The build environment"):
         if not (path / _READY).is_file():

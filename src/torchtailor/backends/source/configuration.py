@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchtailor.backends.source.tables import SwitchRule, Tables
+from torchtailor.backends.source.tables import BlasLibrary, SwitchRule, Tables
 from torchtailor.catalog import Capability
 from torchtailor.errors import UsageError
 from torchtailor.variants.variant import Variant
@@ -58,6 +58,9 @@ class Configuration:
     def off(self, switch: str) -> bool:
         return self.switches.get(switch, "").upper() in _OFF
 
+    def on(self, switch: str) -> bool:
+        return switch in self.switches and not self.off(switch)
+
     def fixed(self, switches: Mapping[str, str], environment: Mapping[str, str]) -> Configuration:
         """The same with a fix applied."""
         return replace(
@@ -92,10 +95,10 @@ def configure(
     overrides: Sequence[str] = (),
     gpus: Sequence[Capability] = (),
     ccache: bool = False,
-    blas: str | None = None,
+    blas: BlasLibrary | None = None,
 ) -> Configuration:
     """The configuration of a variant: the profile, then the rules in their order, then the user's --set."""
-    switches: dict[str, str] = {"BLAS": blas} if blas else {}
+    switches: dict[str, str] = {"BLAS": blas.name, **blas.switches} if blas else {}
     switches |= tables.profile(profile).switches
     cache: dict[str, str] = {}
     rules = tuple(rule for rule in tables.rules if rule.when.holds(variant, ccache=ccache))
@@ -105,9 +108,8 @@ def configure(
     for name, value in map(parse_override, overrides):
         (cache if _CACHE_NAME.fullmatch(name) else switches)[name] = value
     own = (variant.gpu.capability,) if variant.gpu else ()
-    return Configuration(
-        profile, switches, cache, variant.isa.compile_flags, tuple(sorted({*own, *gpus})) if own else (), rules
-    )
+    flags = (*variant.isa.compile_flags, *(flag for rule in rules for flag in rule.flags))
+    return Configuration(profile, switches, cache, flags, tuple(sorted({*own, *gpus})) if own else (), rules)
 
 
 def parse_override(text: str) -> tuple[str, str]:

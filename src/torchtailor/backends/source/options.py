@@ -23,6 +23,7 @@ class SourceOptions:
     all_gpus: bool = False  # one library with code for every GPU of the ISA, cut for each GPU
     skip_checks: tuple[str, ...] = ()
     work: Path | None = None
+    bundle: bool = True  # libraries that are not on every Linux are put into the wheel
     verify: bool = True
     with_dependencies: bool = True
     targets: tuple[str, ...] = ()  # ninja targets; none: all of PyTorch, and a wheel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.resolve import resolve
 from torchtailor.fetch.settings import read_settings
-from torchtailor.fetch.target import Target
+from torchtailor.fetch.target import DEFAULT_GLIBC, Target
 from torchtailor.host.pythons import find_base_python
 from torchtailor.variants.variant import Variant
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
@@ -39,6 +39,7 @@ class SourceOutput:
     source: TorchSource
     tree: SourceTree
     configuration: Configuration
+    bundle: Mapping[str, object] | None = None  # what was bundled, for the manifest
 
     def write(self, wheel: Path) -> tuple[Wheelhouse, ...]:
         """One wheelhouse; of a library for several GPUs, one for each of them."""
@@ -87,8 +88,11 @@ class SourceOutput:
 
     def _dependencies(self, wheel: Path) -> tuple[WheelhouseEntry, ...]:
         """What the wheel requires, from the configured indexes; nothing where they cannot be reached."""
-        version = WheelName.parse(wheel).version
-        target = Target(self.request.variant.python, self.request.variant.arch)
+        name = WheelName.parse(wheel)
+        version, own = name.version, name.oldest_glibc
+        target = Target(
+            self.request.variant.python, self.request.variant.arch, max(own or DEFAULT_GLIBC, DEFAULT_GLIBC)
+        )
         finder = Finder(read_settings(find_links=[str(wheel.parent)]), Cache())
         try:
             closure = resolve([Requirement(f"torch==={version}")], finder, target)
@@ -136,6 +140,7 @@ class SourceOutput:
                 "identity": "" if folder else self.tree.identity,  # a folder's depends on its path and times
             },
             "configuration": self.configuration.to_json(),
+            "bundle": self.bundle,
         }
         return WheelhouseDescription.of(variant, Method.SOURCE, details, pytorch=self.tree.version)
 

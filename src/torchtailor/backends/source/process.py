@@ -7,7 +7,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,18 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from torchtailor.backends.launcher import ending_with_us
 from torchtailor.errors import EnvironmentProblem
 
-# Becomes the command, after asking the kernel (PR_SET_PDEATHSIG) for SIGTERM when our process ends. It is a program of
-# its own, because code that runs in a forked child before exec (preexec_fn) may deadlock where threads are running.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-parent, line = int(sys.argv[1]), sys.argv[2:]
-ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-if os.getppid() != parent:
-    sys.exit(143)
-os.execvp(line[0], line)
-"""
 _BEAT = 1.0
 _GRACE = 10.0
 _TAIL = 4000
@@ -83,10 +73,9 @@ def run(command: BuildCommand, log: Log, take: Callable[[str], None], beat: Call
         raise EnvironmentProblem(
             f"{command.line[0]} is not an executable program.", "Remove the folder env/ of --work; it is created again."
         )
-    launcher = (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()))
     try:
         process = subprocess.Popen(
-            (*launcher, program, *command.line[1:]),
+            ending_with_us((program, *command.line[1:])),
             cwd=command.folder,
             env=dict(command.environment),
             stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ import msgspec
 
 from torchtailor.backends.progress import NoBuildProgress
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
-from torchtailor.backends.source.buildenv import make_environment, process_environment
+from torchtailor.backends.source.buildenv import make_environment, make_tools, process_environment
+from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
+from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.ccache import Hits, ccache_environment
 from torchtailor.backends.source.configuration import Configuration, configure
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
@@ -24,7 +27,7 @@ from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight
 from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.progress import SourceProgress, learned_speed
-from torchtailor.backends.source.tables import Tables, load_tables
+from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.disk import existing_parent, locked
@@ -49,6 +52,7 @@ class SourceBuild:
     peak_memory: int
     hits: Hits | None
     build: Path
+    bundle: Bundle | None  # None without --bundle
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -61,6 +65,7 @@ class SourceBuild:
             "peak_memory": self.peak_memory,
             "ccache": str(self.hits) if self.hits else None,
             "build": str(self.build),
+            "bundle": self.bundle.to_json() if self.bundle else None,
         }
 
 
@@ -107,6 +112,7 @@ class SourceBuilder:
         version = known_version(self.source)
         self.request = replace(request, variant=of_tree(request.variant, version)) if version else request
         self.python = find_base_python(request.variant.python)
+        self.bundler: Bundler | None = None  # when its tools are installed
         self.ccache = self.probe.which("ccache") if self.options.ccache else None
 
     @property
@@ -120,7 +126,7 @@ class SourceBuilder:
         configuration = self.configuration(seen.blas)
         return PlannedSourceBuild(self.request.variant, self.source, self.folders.work, configuration, seen)
 
-    def configuration(self, blas: str | None = None) -> Configuration:
+    def configuration(self, blas: BlasLibrary | None = None) -> Configuration:
         return configure(
             self.tables,
             self.request.variant,
@@ -158,10 +164,10 @@ class SourceBuilder:
         with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
             if not self.options.resume:
                 space.start_over()
-            compiled, wheelhouses, attempts, log = self._attempts(space, configuration)
+            compiled, bundle, wheelhouses, attempts, log = self._attempts(space, configuration)
         return SourceBuild(
             variant=request.variant.unique_name,
-            wheel=compiled.wheel,
+            wheel=bundle.wheel if bundle else compiled.wheel,
             wheelhouses=wheelhouses,
             attempts=attempts,
             seconds=time.monotonic() - began,
@@ -169,6 +175,7 @@ class SourceBuilder:
             peak_memory=compiled.peak_memory,
             hits=compiled.hits,
             build=folder,
+            bundle=bundle,
         )
 
     def prepare(self) -> tuple[Workspace, Configuration]:
@@ -180,6 +187,9 @@ class SourceBuilder:
         assert self.python is not None
         self.progress.stage("Creating the build environment")
         tools = make_environment(self.folders, self.tables, self.python)
+        if self.options.bundle and not self.options.targets:
+            tables = load_bundle_tables()
+            self.bundler = Bundler(make_tools(self.folders, tables.tools, Path(sys.executable)), tables)
         prefix: CudaPrefix | None = None
         if self.options.cuda_from_wheels and request.variant.build.cuda:
             self.progress.stage(f"Fetching CUDA {request.variant.build.cuda} from NVIDIA's wheels")
@@ -239,7 +249,7 @@ class SourceBuilder:
 
     def _attempts(
         self, space: Workspace, configuration: Configuration
-    ) -> tuple[Compiled, tuple[Wheelhouse, ...], int, Path]:
+    ) -> tuple[Compiled, Bundle | None, tuple[Wheelhouse, ...], int, Path]:
         """Repeat with fewer jobs where memory ran out, and with known safe fixes as often as allowed."""
         jobs: CompileJobs | None = None
         fixes = self.options.auto_fix
@@ -262,8 +272,9 @@ class SourceBuilder:
                     with Log(path) as log:
                         attempt = BuildAttempt(space, configuration, jobs, running, self.ledger, log, self.progress)
                         compiled = attempt.run()
-                        wheelhouses = self._wheelhouses(compiled, space.tree, configuration, running)
-                        return compiled, wheelhouses, count, path
+                        bundle = self.bundle(compiled, space, running, log)
+                        wheelhouses = self._wheelhouses(compiled, bundle, space.tree, configuration, running)
+                        return compiled, bundle, wheelhouses, count, path
             except BuildStoppedError as stopped:
                 assert attempt is not None
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
@@ -278,15 +289,34 @@ class SourceBuilder:
                 configuration, jobs, changes = fixed
                 self.progress.stage(f"{stopped.message} Fixed with {changes}; building again")
 
+    def bundle(self, compiled: Compiled, space: Workspace, running: Running, log: Log) -> Bundle | None:
+        """Put the libraries that it needs into the wheel; here, where they are what it was linked with."""
+        if self.bundler is None or compiled.wheel is None:
+            return None
+        running.stage = "bundle"
+        self.progress.stage("Bundling the libraries that are not on every Linux")
+        shutil.rmtree(space.bundled, ignore_errors=True)
+        bundle = self.bundler.bundle(compiled.wheel, space.bundled, log.say)
+        running.stage = ""
+        return bundle
+
     def _wheelhouses(
-        self, compiled: Compiled, tree: SourceTree, configuration: Configuration, running: Running
+        self,
+        compiled: Compiled,
+        bundle: Bundle | None,
+        tree: SourceTree,
+        configuration: Configuration,
+        running: Running,
     ) -> tuple[Wheelhouse, ...]:
         """Of the configuration that was built: with the BLAS that was found and the fixes that were applied."""
         if compiled.wheel is None:
             return ()
         running.stage = "proof"
         self.progress.stage("Proving the wheel and writing the wheelhouse")
-        wheelhouses = SourceOutput(self.catalog, self.request, self.source, tree, configuration).write(compiled.wheel)
+        output = SourceOutput(
+            self.catalog, self.request, self.source, tree, configuration, bundle.to_json() if bundle else None
+        )
+        wheelhouses = output.write(bundle.wheel if bundle else compiled.wheel)
         running.stage = ""
         return wheelhouses
 

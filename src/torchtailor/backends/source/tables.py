@@ -50,6 +50,7 @@ class SwitchRule(Strict, frozen=True):
     when: When = When()
     switches: dict[str, str] = msgspec.field(default_factory=dict)
     cache: dict[str, str] = msgspec.field(default_factory=dict)
+    flags: tuple[str, ...] = ()  # of the C and C++ compiler, after those of the ISA
 
 
 class Profile(Strict, frozen=True):
@@ -69,6 +70,19 @@ class BlasLibrary(Strict, frozen=True):
     library: str
     places: tuple[str, ...]
     fix: str
+    switches: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class SystemLibrary(Strict, frozen=True):
+    """A library of the system instead of a submodule, which is slower than that as some systems have it."""
+
+    name: str
+    switches: tuple[str, ...]  # any of them takes it from the system
+    fast: str
+    slow: str
+    why: str
+    fix: str
+    source: str
 
 
 class FileKind(Strict, frozen=True):
@@ -124,6 +138,7 @@ class _File(Strict, frozen=True):
     profile: tuple[Profile, ...]
     rule: tuple[SwitchRule, ...]
     blas: tuple[BlasLibrary, ...]
+    system_library: tuple[SystemLibrary, ...]
     kind: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
@@ -137,6 +152,7 @@ class Tables:
     profiles: Mapping[str, Profile]
     rules: tuple[SwitchRule, ...]
     blas: tuple[BlasLibrary, ...]
+    system_libraries: tuple[SystemLibrary, ...]
     kinds: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
@@ -168,6 +184,7 @@ def load_tables() -> Tables:
         profiles={row.name: row for row in read.profile},
         rules=read.rule,
         blas=read.blas,
+        system_libraries=read.system_library,
         kinds=read.kind,
         cost=read.cost,
         environment=read.environment,

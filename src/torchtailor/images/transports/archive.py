@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +21,11 @@ import msgspec
 from torchtailor.disk import cache_folder, disk_errors
 from torchtailor.errors import BadInputError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.images.descriptor import Descriptor, MediaType
-from torchtailor.images.manifests import MANIFEST_LIMIT, make_document
+from torchtailor.images.manifests import DOCUMENT_TYPES, MANIFEST_LIMIT, check_document, make_document
 from torchtailor.images.reference import ImageReference, RepositoryName, parse_repository
 from torchtailor.images.transports.base import Document
-from torchtailor.images.transports.content import PIECE, checked, join_pieces, open_plain, reading, short
-from torchtailor.images.transports.layout import OciSource
+from torchtailor.images.transports.content import PIECE, checked, join_pieces, open_plain, read_document, reading, short
+from torchtailor.images.transports.layout import INDEX, OciSource, blob_name
 from torchtailor.images.transports.tarball import TarFiles, check_start
 from torchtailor.trust import decode_json
 
@@ -32,6 +33,7 @@ DOCKER_MANIFEST_FILE = "manifest.json"
 _AGAIN = "Save the image again."
 _HEX = re.compile(r"[0-9a-f]{64}")
 _LISTED = 10
+_MOST_DOCUMENTS = 100  # manifests of an archive that are looked at
 
 Received = Callable[[int], None]
 
@@ -165,16 +167,25 @@ class _Manifest(msgspec.Struct, rename="camel"):
     media_type: str = MediaType.DOCKER_MANIFEST.value
 
 
+class _Listed(msgspec.Struct):
+    """What an index or a manifest names."""
+
+    manifests: tuple[Descriptor, ...] = ()
+    config: Descriptor | None = None
+    layers: tuple[Descriptor, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Assembled:
-    """A manifest that no archive holds, and which members are the blobs that it names."""
+    """The manifest of an image, and which members are the blobs that it names."""
 
     root: Document
     members: dict[str, str]
 
 
 class DockerArchiveSource:
-    """An image as `docker save` writes it, of any of its ages; the manifest is made from what docker wrote instead."""
+    """An image as `docker save` writes it, of any of its ages; where it has no manifest, one is made from what docker
+    wrote instead."""
 
     is_remote = False
 
@@ -222,11 +233,29 @@ class DockerArchiveSource:
                 f"{self.name} has {len(saved.layers)} layers, but its configuration lists {len(diff_ids)}.", _AGAIN
             )
         layers = tuple(self._layer(member, diff_id) for member, diff_id in zip(saved.layers, diff_ids, strict=True))
-        document = make_document(
+        document = self._stored([config.digest, *(layer.digest for layer in layers)]) or make_document(
             msgspec.json.encode(_Manifest(config, layers)), MediaType.DOCKER_MANIFEST.value, self.name
         )
         members = {layer.digest: member for layer, member in zip(layers, saved.layers, strict=True)}
         return _Assembled(document, members | {config.digest: saved.config})
+
+    def _stored(self, digests: list[str]) -> Document | None:
+        """The manifest of these blobs that lies in the archive, as docker writes it since version 25: its digest is the
+        one that the image has elsewhere."""
+        if self._files.size(INDEX) is None:
+            return None
+        with suppress(BadInputError):  # what docker goes by is right, and enough
+            waiting = list(decode_json(self._small(INDEX), _Listed, INDEX).manifests)
+            for one in itertools.islice(_emptied(waiting), _MOST_DOCUMENTS):
+                member = blob_name(one)
+                if one.media_type not in DOCUMENT_TYPES or self._files.size(member) != one.size:
+                    continue
+                document = check_document(read_document([self._small(member)], one, self.name), one, self.name)
+                listed = decode_json(document.data, _Listed, member)
+                waiting += listed.manifests
+                if listed.config and [listed.config.digest, *(layer.digest for layer in listed.layers)] == digests:
+                    return document
+        return None
 
     def _layer(self, member: str, diff_id: str) -> Descriptor:
         size = self._files.size(member)
@@ -281,6 +310,11 @@ class DockerArchiveSource:
         if found:
             raise NoMatchError(f"{self.name} could be {len(found)} images.", hint)
         raise NoMatchError(f"There is no image {self.name}.", hint if saved else "The archive is empty.")
+
+
+def _emptied(waiting: list[Descriptor]) -> Iterator[Descriptor]:
+    while waiting:
+        yield waiting.pop(0)
 
 
 def _has_tag(saved: _Saved, wanted: RepositoryName) -> bool:

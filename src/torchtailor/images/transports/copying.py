@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torchtailor.errors import NetworkError
 from torchtailor.fetch.client import wait_before, worth_retrying
@@ -17,30 +18,22 @@ def copy_blob(
     descriptor: Descriptor,
     source: ImageSource,
     destination: ImageDestination,
-    advanced: Callable[[int], None] = lambda _: None,
-) -> bool:
-    """Whether bytes had to be sent. `advanced` gets the number of bytes that went through here, less than nothing where
-    an upload starts anew: many registries forget what came before a connection broke."""
+    stored: Path | None = None,
+) -> None:
+    """`stored` is where its bytes lie already, if they do. An upload that broke off starts anew: many registries forget
+    what came before."""
     if destination.has(descriptor) or destination.take(descriptor, source):
-        return False
-    for attempt in range(_ATTEMPTS):
-        sent = 0
-
-        def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
-            nonlocal sent
-            for piece in pieces:
-                yield piece
-                sent += len(piece)
-                advanced(len(piece))
-
+        return
+    if stored is not None:
+        destination.put_file(descriptor, stored)
+        return
+    for attempt in itertools.count(1):
         try:
             with source.blob(descriptor) as pieces:
-                destination.put(descriptor, counted(pieces))
+                destination.put(descriptor, pieces)
         except NetworkError as error:
-            if attempt + 1 == _ATTEMPTS or not worth_retrying(error):
+            if attempt == _ATTEMPTS or not worth_retrying(error):
                 raise
-            advanced(-sent)
-            time.sleep(wait_before(attempt, error))
+            time.sleep(wait_before(attempt - 1, error))
         else:
-            return True
-    raise AssertionError("unreachable")
+            return

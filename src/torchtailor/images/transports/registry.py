@@ -184,7 +184,7 @@ class RegistryDestination:
     def take(self, descriptor: Descriptor, source: ImageSource) -> bool:
         if self.has(descriptor):
             return True
-        if not isinstance(source, RegistrySource) or source.image.server != self._image.server:
+        if not isinstance(source, RegistrySource) or not source.image.shares_registry(self._image):
             return False
         origin = source.image.repository
         if origin == self._image.repository:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -17,12 +16,11 @@ import msgspec
 import urllib3
 
 from torchtailor.errors import NetworkError
-from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, retry_after
+from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, read_some, retry_after
 from torchtailor.fetch.locations import redact
 from torchtailor.fetch.settings import IndexSettings, certificates
 from torchtailor.images.reference import RepositoryName
 from torchtailor.images.transports.challenge import Challenge, parse_challenges
-from torchtailor.images.transports.content import PIECE
 from torchtailor.images.transports.login import RegistryLogin, find_login
 
 RETRIES = 5
@@ -263,19 +261,7 @@ class RegistryServer:
         return found
 
     def _small(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-        give_up = time.monotonic() + _PATIENCE
-        parts: list[bytes] = []
-        size = 0
-        while part := response.read1(PIECE, decode_content=True):
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise NetworkError(
-                    f"{self.name} sent more than {limit >> 20} MiB for a small request.", "Is it a registry?"
-                )
-            if time.monotonic() > give_up:
-                raise UnreachableError(f"{self.name} sends too slowly.", "Try again later.")
-        return b"".join(parts)
+        return read_some(response, limit, self.name, _PATIENCE, "Is it a registry?")
 
     def _problem(self, response: urllib3.BaseHTTPResponse, wanted: str = "") -> StatusError:
         status = response.status

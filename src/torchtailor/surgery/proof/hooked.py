@@ -215,6 +215,8 @@ def _check_segments(before: ElfFile, after: ElfFile) -> None:
         last = after.load_at(load.memory_end - 1) if load.memory_size else now
         if now is None or last is not now or now.flags != load.flags:
             raise CheckFailedError(f"With the hook the memory at {load.address:#x} is mapped in another way.")
+        if now.alignment < load.alignment or (now.address - now.offset) % now.alignment:
+            raise CheckFailedError(f"With the hook the memory at {load.address:#x} is aligned in another way.")
 
 
 def _check_bytes(before: ElfFile, after: ElfFile) -> None:

@@ -7,13 +7,14 @@ address plus value", with which value; which other relocations there are, in the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from struct import Struct, iter_unpack
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import (
     HEADER,
     PROGRAM_HEADER,
+    SYMBOL,
     DynamicTag,
     Section,
     SectionFlag,
@@ -34,6 +35,7 @@ _NEW = (DynamicTag.RELR, DynamicTag.RELRSZ, DynamicTag.RELRENT)
 _NEED = Struct("<HHIII")
 _AUX = Struct("<IHHII")
 _READABLE = 4
+_SECTION_SYMBOL = 3  # the type of a symbol
 _FILLINGS = (b"\0", b"Z", b"X")  # patchelf fills what it moved away with one of the letters
 _OWN_SECTIONS = (".relr.dyn", ".torchtailor")
 _FIELDS_THAT_CHANGE = (5, 6, 10, 12)  # of the file header: where the two tables are, and how long
@@ -343,7 +345,11 @@ def _check_sections(before: ElfFile, after: ElfFile, segment: Segment) -> None:
         if (old.address, old.size) != (new.address, new.size):
             raise _fail(f"section {old.name} is somewhere else")
         loaded = old.allocated and before.load_at(old.address) is not None
-        if old.in_file and not loaded and not same_bytes(before.source, old.offset, after.source, new.offset, old.size):
+        if old.type == SectionType.SYMTAB and not loaded:
+            _check_symbols(before, after, old, new, moved)
+        elif (
+            old.in_file and not loaded and not same_bytes(before.source, old.offset, after.source, new.offset, old.size)
+        ):
             raise _fail(f"section {old.name} has other bytes")
     for tag, length in ((DynamicTag.RELA, DynamicTag.RELASZ), (DynamicTag.STRTAB, DynamicTag.STRSZ)):
         _check_place(after, before.sections[_section_at(before, tag)].name, tag, length)
@@ -355,6 +361,20 @@ def _check_sections(before: ElfFile, after: ElfFile, segment: Segment) -> None:
             raise _fail(f"section {section.name} is not where its address says")
     if after.sections[-1].memory_end > segment.memory_end or after.sections[-1].address < segment.address:
         raise _fail("its own section is somewhere else")
+
+
+def _check_symbols(before: ElfFile, after: ElfFile, old: Section, new: Section, moved: Collection[int]) -> None:
+    """The same symbols; one that stands for a section that has moved has its new address."""
+    size = old.size - old.size % SYMBOL.size
+    rows, now = (bytes(elf.content(section)) for elf, section in ((before, old), (after, new)))
+    if rows[size:] != now[size:]:
+        raise _fail(f"section {old.name} has other bytes")
+    for row, found in zip(SYMBOL.iter_unpack(rows[:size]), SYMBOL.iter_unpack(now[:size]), strict=True):
+        name, info, other, index, value, length = row
+        if info & 0xF == _SECTION_SYMBOL and index in moved:
+            value = after.sections[index].address
+        if found != (name, info, other, index, value, length):
+            raise _fail(f"section {old.name} has other symbols")
 
 
 def _section_at(elf: ElfFile, tag: DynamicTag) -> int:

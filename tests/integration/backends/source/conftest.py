@@ -80,6 +80,7 @@ def request_for(variant: Variant, project: Path, work: Path, out: Path, **more: 
         "profile": "minimal",
         "jobs": 2,
         "skip_checks": ("blas", "disk", "memory"),
+        "bundle": False,  # its own tests say otherwise
         "verify": False,
         "with_dependencies": False,
         "ccache": False,  # what one test compiled must not be there for the next

@@ -47,6 +47,7 @@ def start(project: Path, work: Path, tmp_path: Path, ledger: Ledger) -> Iterator
             "--profile",
             "minimal",
             "--no-verify",
+            "--no-bundle",
             "--no-ccache",
         ]
         line += ["--skip-check", "blas", "--skip-check", "disk", "--skip-check", "memory", "--work", str(folder)]

@@ -302,13 +302,59 @@ def test_docker_archives(stock: str, tmp_path: Path, image: SampleImage) -> None
     place = tmp_path / "x.tar"
     copy_image(open_source(stock), open_destination(f"docker-archive:{place}:vllm:1-sm90"))
     root, blobs = read_image(open_source(f"docker-archive:{place}:vllm:1-sm90"))
-    assert blobs == image.blobs
-    assert root.descriptor.media_type == MediaType.DOCKER_MANIFEST.value
+    assert (root, blobs) == (image.root, image.blobs)
     assert read_image(open_source(f"oci-archive:{place}:1-sm90")) == (image.root, image.blobs)
     with tarfile.open(place) as archive:
         listed = archive.extractfile("manifest.json")
         assert listed is not None
         assert json.load(listed)[0]["RepoTags"] == ["vllm:1-sm90"]
+
+
+def layout_members(image: SampleImage, index: object) -> list[Member]:
+    """An archive with docker's list and an OCI index: the manifest, its blobs, and whatever index it has."""
+    documents = image.blobs | {image.digest: image.root.data}
+    blobs: list[Member] = [(f"blobs/sha256/{digest[7:]}", data) for digest, data in documents.items()]
+    assert image.config is not None
+    names = [f"blobs/sha256/{one.digest[7:]}" for one in (image.config, *image.layers)]
+    listed = json.dumps([saved(names[1:], names[0], "vllm:1")]).encode()
+    return [*blobs, ("index.json", json.dumps(index).encode()), ("manifest.json", listed)]
+
+
+def entry_of(image: SampleImage) -> dict[str, Any]:
+    found = image.root.descriptor
+    return {"mediaType": found.media_type, "digest": found.digest, "size": found.size}
+
+
+def test_the_manifest_in_a_docker_archive_is_the_images_own(tmp_path: Path, image: SampleImage) -> None:
+    """Docker saves an index of indexes, with attestations, where its images are containerd's."""
+    inner = json.dumps({"schemaVersion": 2, "manifests": [entry_of(image)]}).encode()
+    row = {"mediaType": MediaType.OCI_INDEX.value, "digest": digest_of(inner), "size": len(inner)}
+    members = layout_members(image, {"schemaVersion": 2, "manifests": [row]})
+    path = written(tmp_path / "x.tar", [(f"blobs/sha256/{digest_of(inner)[7:]}", inner), *members])
+    assert read_image(open_source(f"docker-archive:{path}")) == (image.root, image.blobs)
+
+
+@pytest.mark.parametrize("fault", ["other image", "wrong size", "missing", "damaged index", "no index"])
+def test_an_index_that_does_not_fit_is_not_gone_by(tmp_path: Path, image: SampleImage, fault: str) -> None:
+    other = sample_image([TWO])
+    row = entry_of(image)
+    index: object = {"schemaVersion": 2, "manifests": [row]}
+    if fault == "other image":
+        index = {"schemaVersion": 2, "manifests": [entry_of(other)]}
+    elif fault == "wrong size":
+        row["size"] += 1
+    elif fault == "missing":
+        row["digest"] = digest_of(b"nothing")
+    elif fault == "damaged index":
+        index = {"manifests": 1}
+    elif fault == "no index":
+        index = None
+    members = layout_members(image, index)
+    members.append((f"blobs/sha256/{other.digest[7:]}", other.root.data))
+    path = written(tmp_path / "x.tar", members)
+    root, blobs = read_image(open_source(f"docker-archive:{path}"))
+    assert root.descriptor.media_type == MediaType.DOCKER_MANIFEST.value
+    assert blobs == image.blobs
 
 
 def test_the_same_image_gives_the_same_bytes(stock: str, tmp_path: Path) -> None:

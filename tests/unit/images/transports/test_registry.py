@@ -178,7 +178,7 @@ def test_wrong_blobs(server: StandIn, image: SampleImage, fault: Fault, says: st
     ("fault", "says"),
     [
         (Fault("GET", "/manifests/", times=99, flip=True), "damaged"),
-        (Fault("GET", "/manifests/", times=99, endless=True), "more than 4 MiB"),
+        (Fault("GET", "/manifests/", times=99, endless=True), "larger than 4 MiB"),
         (Fault("GET", "/manifests/", times=99, headers={"Content-Type": "text/html"}), "web page"),
         (Fault("GET", "/manifests/", times=99, headers={"Docker-Content-Digest": "sha256:" + "a" * 64}), "digest"),
         (Fault("GET", "/manifests/", times=99, body=b"{}", headers={"Content-Length": "2"}), "manifest"),
@@ -404,6 +404,15 @@ def test_blobs_of_another_repository_are_mounted(server: StandIn, image: SampleI
     assert not server.count("GET", "/blobs/sha256")
     assert not server.count("PATCH", "")
     assert "repository:cut:pull,push repository:stock:pull" in server.scopes
+
+
+def test_blobs_are_mounted_under_another_name_of_the_registry(server: StandIn, image: SampleImage) -> None:
+    server.add("stock", "1", image)
+    port = server.host.rpartition(":")[2]
+    source = open_source(f"docker://127.0.0.1:{port}/stock:1")
+    copy_image(source, open_destination(f"docker://localhost:{port}/cut:1"))
+    assert server.blobs["cut"] == image.blobs
+    assert not server.count("GET", "/blobs/sha256")
 
 
 @pytest.mark.parametrize("refusal", ["upload instead", "error"])

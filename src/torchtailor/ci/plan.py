@@ -1,0 +1,411 @@
+"""The jobs of a workflow: which variants are built on which runner, where they are proven, and where they go."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from urllib.parse import urlsplit
+
+import torchtailor
+from torchtailor.backends.choose import choose
+from torchtailor.catalog import Catalog, Method
+from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
+from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.farm.where import HERE, PlaceKind, Where, parse_where
+from torchtailor.recipes.write import recipe_releases
+from torchtailor.variants import Variant
+
+_PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)\s*(?P<rest>(?:[=<>!~].*)?)", re.DOTALL)
+_BRANCH = re.compile(r"[\w./+@#-]*")
+_LABEL = re.compile(r"[\w.:$/@{} -]+")
+
+
+class CiSystem(StrEnum):
+    """What runs the workflow."""
+
+    GITHUB = "github"
+    GITLAB = "gitlab"
+
+
+class CiDivision(StrEnum):
+    """What one job builds."""
+
+    VARIANT = "variant"
+    GPU = "gpu"
+    ARCHITECTURE = "architecture"
+    ALL = "all"
+
+
+class CiLevel(StrEnum):
+    """How far a job that builds proves what it has built."""
+
+    STATIC = "static"
+    IMPORT = "import"
+    ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CiOptions:
+    """What the workflow is to do."""
+
+    selectors: tuple[str, ...]
+    release: str | None = None
+    python: str | None = None
+    cuda: str | None = None
+    method: Method = Method.WHEEL
+    nvidia: bool = False
+    build_options: tuple[str, ...] = ()
+    division: CiDivision | None = None
+    runners: tuple[str, ...] = ()  # ARCHITECTURE=LABEL,...
+    gpu_runners: tuple[str, ...] = ()  # GPU=LABEL,...
+    level: CiLevel = CiLevel.ALL
+    on: str | None = None
+    store: str = ""
+    objects: str = ""
+    publish: str = ""
+    publish_nvidia: bool = False
+    cache: bool = True
+    schedule: str = ""
+    branch: str = ""  # that is published; the usual one where none is given
+    minutes: int | None = None
+    package: str = ""
+
+
+@dataclass(frozen=True)
+class CiJob:
+    """A job that builds some variants."""
+
+    name: str
+    variants: tuple[str, ...]
+    runner: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {"name": self.name, "variants": list(self.variants), "runner": list(self.runner)}
+
+
+@dataclass(frozen=True)
+class CiProof:
+    """A job that proves on a GPU what another job has built for it."""
+
+    name: str
+    of: CiJob  # the part of that job that is for this GPU
+    short_names: tuple[str, ...]  # that its wheelhouses end with
+    runner: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {"name": self.name, "of": self.of.name, "variants": list(self.of.variants), "runner": list(self.runner)}
+
+
+@dataclass(frozen=True)
+class CiPlan:
+    """A workflow, before it is text."""
+
+    system: CiSystem
+    options: CiOptions
+    jobs: tuple[CiJob, ...]
+    proofs: tuple[CiProof, ...]
+    where: Where | None
+
+    @property
+    def row(self) -> SystemRow:
+        return ci_tables().system[self.system]
+
+    @property
+    def method(self) -> MethodRow:
+        return ci_tables().method[self.options.method.value]
+
+    @property
+    def minutes(self) -> int:
+        return self.options.minutes or self.method.minutes
+
+    @property
+    def through_store(self) -> bool:
+        """Whether jobs that need what another one built take it from the store, by the same `build`.
+
+        The keys of a build from source are made of a machine's compiler, so that another machine would compile again.
+        """
+        return bool(self.options.store) and self.options.method is not Method.SOURCE
+
+    @property
+    def makes_wheels(self) -> bool:
+        return self.options.method is not Method.NIX
+
+    @property
+    def hands_files(self) -> bool:
+        """Whether wheelhouses go from job to job as artifacts of the workflow."""
+        return self.makes_wheels and not self.through_store
+
+    @property
+    def caches(self) -> bool:
+        """What a cluster's workers keep is theirs; and who opens a pull request may read what the system keeps."""
+        remote = self.where is not None and self.where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
+        return self.options.cache and not remote and not self.options.nvidia
+
+    @property
+    def trusts_merge_requests(self) -> bool:
+        """Whether code of a pull request may run: not on a machine of the user's, nor with a secret."""
+        own = self.row.runner.values()
+        runners = [job.runner for job in self.jobs] + [proof.runner for proof in self.proofs]
+        return not self.options.store and all(runner in own for runner in runners)
+
+    @property
+    def unknown_schemes(self) -> tuple[str, ...]:
+        """Schemes of stores and indexes whose credentials have to be added by hand."""
+        given = map(_scheme, (self.options.store, self.options.publish))
+        return tuple(one for one in dict.fromkeys(given) if one not in ("", "file", *ci_tables().scheme))
+
+    @property
+    def every_variant(self) -> tuple[str, ...]:
+        return _joined(job.variants for job in self.jobs)
+
+    @property
+    def compiles(self) -> bool:
+        return self.options.method is Method.SOURCE
+
+    def build_line(self, *, elsewhere: bool = False) -> str:
+        """The options of `torchtailor build` after the variants; `elsewhere`, to take what is in the store."""
+        options = self.options
+        words = ["--via", options.method.value, "-o", "dist", *self.method.options]
+        words += ["--nvidia"] if options.nvidia else []
+        words += options.build_options
+        line = [shlex.join(words)]
+        if on := HERE if elsewhere else self.on:
+            line.append(f"--on {shlex.quote(on)}")
+        if options.store:
+            line.append('--store "$STORE"')
+        if options.objects:
+            line.append('--objects "$OBJECTS"')
+        return " ".join(line)
+
+    @property
+    def on(self) -> str:
+        """Where it is built: a store needs a farm, if only of this process."""
+        return self.options.on or (HERE if self.options.store else "")
+
+    def _schemes(self, *, publishes: bool) -> tuple[SchemeRow, ...]:
+        known = ci_tables().scheme
+        given = (self.options.store, self.options.publish if publishes else "")
+        return tuple(known[scheme] for scheme in dict.fromkeys(map(_scheme, given)) if scheme in known)
+
+    def secrets(self, *, publishes: bool) -> tuple[str, ...]:
+        """The secrets of a job; those of the index are for the job that publishes alone."""
+        return _joined(row.secrets for row in self._schemes(publishes=publishes))
+
+    def variables(self, *, publishes: bool) -> Mapping[str, str]:
+        """The variables of a job, addresses and no secrets, with what they are where they are not set."""
+        rows = self._schemes(publishes=publishes)
+        return {name: value for row in rows for name, value in row.variables.items()}
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs: torchtailor with the extras that the jobs need."""
+        extras = set(self.method.extras)
+        extras |= {"farm"} if self.on else set()
+        extras |= {"publish"} if self.options.publish else set()
+        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", sorted(extras))
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return _joined(row.packages for row in self._schemes(publishes=True))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what decides the content of caches."""
+        lines = (self.build_line(), *(" ".join(job.variants) for job in self.jobs))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "system": self.system.value,
+            "jobs": [job.to_json() for job in self.jobs],
+            "proofs": [proof.to_json() for proof in self.proofs],
+            "publish": self.options.publish,
+        }
+
+
+def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
+    """The jobs that build the variants of the selectors; nothing is asked of an index."""
+    _check(system, options)
+    where = parse_where(options.on, catalog) if options.on else None
+    variants = _variants(catalog, options)
+    runners = _runners(system, options.runners)
+    division = options.division or _division(options, where)
+    jobs = tuple(
+        CiJob(name, tuple(variant.unique_name for variant in some), runners[_architecture(some)])
+        for name, some in _divided(variants, division).items()
+    )
+    proofs = tuple(_proofs(catalog, options, jobs, variants))
+    plan = CiPlan(system, options, jobs, proofs, where)
+    if proofs and not plan.makes_wheels and not plan.through_store:
+        raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
+    if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:
+        raise UsageError(
+            "Each job would write an index of wheel variants of its own.", "Add --store, or write --per all."
+        )
+    row = ci_tables().system[system]
+    if len(jobs) > row.most_jobs:
+        raise UsageError(
+            f"{len(jobs)} jobs are more than the {row.most_jobs} that {system.value} starts.",
+            "Select fewer variants, or write --per gpu or --per architecture.",
+        )
+    return plan
+
+
+def _check(system: CiSystem, options: CiOptions) -> None:
+    """Refuse what cannot work, before anything is written."""
+    texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
+    for text in (*texts, *options.build_options, *options.runners, *options.gpu_runners):
+        if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
+            raise UsageError(f"{text!r} has a control character.", "Write it in one line.")
+    if not _BRANCH.fullmatch(options.branch):
+        raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
+    if not options.selectors:
+        raise UsageError("No variant was named.", "Add a name or glob: torchtailor ci github 'sm{80,90}-avx2'.")
+    if options.objects and options.method is not Method.SOURCE:
+        raise UsageError("--objects is for builds from source.", "Add --via source, or omit it.")
+    if options.publish and options.method is Method.NIX:
+        raise UsageError(
+            "What Nix builds is published as a binary cache.", "Give --store s3://BUCKET instead of --publish."
+        )
+    if options.publish_nvidia and not (options.publish and options.nvidia):
+        raise UsageError("--publish-nvidia needs --nvidia and --publish.", "Add them, or omit it.")
+    if options.nvidia and options.method is not Method.WHEEL:
+        raise UsageError("--nvidia is for official wheels.", "Omit it, or --via.")
+    if options.nvidia and not options.store:
+        raise UsageError(
+            "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "
+            "forbids that for changed copies of its libraries.",
+            "Add --store with a bucket or folder of yours, or omit --nvidia.",
+        )
+    if options.schedule and system is CiSystem.GITLAB:
+        raise UsageError(
+            "GitLab keeps schedules in the project, not in this file.",
+            "Omit --schedule, and add one under Build > Pipeline schedules.",
+        )
+    if options.schedule and len(options.schedule.split()) != 5:
+        raise UsageError(f"--schedule {options.schedule!r} is not a cron line.", "Write five fields: '0 3 * * 1'.")
+    if options.on and _is_folder(options.store) and system is CiSystem.GITHUB and not options.runners:
+        raise UsageError(
+            f"The store {options.store} is a folder, which GitHub's own runners do not keep.",
+            "Give a bucket, or a runner of yours that has it: --runner x86_64=self-hosted.",
+        )
+
+
+def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
+    releases = recipe_releases(catalog)[-1] if options.method is Method.NIX else None
+    choices = choose(
+        catalog,
+        options.selectors,
+        release=options.release,
+        python=options.python,
+        cuda=options.cuda,
+        method=options.method,
+        glob_release=releases,
+    )
+    return tuple(choice.variant for choice in choices)
+
+
+def _division(options: CiOptions, where: Where | None) -> CiDivision:
+    """A cluster takes all at once; else a job builds what fits on a runner's disk, or in its time."""
+    if where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+        return CiDivision.ALL
+    return CiDivision.GPU if options.method is Method.WHEEL else CiDivision.VARIANT
+
+
+def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, Sequence[Variant]]:
+    found: dict[str, list[Variant]] = {}
+    for variant in variants:
+        gpu = variant.gpu.sm if variant.gpu else "cpu"
+        name = {
+            CiDivision.ALL: "all",
+            CiDivision.ARCHITECTURE: variant.arch,
+            CiDivision.GPU: f"{gpu}-{variant.arch}",
+            CiDivision.VARIANT: variant.unique_name,
+        }[division]
+        found.setdefault(name, []).append(variant)
+    return found
+
+
+def _architecture(variants: Sequence[Variant]) -> str:
+    """Of the runner: wheels for both are cut on either."""
+    kinds = {variant.arch for variant in variants}
+    return "x86_64" if "x86_64" in kinds else kinds.pop()
+
+
+def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    runners = dict(ci_tables().system[system].runner)
+    for text in given:
+        kind, labels = _labels(text, "--runner", "x86_64=self-hosted,linux")
+        if kind not in runners:
+            raise UsageError(f"--runner {text!r} names no architecture.", f"Known are {', '.join(runners)}.")
+        runners[kind] = labels
+    return runners
+
+
+def _labels(text: str, option: str, example: str) -> tuple[str, tuple[str, ...]]:
+    name, equals, rest = text.partition("=")
+    labels = tuple(label.strip() for label in rest.split(",") if label.strip())
+    if not equals or not labels or not all(map(_LABEL.fullmatch, labels)):
+        raise UsageError(f"{option} {text!r} is not NAME=LABEL,...", f"Write {option} {example}.")
+    return name.strip(), labels
+
+
+def _proofs(
+    catalog: Catalog, options: CiOptions, jobs: Sequence[CiJob], variants: Sequence[Variant]
+) -> Iterable[CiProof]:
+    for text in options.gpu_runners:
+        name, labels = _labels(text, "--gpu-runner", "sm90=self-hosted,h100")
+        gpu, slash, arch = name.partition("/")
+        sm = catalog.gpu(gpu).sm
+        kinds = {variant.arch for variant in variants if variant.gpu and variant.gpu.sm == sm}
+        kinds &= {arch} if slash else kinds
+        if not kinds:
+            raise NoMatchError(
+                f"--gpu-runner {text!r}: none of the variants is for {name}.",
+                "Name a GPU that is built: sm90=LABEL, or sm90/aarch64=LABEL.",
+            )
+        arch = "x86_64" if "x86_64" in kinds else kinds.pop()
+        wanted = {
+            variant.unique_name: variant.short_name
+            for variant in variants
+            if variant.gpu and variant.gpu.sm == sm and variant.arch == arch
+        }
+        for job in jobs:
+            if mine := tuple(one for one in job.variants if one in wanted):
+                part = CiJob(job.name, mine, job.runner)
+                prefix = job.name if sm in job.name else f"{job.name}-{sm}"
+                yield CiProof(f"{prefix}-gpu", part, tuple(dict.fromkeys(wanted[one] for one in mine)), labels)
+
+
+def _with_extras(package: str, extras: Sequence[str]) -> str:
+    """A name and version, a folder or wheel, or a URL, with extras as pip takes them."""
+    listed = f"[{','.join(extras)}]"
+    if "://" in package:
+        return f"torchtailor{listed} @ {package}"
+    if "/" in package or package.endswith(".whl") or package == ".":
+        return f"{package}{listed}"
+    parts = _PACKAGE.fullmatch(package.strip())
+    if parts is None:
+        raise UsageError(
+            f"--package {package!r} is nothing that pip installs.",
+            "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG.",
+        )
+    return f"{parts['name']}{listed}{parts['rest']}"
+
+
+def _scheme(where: str) -> str:
+    scheme = urlsplit(where).scheme
+    return {"s3a": "s3", "gcs": "gs", "az": "abfs", "ssh": "sftp"}.get(scheme, scheme)
+
+
+def _is_folder(where: str) -> bool:
+    return bool(where) and _scheme(where) in ("", "file")
+
+
+def _joined(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item for group in groups for item in group))

@@ -1,0 +1,84 @@
+"""A plan as the text of a workflow: the template of its system, filled in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torchtailor.ci.plan import CiPlan
+from torchtailor.ci.tables import ci_tables
+from torchtailor.errors import EnvironmentProblem
+
+
+def render_ci(plan: CiPlan, path: str) -> str:
+    """The text of a workflow; `path` is where the repository has it. The same plan gives the same text."""
+    template = _environment().get_template(f"{plan.system.value}.yml.j2")
+    return str(template.render(plan=plan, options=plan.options, path=path, command=command_of(plan), **_actions()))
+
+
+def command_of(plan: CiPlan) -> str:
+    """The command that writes this workflow, as it would be typed."""
+    options = plan.options
+    words = ["torchtailor", "ci", plan.system.value, *options.selectors]
+    valued = {
+        "--via": options.method.value if options.method.value != "wheel" else "",
+        "--release": options.release,
+        "--python": options.python,
+        "--cuda": options.cuda,
+        "--build-options": shlex.join(options.build_options),
+        "--per": options.division.value if options.division else "",
+        "--level": options.level.value if options.level.value != "all" else "",
+        "--on": options.on,
+        "--store": options.store,
+        "--objects": options.objects,
+        "--publish": options.publish,
+        "--schedule": options.schedule,
+        "--branch": options.branch,
+        "--timeout": str(options.minutes or ""),
+        "--package": options.package,
+    }
+    words += [word for name, value in valued.items() if value for word in (name, value)]
+    words += [word for text in options.runners for word in ("--runner", text)]
+    words += [word for text in options.gpu_runners for word in ("--gpu-runner", text)]
+    flags = {"--nvidia": options.nvidia, "--publish-nvidia": options.publish_nvidia, "--no-cache": not options.cache}
+    return shlex.join([*words, *(name for name, given in flags.items() if given)])
+
+
+@cache
+def _environment() -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "Workflows are written with the Python package jinja2, which is not installed.",
+            "Install torchtailor with its extra: `pip install 'torchtailor[ci]'`.",
+        ) from error
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("torchtailor.ci", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        # GitHub's own expressions have braces
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="[[",
+        variable_end_string="]]",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+    environment.filters["yaml"] = _yaml
+    return environment
+
+
+def _yaml(value: object) -> str:
+    """A value as YAML in one line: JSON is YAML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def _actions() -> dict[str, str]:
+    return {f"use_{name}": str(action) for name, action in ci_tables().action.items()}

@@ -1,0 +1,61 @@
+"""The data that workflows are made of: pinned actions, runners, methods, schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+
+class PinnedAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An action of GitHub, pinned to the commit of a release."""
+
+    uses: str
+    commit: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.uses}@{self.commit} # {self.version}"
+
+
+class SystemRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A system that runs workflows."""
+
+    path: str
+    most_jobs: int
+    runner: Mapping[str, tuple[str, ...]]
+    image: str = ""
+
+
+class MethodRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What jobs of a build method need."""
+
+    minutes: int
+    extras: tuple[str, ...]
+    options: tuple[str, ...]
+    apt: tuple[str, ...] = ()
+
+
+class SchemeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a store or index with this scheme needs."""
+
+    packages: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    variables: Mapping[str, str] = {}  # with what they are where they are not set
+
+
+class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of them."""
+
+    action: Mapping[str, PinnedAction]
+    system: Mapping[str, SystemRow]
+    method: Mapping[str, MethodRow]
+    scheme: Mapping[str, SchemeRow]
+
+
+@cache
+def ci_tables() -> CiTables:
+    """The data of this version."""
+    return msgspec.toml.decode(files("torchtailor.ci").joinpath("data/ci.toml").read_bytes(), type=CiTables)

