@@ -44,8 +44,8 @@ def main() -> None:
     stage._do = timed(log, "job", stage._do)
     for name in ("find_installed", "owners_by_file", "run_all", "_put_hooks", "_put_stand_ins", "_update_records"):
         setattr(stage, name, timed(log, name, getattr(stage, name)))
-    stage._Listing.of = timed(log, "listing", stage._Listing.of)
-    stage._Tree.__init__ = timed(log, "folders", stage._Tree.__init__)
+    for owner, method, what in ((stage._Listing, "of", "listing"), (stage._Tree, "__init__", "folders")):
+        setattr(owner, method, timed(log, what, getattr(owner, method)))
     stage.tailor_folder(tree, output, options)
     print(f"all: {time.perf_counter() - START:.2f} s")
     rows = [line.split("\t") for line in log.read_text().splitlines()]
