@@ -134,7 +134,7 @@ class Comparison:
             if row is not found:
                 row.first += found.first
                 row.second += found.second
-        starts = next((document["starts"] for document in documents if document["starts"]), [])
+        starts: list[dict[str, Any]] = next((one["starts"] for one in documents if one["starts"]), [])
         return cls(documents[0]["first"], documents[0]["second"], starts, [*rows.values()])
 
 
@@ -156,7 +156,8 @@ def compare(pythons: Sequence[Path], cases: re.Pattern[str], processes: int, tur
                     print(f"\r\033[K{where}: {case}", end="", file=sys.stderr, flush=True)
                     _turns(rows.setdefault((case, threads), Row(case, threads)), first, second, turns)
     print("\r\033[K", end="", file=sys.stderr)
-    return Comparison(*about, starts=[], rows=list(rows.values()))
+    first_about, second_about = about
+    return Comparison(first_about, second_about, [], list(rows.values()))
 
 
 def _turns(row: Row, first: Child, second: Child, turns: int) -> None:

@@ -6,7 +6,7 @@
 #
 # ISA (default: armv8_2 on ARM, avx2 on x86) stands for the CPU-only variant. The build can be interrupted at any time:
 # the same command continues. Wheel, manifest and index go to FOLDER/work/dist, logs and the ledger to
-# FOLDER/work/state.
+# FOLDER/work/state; WORK=/other uses another folder of the system than /work.
 set -eu
 
 root=${1:?"usage: $0 FOLDER [ISA or VARIANT] [options]"}
@@ -17,7 +17,10 @@ case ${1:-} in
     *) variant=cpu-$1; shift ;;
 esac
 [ "$(id -u)" = 0 ] || { echo "trixie: this needs root"; exit 1; }
-mkdir -p "$root/work"
+# Where setup.sh could not compile SLEEF, Debian's slower one is used.
+[ -e "$root/usr/local/lib/libsleef.a" ] || set -- "$@" --skip-check sleef
+work=${WORK:-/work}
+mkdir -p "$root$work"
 # Unmount only what this run mounted: another build may be running.
 mounted=
 trap 'for place in $mounted; do umount -l "$place"; done' EXIT
@@ -31,7 +34,7 @@ done
 chroot "$root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
     ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
     ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} \
-    TORCHTAILOR_STATE=/work/state TORCHTAILOR_CACHE=/work/cache \
+    TORCHTAILOR_STATE="$work/state" TORCHTAILOR_CACHE="$work/cache" \
     /opt/torchtailor/bin/torchtailor build "$variant" --via source --source /src/pytorch --python 3.13 \
     --profile inference --set USE_SYSTEM_LIBS=ON --set USE_FBGEMM=0 --set USE_XNNPACK=0 --set USE_NNPACK=0 \
-    --set USE_PYTORCH_QNNPACK=0 --set USE_ITT=0 --set USE_KLEIDIAI=0 -o /work/dist "$@"
+    --set USE_PYTORCH_QNNPACK=0 --set USE_ITT=0 --set USE_KLEIDIAI=0 -o "$work/dist" "$@"

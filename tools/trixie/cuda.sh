@@ -33,8 +33,8 @@ rm -rf "$root/work/cuda/builds" "$root/work/cuda/ccache"
 for file in $kernels $hosts; do set -- "$@" --target "$objects/$file.o"; done
 printf 'variant\tfile\tseconds\tGPU code\tccache\n'
 for variant in "sm90-$one" "sm80-$one" "sm90-$other"; do
-    # Debian has no package of the cuDNN frontend.
-    answer=$("$here/build.sh" "$root" "$name-$variant" --source /src/pytorch-cuda --work /work/cuda --toolchain wheels \
+    # Debian has no package of the cuDNN frontend, nor of what flash attention needs.
+    answer=$("$here/build.sh" "$root" "$name-$variant" --source /src/pytorch-cuda --work /work/cuda --toolchain wheels --profile minimal \
         --set USE_CUDNN=0 --skip-check disk --json "$@")
     build=$(printf '%s\n' "$answer" | sed -n 's/.*"build": "\(.*\)".*/\1/p')
     printf '%s\n' "$answer" | grep -E '"(ccache|seconds|peak_memory)"' >&2

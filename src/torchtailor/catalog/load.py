@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
 from torchtailor.catalog.products import GpuMatch, find_product
@@ -25,7 +26,7 @@ from torchtailor.trust import Limit, read_limited
 
 USER_FILE = "torchtailor.toml"
 _SHOWN = 500  # letters of an error of a file
-_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml")
+_FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml", "compiled.toml")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Catalog:
     tritons: tuple[Triton, ...]
     drivers: Mapping[int, DriverBranch]
     releases: Mapping[str, Release]
+    compiled: Mapping[str, CompiledBuild]  # by instruction set
     sources: Mapping[str, str]
     checked: str
     wheel_index: str
@@ -189,6 +191,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
         tritons=tables.triton,
         drivers={driver.branch: driver for driver in tables.driver},
         releases=releases,
+        compiled={row.isa: row for row in tables.compiled},
         sources=tables.sources,
         checked=tables.checked,
         wheel_index=tables.wheel_index,
@@ -258,6 +261,9 @@ def _check_references(catalog: Catalog) -> None:
                     raise ValueError(f"release {release.name!r} names the unknown ISA {unknown[0]!r}")
                 if bool(row.gpus) != (build.cuda is not None):
                     raise ValueError(f"release {release.name!r}: GPUs belong to builds with CUDA, and to no other")
+    for isa in catalog.compiled:
+        if isa not in catalog.isas:
+            raise ValueError(f"a row of [[compiled]] names the unknown ISA {isa!r}")
     _check_cores(catalog)
 
 

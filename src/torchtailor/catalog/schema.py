@@ -65,7 +65,21 @@ def decode(document: Mapping[str, Any], shape: type[T], labels: Mapping[str, str
     try:
         return msgspec.convert(document, shape, dec_hook=_parsed)
     except msgspec.ValidationError as error:
-        raise ValueError(_sentence(str(error), document, labels)) from error
+        raise ValueError(_sentence(_named(str(error), document, shape), document, labels)) from error
+
+
+def _named(text: str, document: Mapping[str, Any], shape: type[T]) -> str:
+    """The same with the name of a section, which msgspec leaves out: `$.farm[...].workers` -> `$.farm.rack.workers`."""
+    found = re.search(r"`\$\.(\w+)\[\.\.\.\]", text)
+    if found is None:
+        return text
+    table = found[1]
+    for name, section in document[table].items():
+        try:
+            msgspec.convert({table: {name: section}}, shape, dec_hook=_parsed)
+        except msgspec.ValidationError as error:
+            return str(error).replace(f"{table}[...]", f"{table}.{name}", 1)
+    return text
 
 
 def _parsed(kind: Any, value: object) -> object:

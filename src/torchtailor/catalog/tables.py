@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu
 from torchtailor.catalog.releases import ExtraRow, Release
@@ -25,6 +26,7 @@ KEYS: Mapping[str, str] = {
     "triton": "version",
     "driver": "branch",
     "release": "name",
+    "compiled": "isa",
     "build": "cuda",
 }
 _WORDS: Mapping[str, type[Word]] = {"capability": Capability, "version": Dotted, "cuda": Dotted}
@@ -75,6 +77,9 @@ class CatalogTables(Strict, frozen=True, kw_only=True):
     triton: Annotated[tuple[Triton, ...], Meta(description="Triton releases.")] = ()
     driver: Annotated[tuple[DriverBranch, ...], Meta(description="Branches of NVIDIA's driver.")] = ()
     release: Annotated[tuple[Release, ...], Meta(description="PyTorch releases.")] = ()
+    compiled: Annotated[
+        tuple[CompiledBuild, ...], Meta(description="What builds from source gained over the official wheel.")
+    ] = ()
     row: Annotated[tuple[ExtraRow, ...], Meta(description="More variants of releases that exist.")] = ()
     sources: Annotated[Mapping[str, str], Meta(description="What the names in `sources` stand for.")] = {}
     checked: Annotated[str, Meta(description="The day on which the facts were last checked.")] = ""

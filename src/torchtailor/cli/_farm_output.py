@@ -154,6 +154,10 @@ def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
     if quiet:
         return
     ran = len(result.outcomes)
+    if not ran and not result.failed:
+        took = ui.human_seconds(result.seconds)
+        ui.err().print(f"Everything was in the store, and no job had to run; {took}.", markup=False)
+        return
     workers = len({outcome.worker for _, outcome in result.outcomes.values()})
     lost = f", {counted(result.lost, 'worker')} lost" if result.lost else ""
     ui.err().print(

@@ -121,11 +121,21 @@ def _lines(answer: Recommendation) -> Iterator[Text]:
     if answer.other_variants:
         yield from _heading("Other variants that run")
         yield from _picks(answer.other_variants)
+    yield from _others(answer)
+    yield from _commands(answer)
+
+
+def _others(answer: Recommendation) -> Iterator[Text]:
+    """What was not chosen: compiling, and variants that do not run."""
+    from rich.text import Text
+
+    if answer.compiling:
+        yield from _heading("Compiled instead")
+        yield Text(f"{_POINT}{answer.compiling}")
     if answer.rejected:
         yield from _heading("Rejected")
         for rejection in answer.rejected:
             yield Text.assemble(_POINT, (rejection.what, "bold"), f": {rejection.reason}")
-    yield from _commands(answer)
 
 
 def _commands(answer: Recommendation) -> Iterator[Text]:

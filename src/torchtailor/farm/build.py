@@ -286,19 +286,27 @@ def run_farm(
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
-    if isinstance(farm.plan, NixPlan) and farm.to_do.jobs:
+    with run.attempts():
+        if farm.to_do.jobs or not run.placed_all():
+            run.store.check_writable()
+            _drive(farm, setup, run)
+        return run.end()
+
+
+def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
+    """Start workers and run the jobs; what the store loses meanwhile is made again."""
+    if isinstance(farm.plan, NixPlan):
         send_derivations([variant.derivation for variant in farm.variants], farm.store)
-    with run.attempts(), started(farm.where, setup, compiles=farm.compiles) as engine:
+    with started(farm.where, setup, compiles=farm.compiles) as engine:
         if engine.dashboard:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
-        finished = farm.finished
+        finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
         for _ in range(_ROUNDS):
             result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget, limit=farm.limit_of)
             run.note(result)
             if run.placed():
                 break
-            finished = run.store.finished(key for job in farm.graph.jobs.values() for key in job.gives)
-        return run.end()
+            finished = run.store.finished(farm.graph.makers)
 
 
 @dataclass
@@ -384,6 +392,11 @@ class _Run:
             return outcome
         hint = outcome.hint.replace(there, str(path)) if there else f"{outcome.hint} The log is {path}."
         return msgspec.structs.replace(outcome, hint=hint, log_path=str(path))
+
+    def placed_all(self) -> bool:
+        """Take everything from the store, where no job has to run: no worker is started for that."""
+        self._already = len(self.farm.graph.jobs)
+        return self.placed()
 
     def placed(self) -> bool:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""

@@ -202,19 +202,19 @@ class _Driver:
                 continue
             self._engine.drop(name)
             self._release(name)
-            self._failed(
-                name,
-                worker,
-                JobOutcome(
-                    done=False,
-                    worker=worker,
-                    error_class="JobHung",
-                    error=f"{worker} did not end it within {human_seconds(silent)}; it was expected to take "
-                    f"{human_seconds(job.weight.seconds)}.",
-                    hint="Look at that worker; `job_timeout` of [farm.NAME] says how long to wait.",
-                    code=ExitCode.ENVIRONMENT,
-                ),
+            outcome = JobOutcome(
+                done=False,
+                worker=worker,
+                error_class="JobHung",
+                error=f"{worker} did not end it within {human_seconds(silent)}; it was expected to take "
+                f"{human_seconds(job.weight.seconds)}.",
+                hint="Look at that worker; `job_timeout` of [farm.NAME] says how long to wait.",
+                code=ExitCode.ENVIRONMENT,
             )
+            if self._others(name, worker):
+                state.aside.add(worker)  # the job may still hold it
+                self._say(EventKind.WORKER_SET_ASIDE, name, worker, outcome.error)
+            self._count_failure(name, worker, outcome)
             if load := state.loads.get(worker):
                 self._engine.end_worker(load.worker)
 
@@ -360,18 +360,24 @@ class _Driver:
 
     def _failed(self, name: str, worker: str, outcome: JobOutcome) -> None:
         state = self._state
-        job = self._graph.jobs[name]
-        others = [
-            who
-            for who, load in state.loads.items()
-            if who not in state.aside and who != worker and load.worker.may_run(job)
-        ]
-        if outcome.code == ExitCode.ENVIRONMENT and others:
+        if outcome.code == ExitCode.ENVIRONMENT and self._others(name, worker):
             # a full disk or a missing tool: of that worker, as long as another one does not have it
             state.aside.add(worker)
             self._say(EventKind.WORKER_SET_ASIDE, name, worker, outcome.error)
             self._say(EventKind.JOB_AGAIN, name, worker, outcome.error)
             return
+        self._count_failure(name, worker, outcome)
+
+    def _others(self, name: str, worker: str) -> bool:
+        """Whether another worker could run a job."""
+        state, job = self._state, self._graph.jobs[name]
+        return any(
+            who not in state.aside and who != worker and load.worker.may_run(job) for who, load in state.loads.items()
+        )
+
+    def _count_failure(self, name: str, worker: str, outcome: JobOutcome) -> None:
+        """Once more, elsewhere if possible; then it is given up."""
+        state = self._state
         state.failures[name] += 1
         if state.failures[name] < MOST_FAILURES and outcome.code not in _FINAL:
             state.avoided.add((name, worker))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -172,6 +173,18 @@ class FarmStore:
             raise MissingOutputError(key, self.shown)
 
     # Tokens
+
+    def check_writable(self) -> None:
+        """Say that a store cannot be used before workers are started for it."""
+        name = f"tokens/{secrets.token_hex(8)}"
+        try:
+            self.put_text(name, name)
+            self.remove_text(name)
+        except EnvironmentProblem as error:
+            reason = error.message.rpartition(": ")[2].rstrip(".")
+            raise EnvironmentProblem(
+                f"The store {self.shown} cannot be written: {reason}.", "Give another folder or bucket with --store."
+            ) from error
 
     def put_text(self, name: str, text: str) -> None:
         self._try(lambda: self._place.write(name, text.encode("utf-8", "replace")))

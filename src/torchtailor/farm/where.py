@@ -88,11 +88,18 @@ def parse_where(text: str, catalog: Catalog) -> Where:
         return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=text)
     if text not in catalog.farms:
         known = ", ".join(catalog.farms) or "none"
+        if colon and count.isdigit():
+            raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{text}.")
         raise NoMatchError(
             f"There is no farm {text!r}.",
             f"Write --on local:2 or tcp://HOST:PORT, or add [farm.{text}] to {USER_FILE} (there: {known}).",
         )
     settings = catalog.farms[text]
+    if settings.scheduler and "://" not in settings.scheduler:
+        raise UsageError(
+            f"[farm.{text}]: the scheduler {settings.scheduler!r} has no protocol.",
+            f'Write scheduler = "tcp://{settings.scheduler}".',
+        )
     if bool(settings.scheduler) == bool(settings.cluster):
         raise UsageError(
             f"[farm.{text}] must have either `scheduler` or `cluster`.",
@@ -191,7 +198,8 @@ def _explained(section: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise EnvironmentProblem(
-            f"{section} cannot be started: {error or type(error).__name__}.",
+            f"{section} cannot be started: {reason}.",
             "Its options are those of Dask's class; check them there.",
         ) from error

@@ -19,6 +19,7 @@ from torchtailor.recommendation.candidates import (
     ranked,
 )
 from torchtailor.recommendation.commands import command, stock_command
+from torchtailor.recommendation.compiling import compiling
 from torchtailor.recommendation.explain import machine_line, pick, short_label, why
 from torchtailor.recommendation.hypothetical import GivenParts, resolve_host
 from torchtailor.recommendation.rejections import rejected
@@ -91,6 +92,7 @@ def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendatio
         upgrades=tuple(upgrades(situation, best)),
         alternatives=alternatives(situation, best, cpu),
         notes=tuple(notes),
+        compiling=compiling(situation, best),
         command=command(best, request.into) if best else None,
         stock_command=stock_command(best, matrix.catalog.wheel_index) if best else None,
     )

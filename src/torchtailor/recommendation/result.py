@@ -68,5 +68,6 @@ class Recommendation:
     upgrades: tuple[Upgrade, ...]
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
+    compiling: str | None = None  # what a build from source brings over the official wheel
     command: str | None = None  # what makes and installs the best
     stock_command: str | None = None  # what installs the official wheel uncut, where the best is cut from one

@@ -40,10 +40,11 @@ __all__ = ["build", "catalog", "farm", "ledger", "plain", "project", "site", "va
 pytestmark = pytest.mark.xdist_group("farm")
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_runs_on_a_new_worker(shell: Shell, wanted: dict[str, str]) -> None:
     """An index that sends nothing more holds both workers: their jobs are taken away, and they are started anew."""
     (shell.root / "torchtailor.toml").write_text(
-        '[farm.small]\ncluster = "distributed:LocalCluster"\nworkers = 2\njob_timeout = 3\n'
+        '[farm.small]\ncluster = "distributed:LocalCluster"\nworkers = 2\njob_timeout = 30\n'
         '[farm.small.options]\nn_workers = 0\nthreads_per_worker = 1\ndashboard_address = ":0"\n'
     )
     shell.site.gate.clear()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.backends.source.conftest import build, catalog, ledger, project, request_for, variant, work
+from tests.integration.backends.source.test_bundle import WITH_OPENMP
 from tests.integration.farm.clusters import DaskCluster, running
 from tests.waiting import wait_until
 from torchtailor.backends.source.backend import SourcePlan
@@ -196,3 +197,25 @@ def test_some_targets_only(farm: SourceFarm, tmp_path: Path) -> None:
     assert linked(done)[1] == 0
     assert open_farm_store(str(tmp_path / "store")).finished(done.outcomes) == frozenset(done.outcomes)
     assert SourceOptions().objects == ""
+
+
+def test_what_was_bundled_where_it_was_linked(farm: SourceFarm, build: Any, tmp_path: Path) -> None:
+    """The farm's wheel brings the same libraries as that of one machine, under the same tag, byte for byte."""
+    with (farm.project / "CMakeLists.txt").open("a") as file:
+        file.write(WITH_OPENMP)
+    alone = build(bundle=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "env").symlink_to(farm.work / "env")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHTAILOR_WORK", str(tmp_path / "work"))
+        done = farm.run("here", str(tmp_path / "objects"), bundle=True)
+    assert not done.failed, done.failed
+    own, farmed = (house.path for house in (*alone.wheelhouses, *done.wheelhouses))
+    first, second = (json.loads((path / "manifest.json").read_bytes()) for path in (own, farmed))
+    assert [one["soname"] for one in first["bundle"]["libraries"]] == ["libgomp.so.1"]
+    assert first["bundle"] == second["bundle"]
+    wheels = [zipfile.ZipFile(next((path / "wheels").glob("*.whl"))) for path in (own, farmed)]
+    assert wheels[0].filename and wheels[1].filename
+    assert Path(wheels[0].filename).name == Path(wheels[1].filename).name
+    contents = [{name: archive.read(name) for name in archive.namelist()} for archive in wheels]
+    assert contents[0] == contents[1]

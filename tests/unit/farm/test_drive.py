@@ -254,3 +254,13 @@ def test_jobs_that_hang_everywhere_are_given_up_with_words() -> None:
     (failure,) = done.failed.values()
     assert failure.outcome.code == ExitCode.ENVIRONMENT and "job_timeout" in failure.outcome.hint
     assert list(done.never) == [key("b")] and engine.starts["a"] == 2
+
+
+def test_a_job_that_hangs_on_every_worker_ends_the_run() -> None:
+    """Also where there is always another worker, as with nannies that start new ones."""
+    whole = graph({"a": [], "b": []})
+    engine = Scripted(whole, 5)
+    engine.hung = {f"w{n}" for n in range(100)}
+    done = drive(whole, engine, frozenset(), limit=lambda _: 5.0)
+    assert {failure.job.label for failure in done.failed.values()} == {"a", "b"}
+    assert engine.starts == {"a": 2, "b": 2}

@@ -58,6 +58,9 @@ class Configuration:
     def off(self, switch: str) -> bool:
         return self.switches.get(switch, "").upper() in _OFF
 
+    def on(self, switch: str) -> bool:
+        return switch in self.switches and not self.off(switch)
+
     def fixed(self, switches: Mapping[str, str], environment: Mapping[str, str]) -> Configuration:
         """The same with a fix applied."""
         return replace(

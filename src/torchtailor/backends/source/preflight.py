@@ -32,6 +32,7 @@ CHECKS = (
     "cudnn",
     "nccl",
     "blas",
+    "sleef",
     "memory",
     "disk",
     "verify",
@@ -104,7 +105,8 @@ class Inspector:
         room = capacity(self._probe)
         checks = [self._machine(), self._compiler_check(compiler), self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
-        checks += [self._blas_check(configuration, blas), self._memory(room), self._disk(work, disk_free)]
+        checks += [self._blas_check(configuration, blas), *self._system_libraries(configuration)]
+        checks += [self._memory(room), self._disk(work, disk_free)]
         return Preflight(tuple(checks), compiler, cuda, blas, room)
 
     @staticmethod
@@ -241,6 +243,20 @@ class Inspector:
         fix = next(row.fix for row in rows if row.name == "OpenBLAS")
         reason = f"{names} are not installed; without a BLAS matmul is slow and LAPACK is missing"
         return PreflightCheck("blas", False, reason, fix)
+
+    def _system_libraries(self, configuration: Configuration) -> Iterator[PreflightCheck]:
+        """The wheel would work, only slowly: it is worth a stop before hours of compiling."""
+        for row in self._tables.system_libraries:
+            if not any(map(configuration.on, row.switches)):
+                continue
+            # The shared one of the system was taken even where a static one was in /usr/local.
+            names = ((place, name) for name in (row.slow, row.fast) for place in ("/usr/local", "/usr"))
+            found = next((name for place, name in names if self._library_folder(place, name)), None)
+            if found == row.fast:
+                yield PreflightCheck(row.name, True, f"{found}, linked statically")
+            else:
+                what = f"{found}: {row.why}" if found else f"neither {row.fast} nor {row.slow} is installed"
+                yield PreflightCheck(row.name, False, what, row.fix)
 
     def _memory(self, room: Capacity) -> PreflightCheck:
         needed = self._tables.cost.memory_gigabytes

@@ -73,6 +73,18 @@ class BlasLibrary(Strict, frozen=True):
     switches: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class SystemLibrary(Strict, frozen=True):
+    """A library of the system instead of a submodule, which is slower than that as some systems have it."""
+
+    name: str
+    switches: tuple[str, ...]  # any of them takes it from the system
+    fast: str
+    slow: str
+    why: str
+    fix: str
+    source: str
+
+
 class FileKind(Strict, frozen=True):
     """A kind of file that is compiled, and what one costs."""
 
@@ -126,6 +138,7 @@ class _File(Strict, frozen=True):
     profile: tuple[Profile, ...]
     rule: tuple[SwitchRule, ...]
     blas: tuple[BlasLibrary, ...]
+    system_library: tuple[SystemLibrary, ...]
     kind: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
@@ -139,6 +152,7 @@ class Tables:
     profiles: Mapping[str, Profile]
     rules: tuple[SwitchRule, ...]
     blas: tuple[BlasLibrary, ...]
+    system_libraries: tuple[SystemLibrary, ...]
     kinds: tuple[FileKind, ...]
     cost: CostRow
     environment: EnvironmentRow
@@ -170,6 +184,7 @@ def load_tables() -> Tables:
         profiles={row.name: row for row in read.profile},
         rules=read.rule,
         blas=read.blas,
+        system_libraries=read.system_library,
         kinds=read.kind,
         cost=read.cost,
         environment=read.environment,

@@ -16,17 +16,22 @@ from pathlib import Path
 import pytest
 
 from tests.integration.backends.source.conftest import Build
+from tests.unit.backends.stack import FAT
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
 from torchtailor.artifact.launch import FinishedProcess, start
 from torchtailor.artifact.roots import SystemRoot
+from torchtailor.backends.cutting import CutOptions, Cutter
 from torchtailor.backends.source.buildenv import BuildEnvironment, make_tools
 from torchtailor.backends.source.bundling import bundle as bundling
 from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
 from torchtailor.backends.source.bundling.owners import LibraryOwner
 from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.folders import Folders
+from torchtailor.catalog import Capability, load_catalog
+from torchtailor.disk import hash_file
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
+from torchtailor.fetch.cache import Cache
 from torchtailor.ledger.ledger import Ledger, Result
 from torchtailor.verification import CheckOutcome, imports, verify
 from torchtailor.verification.suite_results import SuiteResults
@@ -303,6 +308,32 @@ def test_tools_that_are_gone(bundler: Bundler, torch: Callable[..., Path], tmp_p
     assert str(broken.parent) in raised.value.hint
 
 
+def test_a_bundled_wheel_is_cut_for_each_gpu(bundler: Bundler, torch: Callable[..., Path], tmp_path: Path) -> None:
+    """Bundled once, where it was linked; each GPU's wheel has the libraries, their licences and the tag."""
+    plain = torch(gomp())
+    with zipfile.ZipFile(plain) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.startswith(INFO)}
+    files["torch/lib/libtorch_cuda.so"] = FAT
+    tag = f"cp313-cp313-linux_{MACHINE}"
+    fat = build_wheel(tmp_path, files, name="torch", version="2.99.0+cu130.avx512", tag=tag)
+    made = bundled(bundler, fat, tmp_path / "out")
+    gpus = [Capability(8, 0), Capability(9, 0)]
+    cutter = Cutter(load_catalog(Path("/")), Cache(tmp_path / "cache"), CutOptions())
+    cuts = cutter.cut(made.wheel, hash_file(made.wheel), made.wheel.name, gpus)
+    for gpu in gpus:
+        with WheelArchive(cuts[gpu].path) as archive:
+            whole = WheelDistribution.of(archive)
+            for member in archive.files:
+                whole.check(member)
+            names = set(archive.members)
+            assert cuts[gpu].path.name.endswith(f"-{made.platform}.whl")
+            assert f"torch.libs/{made.libraries[0].name}" in names
+            listed = licence_files(archive.read(f"{whole.dist_info}/METADATA"))
+            assert all(f"{whole.dist_info}/licenses/{name}" in names for name in listed)
+            before = zipfile.ZipFile(made.wheel).read("torch/lib/libtorch_cpu.so")
+            assert b"".join(archive.chunks(archive.members["torch/lib/libtorch_cpu.so"])) == before
+
+
 # Another system
 
 
@@ -389,10 +420,11 @@ def test_what_is_no_system(tmp_path: Path, torch: Callable[..., Path], smallest:
         verify(torch(), level="import", root=tmp_path / "missing")
     with pytest.raises(NoMatchError, match="holds no system"):
         verify(torch(), level="import", root=tmp_path)
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "version.py").touch()
+    loose = tmp_path / "loose" / "torch" / "lib"
+    loose.mkdir(parents=True)
+    shutil.copy(tmp_path / "own" / "libtorch_cpu.so", loose)
     with pytest.raises(UsageError, match="no wheels"):
-        verify(tmp_path, level="import", root=smallest)
+        verify(tmp_path / "loose", level="import", root=smallest)
 
 
 def test_the_script_shows_its_steps(tmp_path: Path) -> None:

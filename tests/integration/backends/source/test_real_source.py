@@ -1,4 +1,4 @@
-"""c10 of a real PyTorch for two instruction sets; needs root and a folder made by tools/trixie/setup.sh."""
+"""c10 and kernels of a real PyTorch for several ISAs; needs root and a folder made by tools/trixie/setup.sh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_the_instruction_set_is_in_the_code() -> None:
     if os.geteuid() != 0:
         pytest.skip("chroot needs root")
     done = subprocess.run([str(SCRIPT), folder], stdout=subprocess.PIPE, text=True, check=True)
-    low, high = ({key: value for key, value in row.items() if key != "isa"} for row in _rows(done.stdout))
+    libraries = [row for row in _rows(done.stdout) if row["file"] == "libc10.so"]
+    low, high = libraries[0], libraries[-1]
     assert int(low["instructions"]) > 10_000
     if platform.machine() == "aarch64":
         assert int(low["sve"]) == 0
@@ -31,6 +32,14 @@ def test_the_instruction_set_is_in_the_code() -> None:
     else:
         assert int(low["zmm"]) == 0
         assert int(high["zmm"]) > 0
+        kernels = {
+            (row["isa"], row["file"].split(".")[2]): int(row["zmm"])
+            for row in _rows(done.stdout)
+            if row not in libraries
+        }
+        assert kernels["avx2", "AVX2"] == 0
+        assert kernels["avx512", "AVX512"] > 0
+        assert ("avx2", "AVX512") not in kernels
 
 
 def _rows(text: str) -> list[dict[str, str]]:

@@ -44,7 +44,24 @@ def test_a_cpu_variant_never_takes_cuda(tables: Tables, variant: Named) -> None:
     configuration = configure(tables, variant("cpu-avx512"))
     assert configuration.off("USE_CUDA")
     assert "TORCH_CUDA_ARCH_LIST" not in configuration.environment
-    assert configuration.environment["CXXFLAGS"] == " ".join(variant("cpu-avx512").isa.compile_flags)
+    assert configuration.environment["CXXFLAGS"].startswith(" ".join(variant("cpu-avx512").isa.compile_flags))
+
+
+def test_flags_of_rules_follow_those_of_the_isa(tables: Tables, variant: Named) -> None:
+    configuration = configure(tables, variant("cpu-armv8_2"))
+    own = (*variant("cpu-armv8_2").isa.compile_flags, "-fno-semantic-interposition")
+    assert configuration.flags == own
+    assert configuration.environment["CFLAGS"] == configuration.environment["CXXFLAGS"] == " ".join(own)
+    assert configuration.to_json()["flags"] == " ".join(own)
+
+
+def test_a_blas_has_switches_of_its_own(tables: Tables, variant: Named) -> None:
+    static, shared, *_ = tables.blas_for("x86_64")
+    found = configure(tables, variant("cpu-avx512"), blas=static)
+    assert (found.switches["BLAS"], found.switches["USE_STATIC_MKL"]) == ("MKL", "1")
+    assert "USE_STATIC_MKL" not in configure(tables, variant("cpu-avx512"), blas=shared).switches
+    asked = configure(tables, variant("cpu-avx512"), blas=static, overrides=["USE_STATIC_MKL=0"])
+    assert asked.off("USE_STATIC_MKL")
 
 
 def test_a_gpu_variant_asks_for_its_gpu_in_pytorchs_spelling(tables: Tables, variant: Named) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchtailor.backends.source.configuration import configure
-from torchtailor.backends.source.preflight import Inspector, Preflight
+from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck
 from torchtailor.backends.source.tables import Tables
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, UsageError
@@ -74,10 +74,13 @@ def machine() -> Machine:
 @pytest.fixture
 def look(catalog: Catalog, tables: Tables, variant: Named, machine: Machine) -> Callable[..., Preflight]:
     def run(
-        name: str = "pytorch-python313-cuda13_0-sm90-avx512", free: int = 10**11, python: Path | None = PYTHON
+        name: str = "pytorch-python313-cuda13_0-sm90-avx512",
+        free: int = 10**11,
+        python: Path | None = PYTHON,
+        overrides: tuple[str, ...] = (),
     ) -> Preflight:
         named = variant(name)
-        configuration = configure(tables, named)
+        configuration = configure(tables, named, overrides=overrides)
         inspector = Inspector(catalog, tables, machine.probe(), named)
         return inspector.check(configuration, python=python, work=Path("/w"), disk_free=free, git=True)
 
@@ -99,7 +102,8 @@ def test_a_machine_that_has_everything(look: Look) -> None:
     assert seen.compiler is not None
     assert str(seen.compiler.version) == "14.2.0"
     assert seen.cuda is not None
-    assert seen.blas == "OpenBLAS"
+    assert seen.blas is not None
+    assert seen.blas.name == "OpenBLAS"
     assert seen.capacity.cores == 16
 
 
@@ -177,7 +181,32 @@ def test_blas_of_the_platform(look: Look, machine: Machine) -> None:
     assert "libopenblas-dev" in miss(look(), "blas")[1]
     machine.folders["/opt/intel/oneapi/mkl/latest/include"] = ("mkl.h",)
     machine.folders["/opt/intel/oneapi/mkl/latest/lib"] = ("libmkl_rt.so.2",)
-    assert look().blas == "MKL"
+    shared = look().blas
+    assert shared is not None
+    assert (shared.name, shared.switches) == ("MKL", {})
+    machine.folders["/opt/intel/oneapi/mkl/latest/lib"] = ("libmkl_core.a", "libmkl_rt.so.2")
+    static = look().blas
+    assert static is not None
+    assert (static.name, static.switches) == ("MKL", {"USE_STATIC_MKL": "1"})
+
+
+@pytest.mark.parametrize("switch", ["USE_SYSTEM_LIBS=ON", "USE_SYSTEM_SLEEF=1"])
+def test_a_shared_sleef_of_the_system_is_slow(look: Look, machine: Machine, switch: str) -> None:
+    def sleef() -> PreflightCheck:
+        return next(check for check in look(overrides=(switch,)).checks if check.name == "sleef")
+
+    assert "sleef" not in {check.name for check in look().checks}  # the submodule is used
+    assert "sleef" not in {check.name for check in look(overrides=("USE_SYSTEM_SLEEF=0",)).checks}
+    assert "neither libsleef.a nor libsleef.so" in sleef().found
+    machine.folders["/usr/local/lib"] = ("libsleef.a",)
+    assert sleef().passed
+    machine.folders[LIBRARIES] = ("libopenblas.so", "libsleef.so", "libsleef.so.3")
+    assert not sleef().passed
+    assert "slower than in the official wheel" in sleef().found
+    seen = look(overrides=(switch,))
+    seen.require(("sleef",))
+    with pytest.raises(EnvironmentProblem, match="sleef: libsleef"):
+        seen.require()
 
 
 def test_room(look: Look, machine: Machine) -> None:

@@ -22,7 +22,7 @@ from torchtailor.backends.source.buildenv import BuildEnvironment
 from torchtailor.backends.source.bundling.owners import LibraryOwner, find_owner
 from torchtailor.backends.source.bundling.tables import BundleTables, load_bundle_tables
 from torchtailor.backends.source.bundling.tag import PlatformTag, choose_tag, own_glibc
-from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import MAGIC, DynamicTag
 from torchtailor.binary.source import blamed_on
 from torchtailor.binary.symbols import dynamic_text, needed_libraries
@@ -258,7 +258,10 @@ def _needs(wheel: WheelDistribution) -> Iterator[tuple[str, tuple[tuple[str, ...
         if wheel.archive.head(member, len(MAGIC)) != MAGIC:
             continue
         with open_member(wheel.path, member) as source, blamed_on(member.name):
-            elf = ElfFile(source)
+            try:
+                elf = ElfFile(source)
+            except UnsupportedElfError:  # for another processor: this machine's loader never opens it
+                continue
             search = dynamic_text(elf, DynamicTag.RUNPATH) or dynamic_text(elf, DynamicTag.RPATH)
             yield member.name, (needed_libraries(elf), tuple(part for part in search.split(":") if part))
 

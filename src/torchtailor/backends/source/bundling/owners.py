@@ -36,7 +36,7 @@ class LibraryOwner:
 
 def is_gpl(licence: str) -> bool:
     """Whether every choice that a licence offers is the GPL, without an exception."""
-    choices = re.split(r"\s+or\s+|\s*\|\s*", licence, flags=re.IGNORECASE)
+    choices = re.split(r"\s+or\s+|\s*[|/]\s*", licence, flags=re.IGNORECASE)
     return bool(licence) and all(
         any(_GPL.search(part) and not _EXCEPTION.search(part) for part in re.split(r"\s+and\s+|[,;]", choice))
         for choice in choices
@@ -89,7 +89,7 @@ def debian_licence(text: str) -> str:
         return " and ".join(dict.fromkeys(name for files, name in found.items() if not files.startswith("debian/")))
     if known := load_bundle_tables().licence_of(text):
         return known
-    return " and ".join(sorted(set(_COMMON.findall(text))))
+    return " / ".join(sorted(set(_COMMON.findall(text))))  # which of them is the library's, only a reader can tell
 
 
 def _stanzas(text: str) -> Iterator[tuple[str, str]]:
