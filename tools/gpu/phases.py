@@ -19,6 +19,7 @@ START = time.perf_counter()
 from torchtailor.tailoring import folder as stage  # noqa: E402
 from torchtailor.tailoring.run import tailor_options  # noqa: E402
 
+_ALONE = ("find_installed", "owners_by_file", "run_all", "_put_hooks", "_put_stand_ins", "_update_records")
 _SHOWN = 12
 
 
@@ -41,11 +42,14 @@ def main() -> None:
     log = Path(tempfile.mkstemp(suffix=".log")[1])
     print(f"imports: {time.perf_counter() - START:.2f} s")
     options = tailor_options(gpu, nvidia=True, strip=True)
-    stage._do = timed(log, "job", stage._do)
-    for name in ("find_installed", "owners_by_file", "run_all", "_put_hooks", "_put_stand_ins", "_update_records"):
-        setattr(stage, name, timed(log, name, getattr(stage, name)))
-    stage._Listing.of = timed(log, "listing", stage._Listing.of)
-    stage._Tree.__init__ = timed(log, "folders", stage._Tree.__init__)
+    owners: dict[str, tuple[object, str]] = {
+        "job": (stage, "_do"),
+        "listing": (stage._Listing, "of"),
+        "folders": (stage._Tree, "__init__"),
+        **{name: (stage, name) for name in _ALONE},
+    }
+    for label, (owner, name) in owners.items():
+        setattr(owner, name, timed(log, label, getattr(owner, name)))
     stage.tailor_folder(tree, output, options)
     print(f"all: {time.perf_counter() - START:.2f} s")
     rows = [line.split("\t") for line in log.read_text().splitlines()]

@@ -382,7 +382,7 @@ def main() -> None:
             raise SystemExit(f"farm: {stage} gave other bytes: {', '.join(differing[:5])}")
         outcome.files = len(found)
         outcomes.append(outcome)
-        say(f"{stage}: {outcome.seconds:.0f} s")
+        say(f"{stage}: {outcome.seconds:.0f} s, {len(found)} files with the same bytes\n{table([outcome])}")
     print(json.dumps([asdict(one) for one in outcomes], indent=1) if given.json else table(outcomes))
 
 

@@ -154,7 +154,8 @@ def _short(groups: Sequence[ImageGroup]) -> str:
 
 
 def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
-    from torchtailor.gpucode.fitness import Fit, gpu_fit
+    from torchtailor.catalog import Fit
+    from torchtailor.gpucode.fitness import gpu_fit
 
     answer = gpu_fit(library, gpu.capability, inspection.rules)
     counts = [(count - library.moved * (fit is Fit.NONE), fit.value) for fit, count in answer.containers.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -129,15 +130,10 @@ class DaskEngine:
                 future.cancel()
 
     def end_worker(self, worker: FarmWorker) -> None:
-        """By its nanny, which starts another one; a worker without one is only closed."""
-        if (address := self._names.get(worker.name)) is None:
-            return
-
-        def restart() -> None:
-            with suppress(Exception):  # it hangs, or is gone: nobody waits for it
-                self._client.restart_workers([address], timeout=_ANSWER, raise_for_error=False)
-
-        threading.Thread(target=restart, daemon=True).start()
+        """It dies as if it was killed: its nanny, if it has one, starts another."""
+        if (address := self._names.get(worker.name)) is not None:
+            with suppress(Exception):  # it is gone already
+                self._client.run(_end_process, workers=[address], wait=False, on_error="ignore")
 
     def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
         self._look()
@@ -298,6 +294,11 @@ class DaskEngine:
             self.drop(name)
         with suppress(TorchtailorError):
             self._store.remove_text(self._token)
+
+
+def _end_process() -> None:
+    """On a worker whose job does not end, and cannot be stopped in any other way."""
+    os._exit(1)
 
 
 async def _offer(resource: str, amount: int, dask_worker: Any) -> None:

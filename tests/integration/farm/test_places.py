@@ -41,8 +41,8 @@ pytestmark = pytest.mark.xdist_group("farm")
 
 
 @pytest.mark.slow
-def test_a_job_that_hangs_runs_on_a_new_worker(shell: Shell, wanted: dict[str, str]) -> None:
-    """An index that sends nothing more holds both workers: their jobs are taken away, and they are started anew."""
+def test_a_job_that_hangs_is_taken_away_and_runs_again(shell: Shell, wanted: dict[str, str]) -> None:
+    """An index that sends nothing more holds both workers: their jobs are taken away, and run again."""
     (shell.root / "torchtailor.toml").write_text(
         '[farm.small]\ncluster = "distributed:LocalCluster"\nworkers = 2\njob_timeout = 30\n'
         '[farm.small.options]\nn_workers = 0\nthreads_per_worker = 1\ndashboard_address = ":0"\n'
@@ -55,7 +55,6 @@ def test_a_job_that_hangs_runs_on_a_new_worker(shell: Shell, wanted: dict[str, s
     assert "did not end it within" in str(again[0]["text"])
     result = watched.end()
     assert result["failed"] == [] and tree(shell.root / "dist") == wanted
-    assert result["workers_lost"]
 
 
 @pytest.mark.slow
