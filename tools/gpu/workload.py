@@ -62,9 +62,16 @@ def torchtailor(*words: str | Path, check: bool = True, site: Path | None = None
     return done
 
 
+def made(tree: str) -> Path:
+    """The site-packages of a tree; without it, Python would take the installed torch and prove nothing."""
+    if not (site := site_of(WORK / tree)).is_dir():
+        raise RuntimeError(f"{WORK / tree} was not made: run its step first")
+    return site
+
+
 def program(name: str, folder: str, **variables: str) -> tuple[str, str, float]:
     """The result line, what else was said, and the seconds until the first result."""
-    environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / folder)), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(made(folder)), **variables}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / f"{name}.py")], capture_output=True, text=True, env=environment, check=False
@@ -199,7 +206,7 @@ def speed() -> None:
 def run_suite(folder: Path, name: str, tree: str, **variables: str) -> str:
     """Run the op suite on a tree; what it said on stderr."""
     arguments = ["--device", "cuda", "--out", str(WORK / f"suite-{name}.json"), "--quiet", "--case-timeout", "120"]
-    environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), "OMP_NUM_THREADS": "4", **variables}
+    environment = {**os.environ, "PYTHONPATH": str(made(tree)), "OMP_NUM_THREADS": "4", **variables}
     command = [sys.executable, str(folder / "suite.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=420)
     say(f"suite {name}: exit {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
@@ -305,7 +312,7 @@ def miss() -> None:
 
 
 def python(code: str, tree: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(made(tree)), **variables}
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=200
     )
@@ -348,7 +355,7 @@ def graphs() -> None:
     for how in ("warm", "cold"):
         found = {}
         for tree in ("stock", *made_trees()):
-            environment = {**os.environ, "PYTHONPATH": str(site_of(WORK / tree)), "TORCHTAILOR_QUIET": "1"}
+            environment = {**os.environ, "PYTHONPATH": str(made(tree)), "TORCHTAILOR_QUIET": "1"}
             done = subprocess.run(
                 [sys.executable, str(file), how], capture_output=True, text=True, env=environment, check=False
             )
@@ -412,6 +419,7 @@ def unpack(wheel: Path, site: Path) -> None:
     """Unpack a wheel as installers do: programs stay executable."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
+            (site / member.filename).parent.mkdir(parents=True, exist_ok=True)  # by several threads; zipfile would fail
             place = Path(archive.extract(member, site))
             if member.external_attr >> 16 & 0o111:
                 place.chmod(0o755)
