@@ -190,6 +190,9 @@ def in_containers(storage: Path, image: str) -> None:
     finally:
         if storage.exists() and shutil.which("buildah"):
             run("buildah", *where, "rmi", "--all", "--force", quiet=True)
+        for place in storage.glob("root/*"):
+            if place.is_mount():  # what the tools keep mounted for their next run
+                run("umount", place)
         shutil.rmtree(storage, ignore_errors=True)
 
 
