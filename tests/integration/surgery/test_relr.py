@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from tests.unit.surgery.checks import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, SegmentType
+from torchtailor.cli import main
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.library import tailor_library
@@ -59,12 +61,12 @@ def program(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runner(tmp_path_factory.mktemp("program"), tools)
 
 
-def with_pointers(folder: Path, tools: Toolchain, *flags: str) -> Path:
+def with_pointers(folder: Path, tools: Toolchain, *flags: str, **code: int) -> Path:
     source = folder / "pointers.c"
     table = ", ".join(f"base + {index}" for index in range(COUNT))
     fixed = ", ".join(f"base + {7 * index}" for index in range(100))
     source.write_text(POINTERS % {"count": COUNT, "table": table, "fixed": fixed})
-    return build(folder, tools, *flags, str(source))
+    return build(folder, tools, *flags, str(source), **code)
 
 
 def relative_places(library: Path) -> set[int]:
@@ -153,6 +155,24 @@ def test_a_wheel_says_which_glibc_it_needs(tmp_path: Path, tools: Toolchain) -> 
     plain = tailor_wheel(wheel, tmp_path / "plain", options("9.0"))
     assert plain.output is not None
     assert "manylinux_2_28" in plain.output.name
+
+
+def test_code_that_is_too_small_to_cut_is_no_failure(
+    tmp_path: Path, tools: Toolchain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its library is written again for the relocations alone."""
+    library = with_pointers(tmp_path, tools, "-s", containers=1, size=120)
+    files = {"x/libx.so": library.read_bytes()}
+    wheel = build_wheel(tmp_path, files, name="x", version="1.0", tag=f"py3-none-manylinux_2_28_{tools.name}")
+    assert not tailor_library(library, tmp_path / "none.so", options("9.0")).status.changed
+    result = tailor_wheel(wheel, tmp_path / "out", options("9.0", relr=True))
+    assert result.output is not None
+    words = ["verify", str(result.output), "--against", str(wheel), "--gpu", "9.0", "--level", "static", "--json"]
+    code = main(words)
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    found = checks["GPU code: nothing foreign"]
+    assert (found["outcome"], code) == ("pass", 0), checks
+    assert "removing them would save nothing" in found["reason"]
 
 
 def test_only_where_it_gains(tmp_path: Path, tools: Toolchain) -> None:

@@ -298,6 +298,15 @@ class TestHostCode:
         prove(_with_member(wheel, "torch/lib/libtorch_cpu.so", other, tmp_path))
         assert [path.name for path in reads] == ["libtorch_cpu.so"]
 
+    def test_another_stock_vouches_for_nothing(self, stock: Path, tmp_path: Path) -> None:
+        """Beside a stock that is there, what the manifest says of its own does not count."""
+        files = {"y/liby.so": (HOST / "x86_64" / "startup_base.so").read_bytes()}
+        other = build_wheel(tmp_path, files, name="y", version="1.0", tag="py3-none-manylinux_2_28_x86_64")
+        proof = prove(tailored(stock, "9.0", tmp_path), against=other)
+        assert "host code as stock" not in [check.name for check in proof.checks]
+        assert failures(proof) == ["coverage against stock"]
+        assert "stock has none of the 3 libraries here" in line(proof, "coverage against stock").reason
+
     def test_stock_read_before_is_known(self, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What was found in a stock library on this machine is used for its cut, an ISA asked for or not."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

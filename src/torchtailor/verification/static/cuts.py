@@ -32,6 +32,11 @@ class CutRecord:
         return self.row.get("status") in _UNTOUCHED
 
     @property
+    def code_kept(self) -> bool:
+        """Whether it was written again with all of its GPU code, because removing some would have saved nothing."""
+        return self.row.get("status") == LibraryStatus.STRIPPED.value and not self.bytes_before
+
+    @property
     def split(self) -> bool:
         """Whether all its code that a hook can hand out went to packs, for whichever GPU."""
         return bool(self.manifest.get("policy", {}).get("split"))

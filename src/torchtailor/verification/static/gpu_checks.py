@@ -162,7 +162,7 @@ class _LeftCode:
     kept: int = 0
     shared: int = 0  # for other GPUs, in libraries that a split makes for all
     foreign: Counter[str] = field(default_factory=Counter)
-    left: Counter[str] = field(default_factory=Counter)  # for other GPUs, where it is not known what needs it
+    left: Counter[str] = field(default_factory=Counter)  # for other GPUs: needed by nobody knows what, or too small
     removed: dict[str, None] = field(default_factory=dict)
 
     def add(
@@ -187,7 +187,7 @@ class _LeftCode:
                     self.kept += size
                 elif record.split:
                     self.shared += size
-                elif not group.can_be_cut:
+                elif not group.can_be_cut or record.code_kept:
                     self.left[where] += size
                 elif size:
                     self.foreign[where] += size
@@ -231,7 +231,7 @@ def foreign_checks(
         reason = (
             f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are {whose}, and"
             f" {human_bytes(left.total())} for other GPUs were left, because it is not known that nothing needs"
-            f" them: {most}"
+            f" them, or removing them would save nothing: {most}"
         )
     if code.shared:
         reason += f"; {human_bytes(code.shared)} that no hook can hand out stay for all GPUs"

@@ -99,7 +99,8 @@ def _with_host_code(
             place, source = stock, compared.stock
             original: str | None = source.sha256
         else:
-            original = known.stock_of(facts)
+            # what an artifact says of its stock does not count beside a stock that is there
+            original = known.stock_of(facts) if stock is None else None
         if original is not None:
             as_stock.add(facts.name)
         contents = (content for content in (original, source.sha256) if content)

@@ -12,7 +12,7 @@ from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
 from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
-from torchtailor.verification.result import Check
+from torchtailor.verification.result import Check, Level
 from torchtailor.verification.static.cuts import dropped_files, keeps_lto, unified_tegra
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
@@ -79,5 +79,8 @@ def _coverage(
     absent = [name for name, report in reports.items() if report.has_code and name not in here]
     missing = [name for name in absent if name not in dropped]
     by_choice = [name for name in absent if name in dropped]
+    if libraries and not compared:
+        reason = f"stock has none of the {len(libraries)} libraries here: it is not what this was made of"
+        return [Check.of(Level.STATIC, "coverage against stock", False, reason, missing=missing)]
     coverages = [one.coverage for one in compared if one.coverage]
     return list(coverage_checks(coverages, missing, expected.gpus, by_choice))
