@@ -67,7 +67,7 @@ def test_recommend_for_a_named_machine_as_json(capsys: pytest.CaptureFixture[str
     assert answer["upgrades"][0]["needs"] == "driver 580.65.06"
     assert set(answer) == {
         "schema", "machine", "workload", "python", "best", "per_gpu", "other_variants", "rejected", "upgrades",
-        "alternatives", "notes", "command", "stock_command",
+        "alternatives", "notes", "compiling", "command", "stock_command",
     }  # fmt: skip
 
 

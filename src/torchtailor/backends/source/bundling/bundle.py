@@ -26,6 +26,7 @@ from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import MAGIC, DynamicTag
 from torchtailor.binary.source import blamed_on
 from torchtailor.binary.symbols import dynamic_text, needed_libraries
+from torchtailor.cgroups import available_cores
 from torchtailor.disk import disk_errors, staging_folder
 from torchtailor.errors import BuildFailedError, CheckFailedError, EnvironmentProblem
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
@@ -324,7 +325,7 @@ def _write(
         assert row is not None
         rows |= {old: None, new: RecordRow(new, row.hash, row.size)}
     record = audited.record.updated(rows)
-    with new_wheel(target, effort=Effort.SMALL, threads=os.cpu_count() or 2) as writer:
+    with new_wheel(target, effort=Effort.SMALL, threads=available_cores()) as writer:
         for member in audited.payload():
             if member.is_dir:
                 continue
