@@ -14,8 +14,8 @@ ROOT = Path(torchtailor.__file__).parent
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
     {"errors", "progress", "format", "cgroups"},
-    {"disk", "trust"},
-    {"binary", "catalog"},
+    {"disk", "trust", "extras"},
+    {"binary", "catalog", "templates"},
     {"wheels", "variants"},
     {"licences"},
     {"gpucode"},

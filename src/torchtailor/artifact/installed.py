@@ -53,7 +53,7 @@ def find_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[tuple[Instal
 
 def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
     """The distributions of one site-packages folder."""
-    return read_installed(site, site.glob("*.dist-info"), strict=False)
+    return find_installed(site, site.glob("*.dist-info"))[0]
 
 
 def unreadable_in(root: Path) -> tuple[str, ...]:
@@ -85,16 +85,15 @@ def owners_by_file(installed: Iterable[InstalledDistribution]) -> dict[str, tupl
     return owners
 
 
-def read_installed(root: Path, dist_infos: Iterable[Path], *, strict: bool = True) -> tuple[InstalledDistribution, ...]:
-    """Those of the `.dist-info` folders that have what is needed; what Debian or conda left without RECORD is not
-    ours to change, nor is, unless `strict`, what has one in a form of its own."""
+def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[InstalledDistribution, ...]:
+    """Those of the `.dist-info` folders that have what is needed, where each must have a RECORD in the usual form; what
+    Debian or conda left without RECORD is not ours to change."""
     found: list[InstalledDistribution] = []
     for dist_info in sorted(dist_infos):
         try:
             found += _read(root, dist_info)
         except UnusualRecordError as error:
-            if strict:
-                raise BadInputError(f"{dist_info}: {error.message}", error.hint) from error
+            raise BadInputError(f"{dist_info}: {error.message}", error.hint) from error
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -236,7 +236,11 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     runners = _runners(system, options.runners)
     division = options.division or _division(options, where)
     jobs = tuple(
-        CiJob(name, tuple(variant.unique_name for variant in some), runners[_architecture(some)])
+        CiJob(
+            name,
+            tuple(variant.unique_name for variant in some),
+            runners[_architecture({variant.arch for variant in some})],
+        )
         for name, some in _divided(variants, division).items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
@@ -331,10 +335,9 @@ def _divided(variants: Iterable[Variant], division: CiDivision) -> Mapping[str, 
     return found
 
 
-def _architecture(variants: Sequence[Variant]) -> str:
+def _architecture(kinds: Collection[str]) -> str:
     """Of the runner: wheels for both are cut on either."""
-    kinds = {variant.arch for variant in variants}
-    return "x86_64" if "x86_64" in kinds else kinds.pop()
+    return "x86_64" if "x86_64" in kinds else next(iter(kinds))
 
 
 def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
@@ -369,7 +372,7 @@ def _proofs(
                 f"--gpu-runner {text!r}: none of the variants is for {name}.",
                 "Name a GPU that is built: sm90=LABEL, or sm90/aarch64=LABEL.",
             )
-        arch = "x86_64" if "x86_64" in kinds else kinds.pop()
+        arch = _architecture(kinds)
         wanted = {
             variant.unique_name: variant.short_name
             for variant in variants

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from torchtailor.ci.plan import CiPlan
 from torchtailor.ci.tables import ci_tables
-from torchtailor.errors import EnvironmentProblem
+from torchtailor.templates import template_environment
 
 
 def render_ci(plan: CiPlan, path: str) -> str:
@@ -49,27 +48,8 @@ def command_of(plan: CiPlan) -> str:
 
 @cache
 def _environment() -> Any:
-    try:
-        jinja2 = import_module("jinja2")
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "Workflows are written with the Python package jinja2, which is not installed.",
-            "Install torchtailor with its extra: `pip install 'torchtailor[ci]'`.",
-        ) from error
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("torchtailor.ci", "templates"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-        # GitHub's own expressions have braces
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="[[",
-        variable_end_string="]]",
-        comment_start_string="<#",
-        comment_end_string="#>",
+    environment = template_environment(
+        "torchtailor.ci", extra="ci", purpose="Workflows need", trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["yaml"] = _yaml
     return environment

@@ -324,8 +324,7 @@ class _Run:
         self._began = time.monotonic()
         self._outcomes: dict[str, tuple[str, JobOutcome]] = {}
         self._failed: dict[str, JobFailure] = {}
-        self._houses: dict[str, Wheelhouse] = {}
-        self._outputs: dict[str, NixOutput] = {}
+        self._made: dict[str, Wheelhouse | NixOutput] = {}
         self._refused: dict[str, str] = {}
         self._lost = 0
         self._already = 0
@@ -403,8 +402,7 @@ class _Run:
         with ThreadPoolExecutor(2) as pool:
             waiting: dict[str, Future[Wheelhouse | NixOutput]] = {}
             for variant in self.farm.variants:
-                placed = variant.name in self._houses or variant.name in self._outputs
-                if variant.key and variant.name not in self._failed and not placed:
+                if variant.key and variant.name not in self._failed and variant.name not in self._made:
                     waiting[variant.name] = pool.submit(self._place, variant)
         complete = True
         for name, future in waiting.items():
@@ -413,10 +411,7 @@ class _Run:
             except MissingOutputError:
                 complete = False
                 continue
-            if isinstance(found, Wheelhouse):
-                self._houses[name] = found
-            else:
-                self._outputs[name] = found
+            self._made[name] = found
             self._attempts[name].done(found)
         return complete
 
@@ -435,7 +430,7 @@ class _Run:
         variants = {variant.name: variant for variant in self.farm.variants}
         for name, failure in self._failed.items():
             self._attempts[name].failed(failure)
-        for name in variants.keys() - self._houses.keys() - self._outputs.keys() - self._failed.keys():
+        for name in variants.keys() - self._made.keys() - self._failed.keys():
             if not variants[name].key:
                 self._attempts[name].done(None)
                 continue
@@ -443,8 +438,9 @@ class _Run:
                 f"The store {self.store.shown} loses what is written to it: what was built of {name} is not whole.",
                 "Check the store; the same command goes on from there.",
             )
+        made = [self._made[name] for name in variants if name in self._made]
         return FarmBuildResult(
-            wheelhouses=tuple(self._houses[name] for name in variants if name in self._houses),
+            wheelhouses=tuple(one for one in made if isinstance(one, Wheelhouse)),
             failed={name: self._failed[name] for name in variants if name in self._failed},
             variants_index=self._variants_index(),
             outcomes=self._outcomes,
@@ -452,16 +448,16 @@ class _Run:
             lost=self._lost,
             refused=self._refused,
             seconds=time.monotonic() - self._began,
-            outputs=tuple(self._outputs[name] for name in variants if name in self._outputs),
+            outputs=tuple(one for one in made if isinstance(one, NixOutput)),
         )
 
     def _variants_index(self) -> Path | None:
         plan = self.farm.plan
-        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._houses:
+        if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._made:
             return None
         bench = workbench(self.setup)
         context = bench.context(plan.out)
-        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._houses]
+        packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
         orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
         return write_index_of(orders, context)
 

@@ -25,7 +25,7 @@ from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.farm.jobs import RealiseDerivation, gives_of
 from torchtailor.farm.store import FarmStore, JobRecord, MissingOutputError
 from torchtailor.recipes.blueprint import GIGABYTES_PER_JOB
-from torchtailor.recipes.nix import need_tool, run_nix
+from torchtailor.recipes.nix import NixRun, need_tool, run_nix
 from torchtailor.recipes.nixerrors import explain
 
 _TORCH = re.compile(r"/[0-9a-z]{32}-(python[\d.]+-)?(py)?torch[^/]*$")
@@ -99,27 +99,21 @@ def _instantiated(catalog: Catalog, plan: NixPlan) -> Iterator[tuple[str, str]]:
             recipe = planned.recipe
             if not recipe.is_file():
                 recipe = plan_nix(catalog, variant, Path(folder)).recipe
-            done = run_nix("nix-instantiate", [str(recipe.resolve())])
-            if done.code:
-                raise explain(done.err).error()
+            done = _nix("nix-instantiate", str(recipe.resolve()))
             yield variant.name, done.out.split()[-1].partition("!")[0]
 
 
 def _missing(derivations: Sequence[str], cache: str) -> list[str]:
     """Those derivations among them and their inputs that neither this machine nor a cache has the output of."""
     empty = cache.startswith("file://") and not Path(cache.removeprefix("file://")).is_dir()  # Nix would make it
-    done = run_nix("nix-store", ["--realise", "--dry-run", *(() if empty else _from(cache)), *derivations])
-    if done.code:
-        raise explain(done.err).error()
+    done = _nix("nix-store", "--realise", "--dry-run", *(() if empty else _from(cache)), *derivations)
     rest = done.err.partition("will be built:")[2]
     return _BUILT.findall(rest.partition("will be fetched")[0])
 
 
 def _references(derivation: str) -> list[str]:
-    done = run_nix("nix-store", ["--query", "--references", derivation])
-    if done.code:
-        raise explain(done.err).error()
-    return [line for line in done.out.split() if line.endswith(".drv")]
+    listed = _nix("nix-store", "--query", "--references", derivation).out
+    return [line for line in listed.split() if line.endswith(".drv")]
 
 
 def _users(found: Mapping[str, str], before: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[str, ...]]:
@@ -181,7 +175,12 @@ def _nix_job(derivation: str, link: Path, logs: Path, cache: str, cores: int, op
 
 
 def _outputs(derivation: str) -> list[str]:
-    done = run_nix("nix-store", ["--query", "--outputs", derivation])
+    return _nix("nix-store", "--query", "--outputs", derivation).out.split()
+
+
+def _nix(tool: str, *words: str) -> NixRun:
+    """What a tool of Nix printed; an error of it is explained."""
+    done = run_nix(tool, words)
     if done.code:
         raise explain(done.err).error()
-    return done.out.split()
+    return done

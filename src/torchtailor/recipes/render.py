@@ -9,11 +9,11 @@ from typing import Any
 
 from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON
-from torchtailor.recipes import require
 from torchtailor.recipes.blueprint import BlasChoice, Blueprint, can_use_mkl, cuda_tag, driver_text, nix_string
 from torchtailor.recipes.pins import UNKNOWN_HASH, Pins, SiblingRow
 from torchtailor.recipes.recipe import TORCH, Recipe
 from torchtailor.recipes.tree import MARKDOWN, stamp
+from torchtailor.templates import template_environment
 from torchtailor.variants.variant import Variant
 
 
@@ -26,20 +26,7 @@ class RecipeOrigin(Enum):
 
 @cache
 def _environment() -> Any:
-    jinja2 = require("jinja2")
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("torchtailor.recipes", "templates"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,
-        # Nix, shell and CMake are full of braces
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="[[",
-        variable_end_string="]]",
-        comment_start_string="<#",
-        comment_end_string="#>",
-    )
+    return template_environment("torchtailor.recipes", extra="recipes", purpose="Recipes need")
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:

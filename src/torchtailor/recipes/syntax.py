@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from torchtailor.recipes import require
+from torchtailor.extras import need_module
 
 Value = str | bool | tuple[str, ...] | None
 _STRINGS = ("string_expression", "indented_string_expression")
@@ -19,8 +19,9 @@ _ATTRSETS = ("attrset_expression", "rec_attrset_expression")
 
 @cache
 def _parser() -> Any:
-    tree_sitter = require("tree_sitter")
-    grammar = require("tree_sitter_nix")
+    tree_sitter, grammar = (
+        need_module(name, extra="recipes", purpose="Recipes need") for name in ("tree_sitter", "tree_sitter_nix")
+    )
     return tree_sitter.Parser(tree_sitter.Language(grammar.language()))
 
 

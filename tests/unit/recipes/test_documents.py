@@ -10,7 +10,7 @@ import pytest
 from torchtailor.catalog import Catalog
 from torchtailor.cli import main
 from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.recipes import require
+from torchtailor.extras import need_module
 from torchtailor.recipes.pins import Pins
 from torchtailor.recipes.render import environment_files
 from torchtailor.recipes.report import rules_table
@@ -46,7 +46,7 @@ def test_the_table_of_recipes_names_every_recipe(catalog: Catalog, pins: Pins) -
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tree_sitter_nix", None)
     with pytest.raises(EnvironmentProblem, match="tree-sitter-nix") as caught:
-        require("tree_sitter_nix")
+        need_module("tree_sitter_nix", extra="recipes", purpose="Recipes need")
     assert "torchtailor[recipes]" in caught.value.hint
 
 
