@@ -55,6 +55,12 @@ def test_flags_of_rules_follow_those_of_the_isa(tables: Tables, variant: Named) 
     assert configuration.to_json()["flags"] == " ".join(own)
 
 
+def test_without_ccache_pytorch_does_not_take_one_by_itself(tables: Tables, variant: Named) -> None:
+    without = configure(tables, variant("cpu-avx512"), ccache=False)
+    assert without.off("USE_CCACHE") and without.environment["USE_PRECOMPILED_HEADERS"] == "1"
+    assert "USE_CCACHE" not in configure(tables, variant("cpu-avx512"), ccache=True).environment
+
+
 def test_a_blas_has_switches_of_its_own(tables: Tables, variant: Named) -> None:
     static, shared, *_ = tables.blas_for("x86_64")
     found = configure(tables, variant("cpu-avx512"), blas=static)
