@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.errors import ExitCode, NoMatchError, UsageError
+from torchtailor.format import counted
 
 if TYPE_CHECKING:
     from torchtailor.variants import Variant
@@ -71,4 +72,4 @@ def _counts(chosen: tuple[Variant, ...]) -> str:
     for variant in chosen:
         by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
     parts = ", ".join(f"{name} {count}" for name, count in by_release.items())
-    return f"{len(chosen)} variants ({parts})"
+    return f"{counted(len(chosen), 'variant')} ({parts})"
