@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.backends.jobs import encode_job
 from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.farm import fingerprint
 from torchtailor.farm.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.graph import GraphJob
-from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import FarmWorker
@@ -97,7 +97,7 @@ class DaskEngine:
     # What the driver asks for
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
-        data = encode_farm_job(job.job)
+        data = encode_job(job.job)
         if worker.name == NAME:
             threading.Thread(target=self._run_here, args=(job.name, data), daemon=True).start()
             return

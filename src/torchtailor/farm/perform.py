@@ -23,6 +23,7 @@ from torchtailor.backends.jobs import (
     PackWheelhouse,
     WheelToPack,
     cut_all,
+    decode_job,
     fetch_all,
     pack,
     packed_entries,
@@ -43,7 +44,6 @@ from torchtailor.farm.jobs import (
     PackVariant,
     ProveVariant,
     RealiseDerivation,
-    decode_farm_job,
     gives_of,
 )
 from torchtailor.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
@@ -115,7 +115,7 @@ def perform_sent(data: bytes, setup: bytes) -> bytes:
     """Run a job that was sent as JSON; what came of it, as JSON. Nothing is raised: errors are outcomes too."""
     began = time.monotonic()
     try:
-        job = decode_farm_job(data)
+        job: FarmJob = decode_job(data, FarmJob)
         outcome = perform(job, workbench(msgspec.json.decode(setup, type=WorkerSetup)))
     except TorchtailorError as error:
         outcome = failed(error)

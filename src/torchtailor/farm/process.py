@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.backends.jobs import encode_job
 from torchtailor.farm.drive import JobNews, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphJob
-from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.perform import WorkerSetup, perform_sent
 from torchtailor.farm.policy import FarmWorker
 
@@ -50,7 +50,7 @@ class InProcess:
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
         if self._started is not None:
             job, self._started = self._started, None
-            outcome = msgspec.json.decode(perform_sent(encode_farm_job(job.job), self._setup), type=JobOutcome)
+            outcome = msgspec.json.decode(perform_sent(encode_job(job.job), self._setup), type=JobOutcome)
             self._news.append(JobNews(job.name, outcome))
         news, self._news = self._news, []
         return news
