@@ -458,6 +458,7 @@ class CiDocument(Struct):
     jobs: list[CiJobDocument]
     proofs: list[CiProofDocument]
     publish: Annotated[str, Meta(description="the index; empty: none")]
+    warnings: Annotated[list[str], Meta(description="what it cannot do by itself")]
     text: Annotated[str, Meta(description="the workflow")]
 
 
