@@ -11,7 +11,7 @@ from torchtailor.farm.events import EventKind
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.perform import WorkerSetup
 from torchtailor.farm.store import absolute_store
-from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.farm.where import PlaceKind, Where, check_answers, started
 
 _PATIENCE = 300.0  # seconds for a queue to start one worker
 
@@ -49,6 +49,7 @@ class WorkerCheck:
 
 def check_farm(where: Where, *, store: str | None = None, patience: float = _PATIENCE) -> tuple[WorkerCheck, ...]:
     """The workers of a place; of a cluster that Dask starts, one is started."""
+    check_answers(where)
     setup = WorkerSetup(absolute_store(store or where.store))
     if where.kind is PlaceKind.PROCESS:
         return (WorkerCheck("this process", True, "", describe_worker()),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -10,10 +11,14 @@ import pytest
 
 from tests.catalogs import load_pinned
 from tests.unit.fetch.serving import Site
+from torchtailor.backends.source.options import SourceOptions
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
+from torchtailor.cli.build import option_of
+from torchtailor.cli.run import load_command
 from torchtailor.errors import ExitCode
-from torchtailor.farm import where
+from torchtailor.farm import address, where
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.where import PlaceKind, parse_where
 
@@ -26,7 +31,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple")
     monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(where, "_CONNECT", 0.3)
+    monkeypatch.setattr(address, "_PROBE", 0.3)
     return site
 
 
@@ -35,8 +40,30 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     [
         ((*BUILD, "--on", "nowhere"), ExitCode.NO_MATCH, "There is no farm 'nowhere'"),
         ((*BUILD, "--on", "local:0"), ExitCode.USAGE, "has no workers"),
-        ((*BUILD, "--on", "local:two"), ExitCode.NO_MATCH, "There is no farm 'local:two'"),
-        ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
+        ((*BUILD, "--on", "local:two"), ExitCode.USAGE, "'two' is not a number of workers"),
+        ((*BUILD, "--on", "local:²"), ExitCode.USAGE, "is not a number of workers"),
+        ((*BUILD, "--on", "local:"), ExitCode.USAGE, "'' is not a number of workers"),
+        ((*BUILD, "--on", "local:99999"), ExitCode.USAGE, "would start 99999 processes; this machine has"),
+        ((*BUILD, "--on", "local:99999", "--dry-run"), ExitCode.USAGE, "of free memory"),
+        ((*BUILD, "--on", "LOCAL:2"), ExitCode.USAGE, "Write --on local:2."),
+        ((*BUILD, "--on", "Here"), ExitCode.USAGE, "Write --on here."),
+        ((*BUILD, "--on", ""), ExitCode.USAGE, "--on is empty. Write --on local:2"),
+        ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
+        ((*BUILD, "--on", "tcp://nobody.invalid:9"), ExitCode.NETWORK, "the host 'nobody.invalid' is not known"),
+        ((*BUILD, "--on", "tcp://host"), ExitCode.USAGE, "has no port. Write tcp://host:8786"),
+        ((*BUILD, "--on", "tcp://:8786"), ExitCode.USAGE, "names no host"),
+        ((*BUILD, "--on", "tcp://host:x"), ExitCode.USAGE, "is no address"),
+        ((*BUILD, "--on", "tcp://host:99999"), ExitCode.USAGE, "is no address"),
+        ((*BUILD, "--on", "http://x:1"), ExitCode.USAGE, "http:// is no protocol of a scheduler. Write tcp://x:1"),
+        (("farm", "check", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
+        (("farm", "check", "local:99999"), ExitCode.USAGE, "would start 99999 processes"),
+        ((*BUILD, "--on", "here", "--shards", "2"), ExitCode.USAGE, "--shards is for --via source only"),
+        (
+            (*BUILD, "--profile", "minimal", "--set", "A=1", "--no-bundle"),
+            ExitCode.USAGE,
+            "--profile, --set, --no-bundle are for --via source only. Add --via source, or omit them.",
+        ),
+        ((*BUILD, "--via", "source", "--with", "torchvision"), ExitCode.USAGE, "--with is for --via wheel only"),
         ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
         (
             (*BUILD, "--on", "here", "--store", "/proc/x"),
@@ -64,17 +91,54 @@ def test_clear_errors(
         ('cluster = "teapot"', ExitCode.USAGE, "no kind of cluster"),
         ('cluster = "no_such_module:Cluster"', ExitCode.ENVIRONMENT, "needs no-such-module"),
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
-        ('cluster = "distributed:LocalCluster"\noptions = { nonsense = 1 }', ExitCode.ENVIRONMENT, "cannot be started"),
-        ('schedular = "tcp://h:1"', ExitCode.USAGE, "schedular"),
-        ('scheduler = "h:1"', ExitCode.USAGE, 'Write scheduler = "tcp://h:1"'),
+        (
+            'cluster = "distributed:LocalCluster"\noptions = { nonsense = 1, n_workers = 1 }',
+            ExitCode.ENVIRONMENT,
+            "unexpected keyword argument 'nonsense'. [farm.mine.options] is handed to Dask's class",
+        ),
+        (
+            'cluster = "tests.unit.farm.test_where:Fails"\noptions = { reason = "no such queue" }',
+            ExitCode.ENVIRONMENT,
+            "[farm.mine] cannot be started: Nanny failed to start: no such queue. [farm.mine.options] is handed to",
+        ),
+        ('schedular = "tcp://h:1"', ExitCode.USAGE, "unknown key `schedular`. `torchtailor help farm`"),
+        ('scheduler = "h:1"', ExitCode.USAGE, "[farm.mine]: the scheduler 'h:1' has no protocol. Write tcp://h:1."),
+        ('scheduler = "tcp://h"', ExitCode.USAGE, "[farm.mine]: the scheduler 'tcp://h' has no port"),
         ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
         ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
-def test_sections(section: str, code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections(section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also what processes print that Dask starts."""
     Path("torchtailor.toml").write_text(f"[farm.mine]\n{section}\n")
     assert main(["farm", "check", "mine"]) == code
-    assert said in " ".join(capsys.readouterr().err.split())
+    text = " ".join(capfd.readouterr().err.split())
+    assert said in text and "Traceback" not in text
+
+
+class Fails:
+    """A class of Dask's whose cluster does not start."""
+
+    def __init__(self, reason: str) -> None:
+        raise RuntimeError("Nanny failed to start.") from ValueError(f"{reason}.")
+
+
+@pytest.mark.parametrize("name", ["here", "local", '"local:2"', '"tcp://h:1"', '""'])
+def test_a_section_that_could_never_be_used_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("torchtailor.toml").write_text(f'[farm.{name}]\nscheduler = "tcp://h:1"\n')
+    assert main(["matrix", "sm90-avx2"]) == ExitCode.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    inner = name.strip('"')
+    assert f"[farm.{inner}]: --on takes" in said and "`torchtailor help farm`" in said
+
+
+def test_every_option_of_a_method_is_named_as_it_is_written() -> None:
+    known = {word for one in load_command("build").params for word in (*one.opts, *one.secondary_opts)}
+    of_builds = {"strip", "with_dependencies"}  # that `build` does not have
+    for kind in (WheelOptions, SourceOptions):
+        for field in fields(kind):
+            if field.name not in of_builds:
+                assert option_of(field.name) in known
 
 
 def test_a_section_is_handed_on(tmp_path: Path) -> None:
