@@ -431,6 +431,8 @@ class WorkerCheckDocument(Struct):
 
 class FarmCheckDocument(Struct):
     on: str
+    store: str
+    objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
     workers: list[WorkerCheckDocument]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from torchtailor import ui
 from torchtailor.farm.events import EventKind, FarmEvent
+from torchtailor.farm.policy import THIS_PROCESS
 from torchtailor.format import counted
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _SAID = {
     EventKind.WORKER_REFUSED: "warning: worker {worker} is not used: {text}",
     EventKind.WORKER_LOST: "warning: worker {worker} is gone",
     EventKind.WORKER_SET_ASIDE: "warning: worker {worker} gets no more jobs: {text}",
+    EventKind.WAITING: "warning: {text} Waiting for workers; the run ends in {took} if none comes.",
     EventKind.JOB_DONE: "{job} ({took} on {worker})",
     EventKind.JOB_AGAIN: "{job}: again, since {text}",
     EventKind.JOB_FAILED: "error: {job}: {text}",
@@ -62,6 +65,7 @@ class FarmDisplay:
         self._hits = self._misses = 0
         self._worked = self._weighed = 0.0
         self._time = 0.0
+        self._ends: float | None = None  # when the run ends for want of workers
         self._live: Live | None = None
         if not quiet and not plain and not as_json and sys.stderr.isatty():
             from rich.live import Live
@@ -96,6 +100,10 @@ class FarmDisplay:
         self._standing, self._time = event.standing, event.time
         self._hits += event.hits
         self._misses += event.misses
+        if event.kind is EventKind.WAITING:
+            self._ends = time.monotonic() + event.seconds
+        elif event.kind in (EventKind.WORKER_JOINED, EventKind.JOB_STARTED):
+            self._ends = None
         row = self._workers.setdefault(event.worker, {"done": 0, "failed": 0, "now": {}}) if event.worker else {}
         match event.kind:
             case EventKind.JOB_STARTED:
@@ -113,21 +121,32 @@ class FarmDisplay:
                 self._workers.pop(event.worker, None)
 
     @property
+    def _seen(self) -> dict[str, dict[str, Any]]:
+        """The workers; this process is none, unless it has something to do."""
+        return {name: row for name, row in self._workers.items() if name != THIS_PROCESS or row["now"] or row["done"]}
+
+    @property
     def left(self) -> float | None:
         """Seconds until the end, by the speed so far."""
-        busy = len(self._workers)
+        busy = len(self._seen)
         if not busy or not self._weighed:
             return None
         return sum(self._weights.values()) * (self._worked / self._weighed) / busy
+
+    @property
+    def _waiting(self) -> str:
+        if self._ends is None:
+            return ""
+        return f" (the run ends in {ui.human_seconds(max(0.0, self._ends - time.monotonic()))} if none comes)"
 
     def _table(self) -> Table | Text:
         """As many workers as the window has lines for, the busy ones first: what is below them must be seen."""
         from rich.text import Text
 
-        if not self._workers:
-            return Text(f"Waiting for workers of {self._where} ...")
+        if not self._seen:
+            return Text(f"Waiting for workers of {self._where} ...{self._waiting}")
         room = max(3, ui.err().size.height - _FRAME)
-        ordered = sorted(self._workers.items(), key=lambda item: not item[1]["now"])
+        ordered = sorted(self._seen.items(), key=lambda item: not item[1]["now"])
         rows = [(name, row["done"], row["failed"], _running(row["now"].values())) for name, row in ordered[:room]]
         drawn = ui.table(("worker", "done", "again", "running"), rows)
         drawn.columns[-1].no_wrap, drawn.columns[-1].overflow = True, "ellipsis"
@@ -136,7 +155,8 @@ class FarmDisplay:
         asked = self._hits + self._misses
         hits = f", {self._hits / asked:.0%} from caches" if self._hits else ""
         counts = ", ".join(f"{count} {name}" for name, count in self._standing.items())
-        drawn.caption = f"{more}{counts}{hits}{left}"
+        waiting = f"; waiting for workers{self._waiting}" if self._waiting else ""
+        drawn.caption = f"{more}{counts}{hits}{left}{waiting}"
         drawn.caption_justify = "left"
         return drawn
 

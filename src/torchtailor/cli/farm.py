@@ -24,17 +24,22 @@ def main() -> None:
 def check(
     where: Annotated[str, typer.Argument(metavar="WHERE", help="local:N, tcp://HOST:PORT, or NAME of [farm.NAME].")],
     store: options.Store = None,
+    objects: options.Objects = None,
     json: options.Json = False,
 ) -> None:
     """Start a worker, and say what it is, whether it sees the store, and what it can build."""
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.check import check_farm
-    from torchtailor.farm.where import parse_where
+    from torchtailor.farm.where import PlaceKind, parse_where
 
-    workers = check_farm(parse_where(where, load_catalog()), store=store)
+    place = parse_where(where, load_catalog())
+    if place.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+        ui.err().print(f"Waiting for a worker of {where}, {ui.human_seconds(place.patience)} at most ...", markup=False)
+    checked = check_farm(place, store=store, objects=objects)
+    workers = checked.workers
     if json:
-        ui.print_json("farm-check", {"on": where, "workers": [worker.to_json() for worker in workers]})
+        ui.print_json("farm-check", checked.to_json())
     else:
         rows = [
             (
@@ -50,10 +55,15 @@ def check(
             )
             for worker in workers
         ]
+        shared = f", objects {checked.objects}" if checked.objects else ""
+        ui.out().print(f"store {checked.store}{shared}", markup=False, soft_wrap=True)
         columns = ("worker", "builds", "CPU", "cores", "memory", "disk free", "compiler", "Nix", "why not")
         ui.out().print(ui.table(columns, rows, optional=("Nix", "CPU")))
     refused = [worker for worker in workers if not worker.usable]
     if not workers:
-        raise EnvironmentProblem(f"No worker came on {where}.", "Look into the queue of the cluster.")
+        raise EnvironmentProblem(
+            f"No worker came on {where} in {ui.human_seconds(place.patience)}.",
+            "Look into the queue of the cluster; `wait_minutes` of [farm.NAME] says how long to wait.",
+        )
     if refused:
         raise EnvironmentProblem(f"{len(refused)} of {len(workers)} workers cannot be used.", refused[0].why)

@@ -15,19 +15,17 @@ from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphJob
 from torchtailor.farm.perform import WorkerSetup, perform_sent
-from torchtailor.farm.policy import FarmWorker
-
-NAME = "this process"
+from torchtailor.farm.policy import THIS_PROCESS, FarmWorker
 
 
 class InProcess:
     """Runs jobs in this process, through the same JSON that a cluster's workers get."""
 
-    patience: float | None = 5.0
+    patience: float = 5.0
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = msgspec.json.encode(setup)
-        self._worker = FarmWorker(NAME, here=True, machine=platform.machine())
+        self._worker = FarmWorker(THIS_PROCESS, here=True, machine=platform.machine())
         self._news: list[WorkerNews | JobNews] = [WorkerNews(self._worker, EventKind.WORKER_JOINED)]
         self._began = time.monotonic()
         self._started: GraphJob | None = None
@@ -65,4 +63,4 @@ class InProcess:
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        return {NAME: describe_worker()}
+        return {THIS_PROCESS: describe_worker()}

@@ -55,6 +55,10 @@ class PlaceKind(Enum):
     CLUSTER = "a cluster that Dask starts"
 
 
+# A queue may be long; the workers of a running scheduler should be there, or come back soon.
+_WAIT_MINUTES = {PlaceKind.PROCESS: 1, PlaceKind.LOCAL: 1, PlaceKind.SCHEDULER: 10, PlaceKind.CLUSTER: 60}
+
+
 @dataclass(frozen=True)
 class Where:
     """A place that builds run on."""
@@ -69,6 +73,11 @@ class Where:
     def store(self) -> str:
         """The store where none is given: the configured one, or a folder of the cache."""
         return self.settings.store or str(cache_folder() / "farm")
+
+    @property
+    def patience(self) -> float:
+        """Seconds without any worker until a run ends."""
+        return 60.0 * (self.settings.wait_minutes or _WAIT_MINUTES[self.kind])
 
 
 class ClosingEngine(Engine, Protocol):
@@ -175,8 +184,8 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
             setup,
             same_machine=local,
             compiles=compiles,
-            patience=None if where.kind is PlaceKind.CLUSTER else 60.0,
-            expected=where.workers if local else None,
+            patience=where.patience,
+            asked=1 if where.kind is PlaceKind.SCHEDULER else where.workers,
         )
         stack.callback(engine.close)
         yield engine

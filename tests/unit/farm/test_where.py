@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -190,6 +191,33 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main([*words, "--json"]) == 0
     assert main(["history", "--jobs"]) == 0
     assert "cut torch for 9.0" in capsys.readouterr().out
+
+
+def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    check = ["farm", "check", "here", "--store"]
+    assert main([*check, "store"]) == 0
+    assert f"store {Path('store').absolute()}\n" in capsys.readouterr().out
+    assert main([*check, "store", "--objects", "made", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["store"] == str(Path("store").absolute()) and document["objects"] == "made"
+    assert not list(Path("store").rglob("*/*"))  # nothing is left in it
+    assert main([*check, "/proc/x"]) == ExitCode.ENVIRONMENT
+    assert "The store /proc/x cannot be written" in capsys.readouterr().err
+    assert main([*check, "wrong://x"]) == ExitCode.USAGE
+    assert main([*check, "store", "--objects", "redis://127.0.0.1:9"]) == ExitCode.ENVIRONMENT
+    captured = capsys.readouterr()
+    assert "The objects redis://127.0.0.1:9 cannot be reached" in " ".join(captured.err.split())
+    assert "objects redis://127.0.0.1:9" in captured.out
+
+
+def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").write_text(
+        '[farm.queue]\ncluster = "slurm"\n[farm.rack]\nscheduler = "tcp://h:1"\n'
+        '[farm.patient]\ncluster = "slurm"\nwait_minutes = 600\n'
+    )
+    catalog = load_catalog(tmp_path)
+    waits = {"queue": 60, "rack": 10, "tcp://h:1": 10, "patient": 600}
+    assert {name: parse_where(name, catalog).patience / 60 for name in waits} == waits
 
 
 def test_kubernetes_gets_its_section_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
