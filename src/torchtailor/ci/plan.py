@@ -27,6 +27,7 @@ from torchtailor.farm.where import HERE, PlaceKind, Where, parse_where
 from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
+from torchtailor.variants.select import unmatched
 
 _PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)\s*(?P<rest>(?:[=<>!~].*)?)", re.DOTALL)
 _BRANCH = re.compile(r"[\w./+@#-]*")
@@ -118,6 +119,7 @@ class CiPlan:
     jobs: tuple[CiJob, ...]
     proofs: tuple[CiProof, ...]
     where: Where | None
+    unmatched: tuple[str, ...] = ()  # alternatives of selectors that select nothing
 
     @property
     def row(self) -> SystemRow:
@@ -170,7 +172,8 @@ class CiPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the workflow cannot do by itself, a sentence each."""
-        found = [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
+        found = [f"{name} matches no variant." for name in self.unmatched]
+        found += [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
         if not self.options.package and not _from_index():
             found.append(
                 f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
@@ -264,7 +267,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
         for name, some in _divided(variants, division).items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
-    plan = CiPlan(system, options, jobs, proofs, where)
+    plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
     if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchtailor.farm.build import FarmBuildResult, FarmPlan
 
 _FRAME = 8  # lines of the window around the rows of the table
+_NAMES = 12  # variants of a plan that are listed
 _SAID = {
     EventKind.DASHBOARD: "Dask's dashboard: {text}",
     EventKind.WORKER_JOINED: "worker {worker} is there",
@@ -37,19 +38,33 @@ _SAID = {
 
 def show_farm_plan(plan: FarmPlan) -> None:
     """The jobs, what they cost, and how long they should take."""
+    from torchtailor.cli._build_output import show_unavailable
+
     say = ui.out()
     cost = plan.cost
+    show_unavailable(plan.plan.unavailable)
     say.print(f"{counted(len(plan.variants), 'variant')} on {plan.where.name}, store {plan.shown_store}", markup=False)
+    for variant in plan.plan.variants[:_NAMES]:
+        say.print(
+            f"  {variant.unique_name}: PyTorch {variant.release.version} ({variant.build.label}), "
+            f"Python {variant.python}, {variant.arch}",
+            markup=False,
+        )
+    if (more := len(plan.plan.variants) - _NAMES) > 0:
+        say.print(f"  and {more} more, which --json lists", markup=False)
     rows = [(kind, jobs, open_, jobs - open_) for kind, (jobs, open_) in plan.kinds().items()]
     say.print(ui.table(("jobs", "in all", "to run", "done or not needed"), rows))
     if not cost.jobs:
         say.print("Everything is in the store: nothing has to run.")
         return
+    fetched = f"; {ui.human_bytes(plan.download)} to download at most" if plan.download is not None else ""
     say.print(
         f"{cost.core_seconds / 3600:.2f} core-hours; the longest chain of jobs takes "
-        f"{ui.human_seconds(cost.critical_seconds)}.",
+        f"{ui.human_seconds(cost.critical_seconds)}{fetched}.",
         markup=False,
     )
+    if plan.proven:
+        say.print(f"--prove verifies each wheelhouse at the level {plan.proven}, without importing it.", markup=False)
     times = [(one.workers, ui.human_seconds(one.seconds), f"{one.efficiency:.0%}") for one in plan.simulated()]
     say.print(ui.table(("workers", "expected time", "busy"), times))
 
@@ -174,16 +189,19 @@ def show_farm_result(result: FarmBuildResult, *, quiet: bool) -> None:
     if quiet:
         return
     ran = len(result.outcomes)
-    if not ran and not result.failed:
-        took = ui.human_seconds(result.seconds)
-        ui.err().print(f"Everything was in the store, and no job had to run; {took}.", markup=False)
-        return
     workers = len({outcome.worker for _, outcome in result.outcomes.values()})
     lost = f", {counted(result.lost, 'worker')} lost" if result.lost else ""
-    ui.err().print(
-        f"{counted(ran, 'job')} ran on {counted(workers, 'worker')}, {result.already} were done or not needed{lost}; "
-        f"{ui.human_seconds(result.seconds)}.",
-        markup=False,
-    )
+    said = f"{counted(ran, 'job')} ran on {counted(workers, 'worker')}, {result.already} were done or not needed{lost}"
+    if not ran and not result.failed:
+        said = "Everything was in the store, and no job had to run"
+    ui.err().print(f"{said}; {ui.human_seconds(result.seconds)}.", markup=False)
+    if result.proven and result.wheelhouses:
+        number, first = counted(len(result.wheelhouses), "wheelhouse"), result.wheelhouses[0].path
+        ui.err().print(
+            f"{number} proven at the level {result.proven}; on a machine that runs it, `torchtailor verify {first}` "
+            "goes on to import and GPU.",
+            markup=False,
+            soft_wrap=True,
+        )
     for variant, failure in result.failed.items():
         ui.err().print(f"{variant}: {failure.job.label}: {failure.outcome.error}", markup=False, soft_wrap=True)

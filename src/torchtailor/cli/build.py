@@ -67,6 +67,7 @@ def command(
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
     from torchtailor import ui
+    from torchtailor.backends.base import unavailable_json
     from torchtailor.backends.build import plan_build
     from torchtailor.backends.source.options import SourceOptions
     from torchtailor.backends.wheel.options import WheelOptions
@@ -146,7 +147,8 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        ui.print_json(f"build-{via.value}", result.to_json())
+        missing = unavailable_json(planned.plan.unavailable)
+        ui.print_json(f"build-{via.value}", {**result.to_json(), "unavailable": missing})
     else:
         show_result(via, result)
 
@@ -227,6 +229,7 @@ def _build_on(
 ) -> None:
     """Build on many machines; what fails is said at the end, with the rest built."""
     from torchtailor import ui
+    from torchtailor.backends.base import unavailable_json
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result
@@ -248,7 +251,7 @@ def _build_on(
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)
     if json:
-        ui.print_json("build-farm", result.to_json())
+        ui.print_json("build-farm", {**result.to_json(), "unavailable": unavailable_json(plan.unavailable)})
     else:
         show_farm_result(result, quiet=quiet)
     if problem := failure_of(result):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.backends.base import unavailable_json
 from torchtailor.backends.nix.backend import NixPlan
 from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
@@ -26,7 +27,7 @@ from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.farm.jobs import RealiseDerivation, gives_of
+from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
@@ -81,6 +82,19 @@ class FarmPlan:
         return self.graph.part(self.graph.to_do(self.finished))
 
     @property
+    def proven(self) -> str | None:
+        """The level of `verify` that every wheelhouse is proven at."""
+        return PROVEN_LEVEL if self.prove else None
+
+    @property
+    def download(self) -> int | None:
+        """Bytes of wheels to fetch, less where a worker's cache has some; None where sizes are not known."""
+        if not isinstance(self.plan, WheelPlan):
+            return None
+        jobs = self.to_do.jobs
+        return sum(file.size or 0 for file in self.plan.files if file.local_path is None and file.key in jobs)
+
+    @property
     def cost(self) -> GraphCost:
         return self.to_do.cost
 
@@ -115,6 +129,8 @@ class FarmPlan:
             "on": self.where.name,
             "store": self.shown_store,
             "variants": [variant.name for variant in self.variants],
+            "unavailable": unavailable_json(self.plan.unavailable),
+            "prove": self.proven,
             "jobs": [
                 {
                     "key": job.name,
@@ -128,6 +144,7 @@ class FarmPlan:
                 for name, job in ((name, self.graph.jobs[name]) for name in self.graph.order)
             ],
             "jobs_to_run": cost.jobs,
+            "download": self.download,
             "core_hours": round(cost.core_seconds / 3600, 3),
             "critical_path_seconds": round(cost.critical_seconds, 1),
             "expected": [
@@ -150,6 +167,7 @@ class FarmBuildResult:
     refused: Mapping[str, str]  # workers that may not be used, and why
     seconds: float
     outputs: tuple[NixOutput, ...] = ()  # of a build with Nix, which has no wheelhouses
+    proven: str | None = None  # the level that wheelhouses were proven at
 
     @property
     def downloaded(self) -> int:
@@ -186,6 +204,7 @@ class FarmBuildResult:
             "workers_lost": self.lost,
             "workers_refused": [{"worker": name, "reason": why} for name, why in self.refused.items()],
             "downloaded": self.downloaded,
+            "proven": self.proven,
             "seconds": round(self.seconds, 2),
         }
 
@@ -449,6 +468,7 @@ class _Run:
             refused=self._refused,
             seconds=time.monotonic() - self._began,
             outputs=tuple(one for one in made if isinstance(one, NixOutput)),
+            proven=self.farm.proven,
         )
 
     def _variants_index(self) -> Path | None:

@@ -71,6 +71,9 @@ class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
         return tuple(dict.fromkeys(keys))
 
 
+PROVEN_LEVEL = "static"  # of `verify`: a worker need not be able to run what it has built
+
+
 class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
     """Verify a wheelhouse, as `torchtailor verify --level static` does."""
 

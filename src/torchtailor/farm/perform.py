@@ -34,6 +34,7 @@ from torchtailor.disk import disk_errors, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
+    PROVEN_LEVEL,
     CompileShard,
     ConfigureSource,
     CutForGpus,
@@ -332,7 +333,7 @@ def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
     with staging_folder(bench.cache.root) as staging:
         folder = restore_folder(job.wheelhouse, staging / job.variant, bench.store)
         gpus = (job.gpu,) if job.gpu else ()
-        report = verify(folder, gpus=gpus, level=Level.STATIC, catalog=bench.catalog)
+        report = verify(folder, gpus=gpus, level=Level(PROVEN_LEVEL), catalog=bench.catalog)
     if report.failures:
         reasons = "; ".join(f"{check.name}: {check.reason}" for check in report.failures[:3])
         raise CheckFailedError(

@@ -212,6 +212,13 @@ def test_mistakes_get_a_sentence(
     assert bool(list(elsewhere.rglob("*.yml"))) == (code == 0)
 
 
+def test_an_alternative_that_selects_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ci", "github", "sm{90,99}-avx2", "-n"]) == 0
+    assert "warning: sm99-avx2 matches no variant." in capsys.readouterr().err
+    assert main(["matrix", "sm{90,99}-avx2"]) == 0
+    assert capsys.readouterr().err == "warning: sm99-avx2 matches no variant.\n"
+
+
 def test_a_system_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ci", "sm90-avx2"]) == ExitCode.USAGE
     assert "'sm90-avx2' is not github or gitlab" in capsys.readouterr().err

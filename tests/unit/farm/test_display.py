@@ -63,7 +63,7 @@ def test_the_table_says_that_nobody_is_there_and_when_the_run_ends(
     window: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(_farm_output.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("torchtailor.cli._farm_output.time.monotonic", lambda: clock[0])
     shown = display()
     shown(FarmEvent(EventKind.WORKER_JOINED, 0.0, worker=THIS_PROCESS))
     assert drawn(window, shown) == ["Waiting for workers of rack ..."]

@@ -220,6 +220,43 @@ def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
     assert {name: parse_where(name, catalog).patience / 60 for name in waits} == waits
 
 
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+def test_what_of_a_glob_is_not_available_is_said_everywhere(
+    index: Site, on: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variants that the index has no wheel of, and an alternative that is no variant at all."""
+    line = ["build", "sm{90,99}-avx512", "--release", "2.8.0", "-i", f"{index.url}/simple", *on]
+    missing = ["pytorch28-python313-cuda12_6-sm90-avx512", "sm99-avx512"]
+    for more in (["--dry-run"], ["--plain"]):
+        assert main([*line, *more]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert all(name in said for name in missing)
+        assert "It matches no variant that can be built with --via wheel." in said
+        assert main([*line, *more, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["unavailable"]
+        assert {row["variant"] for row in rows} >= set(missing) and all(row["reason"] for row in rows)
+
+
+def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(
+    index: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*BUILD, "--on", "here", "--store", "store", "-o", "dist", "--prove"]
+    assert main([*words, "--dry-run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "-python313-cuda12_8-sm90-avx512: PyTorch 2.8.0 (cu128), Python 3.13, x86_64" in shown
+    assert "to download at most" in shown and "at the level static" in shown
+    assert main([*words, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["prove"] == "static" and plan["download"] > 0
+    assert main([*words, "--plain"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 wheelhouse proven at the level static; on a machine that runs it, `torchtailor verify dist/" in said
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proven"] == "static"
+    assert main([*words, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["download"] == 0
+
+
 def test_kubernetes_gets_its_section_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """dask-kubernetes needs a cluster of its own: a class of its name stands in."""
     package, operator = ModuleType("dask_kubernetes"), ModuleType("dask_kubernetes.operator")
