@@ -623,6 +623,7 @@ class LedgerJobDocument(Struct):
     fix: str
     failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
     log: Annotated[str, Meta(description="a file with what the job printed, if it failed")]
+    variants: Annotated[list[str], Meta(description="that needed it")]
     ended: Time
 
 

@@ -375,26 +375,31 @@ class _Run:
         for name, brought in ended:
             outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
-            with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
-                self.ledger.add_job(
-                    LedgerJob(
-                        run=self.name,
-                        key=name,
-                        label=jobs[name].label,
-                        worker=outcome.worker,
-                        duration=outcome.seconds,
-                        result=Result.DONE if outcome.done else Result.FAILED,
-                        hits=outcome.hits,
-                        misses=outcome.misses,
-                        error=outcome.error,
-                        fix=outcome.hint,
-                        failure=outcome.failure,
-                        log=outcome.log_path,
-                    )
-                )
+            self._log_job(name, outcome, Result.DONE if outcome.done else Result.FAILED)
         for name, failure in result.failed.items():
             for variant in jobs[name].variants:
                 self._failed.setdefault(variant, replace(failure, outcome=self._outcomes[name][1]))
+
+    def _log_job(self, name: str, outcome: JobOutcome, result: Result) -> None:
+        job = self.farm.graph.jobs[name]
+        with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
+            self.ledger.add_job(
+                LedgerJob(
+                    run=self.name,
+                    key=name,
+                    label=job.label,
+                    worker=outcome.worker,
+                    duration=outcome.seconds,
+                    result=result,
+                    hits=outcome.hits,
+                    misses=outcome.misses,
+                    error=outcome.error,
+                    fix=outcome.hint,
+                    failure=outcome.failure,
+                    log=outcome.log_path,
+                    variants=job.variants,
+                )
+            )
 
     def _with_own_log(self, name: str, outcome: JobOutcome) -> JobOutcome:
         """The log of a job that failed is written on this machine, and its words name that file."""
@@ -418,6 +423,7 @@ class _Run:
 
     def placed(self) -> bool:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
+        keys = {variant.name: variant.key for variant in self.farm.variants}
         with ThreadPoolExecutor(2) as pool:
             waiting: dict[str, Future[Wheelhouse | NixOutput]] = {}
             for variant in self.farm.variants:
@@ -431,7 +437,10 @@ class _Run:
                 complete = False
                 continue
             self._made[name] = found
-            self._attempts[name].done(found)
+            maker = self.farm.graph.makers[keys[name]]
+            if there := maker not in self._outcomes:
+                self._log_job(maker, JobOutcome(done=True), Result.FOUND)
+            self._attempts[name].done(found, in_store=there)
         return complete
 
     def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
@@ -496,7 +505,8 @@ class _Attempt:
             )
         )
 
-    def done(self, made: Wheelhouse | NixOutput | None) -> None:
+    def done(self, made: Wheelhouse | NixOutput | None, *, in_store: bool = False) -> None:
+        self._running.found = in_store
         if isinstance(made, Wheelhouse):
             self._running.input_bytes = made.input_bytes
         if made is not None:

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from tests.catalogs import load_pinned
+from tests.unit.backends.test_build import NAME
 from tests.unit.fetch.serving import Site
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.wheel.options import WheelOptions
@@ -189,8 +190,22 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main([*words[:-1], "--quiet"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*words, "--json"]) == 0
-    assert main(["history", "--jobs"]) == 0
-    assert "cut torch for 9.0" in capsys.readouterr().out
+    capsys.readouterr()
+    for more in ([], [NAME], [NAME, "--markdown"]):
+        assert main(["history", "--jobs", *more]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "cut torch for 9.0" in shown and "found in the store" in shown
+    assert "| pack " in shown
+    assert main(["history", "--jobs", "other"]) == 0
+    assert "No jobs of other" in capsys.readouterr().out
+    assert main(["history", "--jobs", NAME, "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [job["result"] for job in jobs] == ["done"] * 9 + ["found"] * 2
+    assert all(job["variants"] == [NAME] for job in jobs)
+    assert main(["history", "--json"]) == 0
+    assert [one["result"] for one in json.loads(capsys.readouterr().out)["attempts"]] == ["done", "found", "found"]
+    assert main(["history"]) == 0
+    assert "found in the store" in " ".join(capsys.readouterr().out.split())
 
 
 def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
