@@ -117,9 +117,9 @@ def command(
 ) -> None:
     """Write a workflow that builds, proves and publishes variants.
 
-    .github/workflows/torchtailor.yml for GitHub Actions, .gitlab-ci.yml for GitLab, where labels of runners are tags.
-    A job of a matrix builds the variants of a GPU and proves them; with --gpu-runner they are proven on the GPU too,
-    and with --publish those of the branch are added to an index.
+    Of GitHub it is .github/workflows/torchtailor.yml, of GitLab, where labels of runners are tags, .gitlab-ci.yml.
+    A job of a matrix builds the variants of a GPU and proves them, also on that GPU with --gpu-runner. With --publish
+    those of the branch are added to an index.
     """
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
