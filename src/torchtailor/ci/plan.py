@@ -254,7 +254,7 @@ class CiPlan:
 def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     """The jobs that build the variants of the selectors; nothing is asked of an index."""
     _check(system, options)
-    where = parse_where(options.on, catalog) if options.on else None
+    where = parse_where(options.on, catalog) if options.on is not None else None
     variants = _variants(catalog, options)
     runners = _runners(system, options.runners)
     division = options.division or _division(options, where)

@@ -22,7 +22,7 @@ def main() -> None:
 
 @app.command("check", cls=GroupedCommand)
 def check(
-    where: Annotated[str, typer.Argument(metavar="WHERE", help="local:N, tcp://HOST:PORT, or NAME of [farm.NAME].")],
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].")],
     store: options.Store = None,
     objects: options.Objects = None,
     json: options.Json = False,
@@ -31,12 +31,11 @@ def check(
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.check import check_farm
-    from torchtailor.farm.where import PlaceKind, parse_where
+    from torchtailor.farm.where import parse_where
+    from torchtailor.format import counted
 
     place = parse_where(where, load_catalog())
-    if place.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
-        ui.err().print(f"Waiting for a worker of {where}, {ui.human_seconds(place.patience)} at most ...", markup=False)
-    checked = check_farm(place, store=store, objects=objects)
+    checked = check_farm(place, store=store, objects=objects, say=lambda text: ui.err().print(text, markup=False))
     workers = checked.workers
     if json:
         ui.print_json("farm-check", checked.to_json())
@@ -66,4 +65,4 @@ def check(
             "Look into the queue of the cluster; `wait_minutes` of [farm.NAME] says how long to wait.",
         )
     if refused:
-        raise EnvironmentProblem(f"{len(refused)} of {len(workers)} workers cannot be used.", refused[0].why)
+        raise EnvironmentProblem(f"{len(refused)} of {counted(len(workers), 'worker')} cannot be used.", refused[0].why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torchtailor.farm.policy import THIS_PROCESS
 from torchtailor.farm.store import absolute_store, open_farm_store
 from torchtailor.farm.where import PlaceKind, Where, check_answers, started
 from torchtailor.fetch.locations import redact
+from torchtailor.format import human_seconds
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,13 @@ class FarmCheck:
         }
 
 
-def check_farm(where: Where, *, store: str | None = None, objects: str | None = None) -> FarmCheck:
+def check_farm(
+    where: Where,
+    *,
+    store: str | None = None,
+    objects: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> FarmCheck:
     """The workers of a place, of a cluster that Dask starts one; a store that cannot be used is an error."""
     shared = objects or where.settings.objects
     if shared:
@@ -76,6 +83,8 @@ def check_farm(where: Where, *, store: str | None = None, objects: str | None = 
     setup = WorkerSetup(absolute_store(store or where.store), objects=shared)
     opened = open_farm_store(setup.store)
     opened.check_writable()
+    if where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+        say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
     workers = _this_process(setup) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
     return FarmCheck(where.name, opened.shown, redact(shared), workers)
 

@@ -185,6 +185,8 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--build-options", "'open"], ExitCode.USAGE, "quotation"),
         (["sm90-avx2", "--per", "fish"], ExitCode.USAGE, "variant, gpu, architecture or all"),
         (["sm90-avx2", "--on", "nowhere"], ExitCode.NO_MATCH, "no farm 'nowhere'"),
+        (["sm90-avx2", "--on", ""], ExitCode.USAGE, "--on is empty"),
+        (["sm90-avx2", "--on", "tcp://host"], ExitCode.USAGE, "has no port"),
         (["sm90-avx2", "--gpu-runner", "sm80=x"], ExitCode.NO_MATCH, "none of the variants"),
         (["sm90-avx2", "--gpu-runner", "sm90"], ExitCode.USAGE, "NAME=LABEL"),
         (["sm90-avx2", "--runner", "riscv=x"], ExitCode.USAGE, "no architecture"),
