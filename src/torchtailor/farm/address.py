@@ -14,6 +14,7 @@ from torchtailor.errors import NetworkError, UsageError
 _PROTOCOLS = ("tcp", "tls", "ws", "wss", "ucx", "ucxx")  # of Dask
 _PORT = 8786  # that `dask scheduler` has
 _PROBE = 3.0  # seconds for a name to be found and a connection to be made
+_SPEAK = 15.0  # seconds for a busy scheduler to say the first word
 _AGAIN = 0.3  # seconds until the next try, of a scheduler that is just being started
 
 
@@ -41,30 +42,31 @@ def check_address(address: str, where: str) -> str:
 
 
 def reach(address: str) -> None:
-    """Say within seconds that nobody listens there; Dask itself tries for longer, and does not say why."""
+    """Say within seconds that no scheduler listens there; Dask itself waits for longer, of another server for ever."""
     parts = urlsplit(address)
     if parts.scheme.startswith("ucx"):
         return
-    host, port = parts.hostname or "", parts.port or 0
+    host, port, speaks = parts.hostname or "", parts.port or 0, parts.scheme == "tcp"
     end = time.monotonic() + _PROBE
-    why = _why_not(host, port)
+    why = _why_not(host, port, speaks=speaks)
     while why == os.strerror(errno.ECONNREFUSED) and time.monotonic() < end:
         time.sleep(_AGAIN)
-        why = _why_not(host, port)
+        why = _why_not(host, port, speaks=speaks)
     if why:
         raise NetworkError(
             f"The scheduler {address} does not answer: {why}.", "Start one (`dask scheduler`), or check the address."
         )
 
 
-def _why_not(host: str, port: int) -> str:
-    """Why no connection can be made; in a thread, since nothing ends the search for a name that takes long."""
+def _why_not(host: str, port: int, *, speaks: bool) -> str:
+    """Why it is no scheduler, which `speaks` first; in a thread, since nothing ends a search for a name that hangs."""
     said: list[str] = []
 
     def connect() -> None:
         try:
-            socket.create_connection((host, port), _PROBE).close()
-            said.append("")
+            with socket.create_connection((host, port), _PROBE) as connection:
+                connection.settimeout(_SPEAK)
+                said.append("" if not speaks or _speaks(connection) else "what listens there is no scheduler of Dask's")
         except socket.gaierror:
             said.append(f"the host {host!r} is not known")
         except (OSError, UnicodeError) as error:
@@ -73,5 +75,12 @@ def _why_not(host: str, port: int) -> str:
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    thread.join(_PROBE + 1)
+    thread.join(_PROBE + _SPEAK + 1)
     return said[0] if said else "no answer"
+
+
+def _speaks(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1))
+    except TimeoutError:
+        return False

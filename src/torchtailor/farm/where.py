@@ -211,9 +211,10 @@ def _client(where: Where, stack: ExitStack) -> Any:
         return Client(cluster)
     try:
         return Client(where.address, timeout=_CONNECT)
-    except (OSError, ValueError, TimeoutError) as error:
+    except Exception as error:  # of its protocol too, such as TLS without certificates
         raise NetworkError(
-            f"The scheduler {where.address} does not answer.", "Start one (`dask scheduler`), or check the address."
+            f"The scheduler {where.address} does not answer: {_reason(error)}.",
+            "Start one (`dask scheduler`), or check the address and Dask's own configuration.",
         ) from error
 
 

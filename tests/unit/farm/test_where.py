@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -224,6 +225,20 @@ def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFix
     captured = capsys.readouterr()
     assert "The objects redis://127.0.0.1:9 cannot be reached" in " ".join(captured.err.split())
     assert "objects redis://127.0.0.1:9" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"), [("tcp", "what listens there is no scheduler of Dask's"), ("tls", "ssl_context")]
+)
+def test_another_server_is_no_scheduler(
+    scheme: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "_SPEAK", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
+        assert main(["farm", "check", where]) == ExitCode.NETWORK
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"The scheduler {where} does not answer: " in text and said in text
 
 
 def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
