@@ -15,6 +15,7 @@ from torchtailor.format import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rich.console import Console
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -43,15 +44,7 @@ def show_farm_plan(plan: FarmPlan) -> None:
     say = ui.out()
     cost = plan.cost
     show_unavailable(plan.plan.unavailable)
-    say.print(f"{counted(len(plan.variants), 'variant')} on {plan.where.name}, store {plan.shown_store}", markup=False)
-    for variant in plan.plan.variants[:_NAMES]:
-        say.print(
-            f"  {variant.unique_name}: PyTorch {variant.release.version} ({variant.build.label}), "
-            f"Python {variant.python}, {variant.arch}",
-            markup=False,
-        )
-    if (more := len(plan.plan.variants) - _NAMES) > 0:
-        say.print(f"  and {more} more, which --json lists", markup=False)
+    show_farm_variants(plan, say)
     rows = [(kind, jobs, open_, jobs - open_) for kind, (jobs, open_) in plan.kinds().items()]
     say.print(ui.table(("jobs", "in all", "to run", "done or not needed"), rows))
     if not cost.jobs:
@@ -67,6 +60,22 @@ def show_farm_plan(plan: FarmPlan) -> None:
         say.print(f"--prove verifies each wheelhouse at the level {plan.proven}, without importing it.", markup=False)
     times = [(one.workers, ui.human_seconds(one.seconds), f"{one.efficiency:.0%}") for one in plan.simulated()]
     say.print(ui.table(("workers", "expected time", "busy"), times))
+
+
+def show_farm_variants(plan: FarmPlan, say: Console) -> None:
+    """What the selectors stand for, where it is built, and by which store."""
+    variants = plan.plan.variants
+    head = f"{counted(len(variants), 'variant')} on {plan.where.name}, store {plan.shown_store}"
+    say.print(head, markup=False, soft_wrap=True)
+    for variant in variants[:_NAMES]:
+        say.print(
+            f"  {variant.unique_name}: PyTorch {variant.release.version} ({variant.build.label}), "
+            f"Python {variant.python}, {variant.arch}",
+            markup=False,
+            soft_wrap=True,
+        )
+    if (more := len(variants) - _NAMES) > 0:
+        say.print(f"  and {more} more, which --json lists", markup=False)
 
 
 class FarmDisplay:

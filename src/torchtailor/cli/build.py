@@ -232,7 +232,7 @@ def _build_on(
     from torchtailor.backends.base import unavailable_json
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._build_output import show_plan
-    from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result
+    from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result, show_farm_variants
     from torchtailor.farm.build import failure_of, plan_farm, run_farm
     from torchtailor.farm.where import parse_where
 
@@ -248,6 +248,8 @@ def _build_on(
         return
     if not json and not quiet:
         show_plan(via, plan, dry_run=False)
+        if via is not Method.WHEEL:  # whose plan has named them
+            show_farm_variants(farm, ui.err())
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)
     if json:
