@@ -288,6 +288,21 @@ def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(
     assert json.loads(capsys.readouterr().out)["download"] == 0
 
 
+@pytest.mark.parametrize(
+    ("same_machine", "asked", "refused", "seconds"),
+    [(True, 2, 1, 3600.0), (True, 2, 2, 0.0), (False, 32, 31, 3600.0), (False, 32, 32, 60.0), (False, 1, 0, 3600.0)],
+)
+def test_where_all_workers_are_refused_no_others_are_waited_for_long(
+    same_machine: bool, asked: int, refused: int, seconds: float
+) -> None:
+    from torchtailor.farm.daskengine import DaskEngine
+
+    engine = DaskEngine.__new__(DaskEngine)  # without a cluster
+    engine._same_machine, engine._asked, engine._patience = same_machine, asked, 3600.0
+    engine._refused = {str(number): "It differs." for number in range(refused)}
+    assert engine.patience == seconds
+
+
 def test_kubernetes_gets_its_section_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """dask-kubernetes needs a cluster of its own: a class of its name stands in."""
     package, operator = ModuleType("dask_kubernetes"), ModuleType("dask_kubernetes.operator")
