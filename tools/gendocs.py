@@ -263,7 +263,14 @@ def command_reference(catalog: Catalog) -> str:
 
 
 def _help(command: Any, path: str) -> str:
-    context = command.make_context(path, [], resilient_parsing=True, terminal_width=100, max_content_width=100)
+    context = command.make_context(
+        path,
+        [],
+        resilient_parsing=True,
+        terminal_width=100,
+        max_content_width=100,
+        help_option_names=["-h", "--help"],  # which commands of a group have from it
+    )
     return f"```text\n{command.get_help(context).rstrip()}\n```\n"
 
 

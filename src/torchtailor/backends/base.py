@@ -14,6 +14,14 @@ from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
+# What was selected and cannot be built, by the reason: variants of a glob, and alternatives that match none.
+Unavailable = Mapping[str, tuple[str, ...]]
+
+
+def unavailable_json(unavailable: Unavailable) -> list[dict[str, str]]:
+    """One by one, for the documents of plans and results."""
+    return [{"variant": name, "reason": reason} for reason, names in unavailable.items() for name in names]
+
 
 class BuildPlan(Protocol):
     """What will be built, and what it costs; nothing was downloaded or written for it."""
@@ -22,10 +30,13 @@ class BuildPlan(Protocol):
     def variants(self) -> tuple[Variant, ...]: ...
 
     @property
+    def unavailable(self) -> Unavailable: ...
+
+    @property
     def cost_text(self) -> str:
         """Download, disk, memory and time in a sentence."""
 
-    def to_json(self) -> object: ...
+    def to_json(self) -> dict[str, object]: ...
 
 
 class BuildResult(Protocol):
@@ -38,7 +49,7 @@ class BuildResult(Protocol):
     @property
     def seconds(self) -> float: ...
 
-    def to_json(self) -> object: ...
+    def to_json(self) -> dict[str, object]: ...
 
 
 PlanT = TypeVar("PlanT", bound=BuildPlan)

@@ -13,6 +13,7 @@ from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.variants.select import unmatched
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,12 @@ def plan_build(
         method=method,
         glob_release=backend.glob_release,
     )
-    return plan_choices(backend, choices, out)
+    planned = plan_choices(backend, choices, out)
+    if nothing := unmatched([choice.variant for choice in choices], selectors):
+        why = f"It matches no variant that can be built with --via {method.value}."
+        plan: Any = planned.plan
+        return replace(planned, plan=replace(plan, unavailable={**plan.unavailable, why: nothing}))
+    return planned
 
 
 def plan_choices(backend: Backend[Any], choices: Sequence[VariantChoice], out: Path | str) -> PlannedBuild:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -84,20 +85,19 @@ class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
 Job = FetchWheel | CutWheel | PackWheelhouse
 
 
-def encode_job(job: Job) -> bytes:
+def encode_job(job: msgspec.Struct) -> bytes:
     """A job as JSON; the same job gives the same bytes."""
     return msgspec.json.encode(job, order="deterministic")
 
 
-def decode_job(data: bytes) -> Job:
-    """The job of a JSON document that `encode_job` made."""
+def decode_job(data: bytes, kinds: Any = Job) -> Any:
+    """The job, one of these kinds, of a JSON document that `encode_job` made."""
     try:
-        job: Job = msgspec.json.decode(data, type=Job)
+        return msgspec.json.decode(data, type=kinds)
     except msgspec.MsgspecError as error:
         raise BadInputError(
-            f"This is not a job of torchtailor: {error}.", "Encode it with the same version."
+            f"This is not a job of torchtailor: {error}.", "Use the same version on every machine."
         ) from error
-    return job
 
 
 @dataclass

@@ -163,9 +163,10 @@ def load_catalog(directory: Path | None = None) -> Catalog:
         documents.append(tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8")))
         return _catalog(read_tables(documents), user_file)
     except (OSError, ValueError, BadInputError, RecursionError) as error:  # of TOML, of its characters, of a row
+        page = "farm" if str(error).startswith(("farm", "[farm")) else "extending"
         raise UsageError(
             f"{user_file} cannot be used: {str(error)[:_SHOWN].rstrip('.')}.",
-            "`torchtailor help extending` has its tables.",
+            f"`torchtailor help {page}` has its tables.",
         ) from error
 
 
@@ -200,7 +201,18 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
         user_file=user_file,
     )
     _check_references(catalog)
+    _check_farms(catalog)
     return catalog
+
+
+def _check_farms(catalog: Catalog) -> None:
+    """A name that `--on` takes for something else would never be used."""
+    for name in catalog.farms:
+        if name in ("here", "local") or ":" in name or not name.strip():
+            raise ValueError(
+                f"[farm.{name}]: --on takes {name!r} for a place of its own and would never use this section; give it "
+                "another name"
+            )
 
 
 def _from_archspec(name: str) -> Microarchitecture | None:

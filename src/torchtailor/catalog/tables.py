@@ -63,6 +63,10 @@ class FarmSettings(Strict, frozen=True, kw_only=True):
         int,
         Meta(description="Seconds without news until a job counts as hung; 0: ten times its time, at least 1 h.", ge=0),
     ] = 0
+    wait_minutes: Annotated[
+        int,
+        Meta(description="Minutes without any worker until a run ends; 0: 60 of `cluster`, 10 of `scheduler`.", ge=0),
+    ] = 0
 
 
 class CatalogTables(Strict, frozen=True, kw_only=True):

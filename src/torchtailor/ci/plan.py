@@ -6,19 +6,28 @@ import hashlib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import urlsplit
+
+from packaging.version import Version
 
 import torchtailor
 from torchtailor.backends.choose import choose
+from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.catalog import Catalog, Method
+from torchtailor.ci.cron import cron_problem
 from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
+from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.where import HERE, PlaceKind, Where, parse_where
+from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
+from torchtailor.variants.select import unmatched
 
 _PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)\s*(?P<rest>(?:[=<>!~].*)?)", re.DOTALL)
 _BRANCH = re.compile(r"[\w./+@#-]*")
@@ -110,6 +119,7 @@ class CiPlan:
     jobs: tuple[CiJob, ...]
     proofs: tuple[CiProof, ...]
     where: Where | None
+    unmatched: tuple[str, ...] = ()  # alternatives of selectors that select nothing
 
     @property
     def row(self) -> SystemRow:
@@ -158,6 +168,18 @@ class CiPlan:
         """Schemes of stores and indexes whose credentials have to be added by hand."""
         given = map(_scheme, (self.options.store, self.options.publish))
         return tuple(one for one in dict.fromkeys(given) if one not in ("", "file", *ci_tables().scheme))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the workflow cannot do by itself, a sentence each."""
+        found = [f"{name} matches no variant." for name in self.unmatched]
+        found += [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
+        if not self.options.package and not _from_index():
+            found.append(
+                f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
+                "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
+            )
+        return tuple(found)
 
     @property
     def every_variant(self) -> tuple[str, ...]:
@@ -225,13 +247,14 @@ class CiPlan:
             "jobs": [job.to_json() for job in self.jobs],
             "proofs": [proof.to_json() for proof in self.proofs],
             "publish": self.options.publish,
+            "warnings": list(self.warnings),
         }
 
 
 def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     """The jobs that build the variants of the selectors; nothing is asked of an index."""
     _check(system, options)
-    where = parse_where(options.on, catalog) if options.on else None
+    where = parse_where(options.on, catalog) if options.on is not None else None
     variants = _variants(catalog, options)
     runners = _runners(system, options.runners)
     division = options.division or _division(options, where)
@@ -244,7 +267,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
         for name, some in _divided(variants, division).items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
-    plan = CiPlan(system, options, jobs, proofs, where)
+    plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
     if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:
@@ -286,18 +309,56 @@ def _check(system: CiSystem, options: CiOptions) -> None:
             "forbids that for changed copies of its libraries.",
             "Add --store with a bucket or folder of yours, or omit --nvidia.",
         )
-    if options.schedule and system is CiSystem.GITLAB:
+    _check_schedule(system, options.schedule)
+    _check_places(system, options)
+
+
+def _check_schedule(system: CiSystem, schedule: str) -> None:
+    if schedule and system is CiSystem.GITLAB:
         raise UsageError(
             "GitLab keeps schedules in the project, not in this file.",
             "Omit --schedule, and add one under Build > Pipeline schedules.",
         )
-    if options.schedule and len(options.schedule.split()) != 5:
-        raise UsageError(f"--schedule {options.schedule!r} is not a cron line.", "Write five fields: '0 3 * * 1'.")
+    if schedule and (why := cron_problem(schedule)):
+        raise UsageError(f"--schedule {schedule!r} is not a cron line: {why}.", "Write it like '0 3 * * 1'.")
+
+
+def _check_places(system: CiSystem, options: CiOptions) -> None:
+    _check_place("--store", options.store)
+    _check_place("--publish", options.publish)
+    if options.store and options.method is Method.NIX:
+        binary_cache(options.store)
+    if options.objects:
+        remote_storage(options.objects)
     if options.on and _is_folder(options.store) and system is CiSystem.GITHUB and not options.runners:
         raise UsageError(
             f"The store {options.store} is a folder, which GitHub's own runners do not keep.",
             "Give a bucket, or a runner of yours that has it: --runner x86_64=self-hosted.",
         )
+
+
+def _check_place(option: str, where: str) -> None:
+    """Refuse a URL that no job could write to; its plug-in need not be on this machine."""
+    scheme, bucket = _scheme(where), urlsplit(where).netloc
+    if scheme in ("", "file"):
+        return
+    if scheme not in _writable_schemes():
+        raise UsageError(
+            f"{option} {redact(where)}: {scheme}:// is nothing that files can be written to.",
+            "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://...",
+        )
+    if scheme in ci_tables().scheme and not bucket:
+        raise UsageError(f"{option} {redact(where)} names no bucket.", f"Write {scheme}://BUCKET/PATH.")
+
+
+def _writable_schemes() -> frozenset[str]:
+    """Those of the table, and what plug-ins of this machine's fsspec add."""
+    known = set(ci_tables().writable)
+    with suppress(ImportError):
+        import fsspec
+
+        known |= set(fsspec.available_protocols()) - set(ci_tables().read_only)
+    return frozenset(known)
 
 
 def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
@@ -399,6 +460,16 @@ def _with_extras(package: str, extras: Sequence[str]) -> str:
             "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG.",
         )
     return f"{parts['name']}{listed}{parts['rest']}"
+
+
+def _from_index() -> bool:
+    """Whether pip took this torchtailor from an index: a checkout or a folder has a direct URL, or no metadata."""
+    try:
+        found = distribution("torchtailor")
+    except PackageNotFoundError:
+        return False
+    version = Version(torchtailor.__version__)
+    return found.read_text("direct_url.json") is None and not version.is_devrelease and version.local is None
 
 
 def _scheme(where: str) -> str:

@@ -12,7 +12,7 @@ from torchtailor.format import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchtailor.backends.base import BuildPlan, BuildResult
+    from torchtailor.backends.base import BuildPlan, BuildResult, Unavailable
     from torchtailor.backends.nix.backend import NixBuildResult, NixPlan
     from torchtailor.backends.nix.run import NixOutput
     from torchtailor.backends.source.backend import SourceBuildResult, SourcePlan
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
 def show_plan(method: Method, plan: BuildPlan, *, dry_run: bool) -> None:
     """Before a build to stderr, since stdout is for results; in a dry run of a method without wheels to stdout."""
+    show_unavailable(plan.unavailable)
     _PLANS[method](plan, dry_run)
+
+
+def show_unavailable(unavailable: Unavailable) -> None:
+    """What was selected and is not built, with the reason."""
+    for reason, names in unavailable.items():
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        ui.err().print(f"warning: {counted(len(names), 'variant')} not available: {shown}", markup=False)
+        ui.err().print(f"  {reason}", markup=False)
 
 
 def show_result(method: Method, result: BuildResult) -> None:
@@ -43,10 +52,6 @@ def _wheel_plan(plan: WheelPlan, dry_run: bool) -> None:
         others = (f"Needs another build method: {text}" for text in item.other_methods)
         for line in (*item.notes, item.gives, *others):
             say.print(f"  {line}", markup=False)
-    for reason, names in plan.unavailable.items():
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-        say.print(f"warning: {counted(len(names), 'variant')} not available: {shown}", markup=False)
-        say.print(f"  {reason}", markup=False)
     rows = [
         (
             wheel.name,

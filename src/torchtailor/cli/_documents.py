@@ -279,11 +279,19 @@ class WheelhouseDocument(Struct):
     wheels_cut: int
 
 
+class UnavailableDocument(Struct):
+    """What was selected and cannot be built."""
+
+    variant: Annotated[str, Meta(description="a variant of a glob, or an alternative of its braces that matches none")]
+    reason: str
+
+
 class WheelBuildDocument(Struct):
     wheelhouses: list[WheelhouseDocument]
     variants_index: str | None
     downloaded: Bytes
     seconds: Seconds
+    unavailable: list[UnavailableDocument]
 
 
 class PlannedWheelDocument(Struct):
@@ -321,7 +329,7 @@ class WheelPlanDocument(Struct):
     disk_free: Bytes
     memory: Bytes
     seconds: Seconds
-    unavailable: Annotated[list[Open], Meta(description="variants of a glob that cannot be built: variant, reason")]
+    unavailable: list[UnavailableDocument]
 
 
 class InstallPlanDocument(WheelPlanDocument):
@@ -336,20 +344,24 @@ class InstallDocument(Struct):
 class SourcePlanDocument(Struct):
     plan: Open
     builds: Annotated[list[Open], Meta(description="variant, source, work, configuration, preflight")]
+    unavailable: list[UnavailableDocument]
 
 
 class SourceBuildDocument(Struct):
     builds: Annotated[list[Open], Meta(description="variant, wheel, wheelhouses, attempts, log, peak_memory, bundle")]
     seconds: Seconds
+    unavailable: list[UnavailableDocument]
 
 
 class NixPlanDocument(Struct):
     jobs: Annotated[list[Open], Meta(description="name, recipe, link, command, cores")]
+    unavailable: list[UnavailableDocument]
 
 
 class NixBuildDocument(Struct):
     outputs: Annotated[list[Open], Meta(description="name, link, store_path, logs, tool, output_bytes")]
     seconds: Seconds
+    unavailable: list[UnavailableDocument]
 
 
 class FarmJobDocument(Struct):
@@ -374,8 +386,11 @@ class FarmPlanDocument(Struct):
     on: str
     store: str
     variants: list[str]
+    unavailable: list[UnavailableDocument]
+    prove: Annotated[str | None, Meta(description="the level at which --prove verifies each wheelhouse")]
     jobs: list[FarmJobDocument]
     jobs_to_run: int
+    download: Annotated[int | None, Meta(description="bytes at most, by the sizes that indexes list; null: not known")]
     core_hours: float
     critical_path_seconds: Annotated[float, Meta(description="of the longest chain of jobs")]
     expected: list[ExpectedTimeDocument]
@@ -418,7 +433,9 @@ class FarmBuildDocument(Struct):
     workers_lost: int
     workers_refused: list[RefusedWorkerDocument]
     downloaded: Bytes
+    proven: Annotated[str | None, Meta(description="the level at which --prove has verified the wheelhouses")]
     seconds: Seconds
+    unavailable: list[UnavailableDocument]
 
 
 class WorkerCheckDocument(Struct):
@@ -431,6 +448,8 @@ class WorkerCheckDocument(Struct):
 
 class FarmCheckDocument(Struct):
     on: str
+    store: str
+    objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
     workers: list[WorkerCheckDocument]
 
 
@@ -458,6 +477,7 @@ class CiDocument(Struct):
     jobs: list[CiJobDocument]
     proofs: list[CiProofDocument]
     publish: Annotated[str, Meta(description="the index; empty: none")]
+    warnings: Annotated[list[str], Meta(description="what it cannot do by itself")]
     text: Annotated[str, Meta(description="the workflow")]
 
 
@@ -603,6 +623,7 @@ class LedgerJobDocument(Struct):
     fix: str
     failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
     log: Annotated[str, Meta(description="a file with what the job printed, if it failed")]
+    variants: Annotated[list[str], Meta(description="that needed it")]
     ended: Time
 
 

@@ -148,7 +148,8 @@ Shards = Annotated[
     int | None, typer.Option(min=1, help="Shards of each part (--via source); by weight.", rich_help_panel=_FARM)
 ]
 Prove = Annotated[
-    bool, typer.Option("--prove", help="Verify each wheelhouse, as jobs of their own.", rich_help_panel=_FARM)
+    bool,
+    typer.Option("--prove", help="Verify each wheelhouse (level static), as jobs of their own.", rich_help_panel=_FARM),
 ]
 
 # Of a build from source

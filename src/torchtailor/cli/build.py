@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +67,7 @@ def command(
     The official wheels are fetched, cut to one GPU and proven, and an index to install from is written.
     """
     from torchtailor import ui
+    from torchtailor.backends.base import unavailable_json
     from torchtailor.backends.build import plan_build
     from torchtailor.backends.source.options import SourceOptions
     from torchtailor.backends.wheel.options import WheelOptions
@@ -107,12 +110,8 @@ def command(
             objects=objects or "",
         ),
     }
-    for method, value in given.items():
-        if method is not via and value != type(value)():
-            raise UsageError(
-                f"Some of these options are for --via {method.value} only.", f"Add --via {method.value}, or omit them."
-            )
-    _check_farm(on, via, any_given=bool(store or shards or prove), prove=prove)
+    _check_method(via, given)
+    _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
         *(variants or ()),
         method=via,
@@ -148,27 +147,70 @@ def command(
     with BuildDisplay(quiet=quiet, plain=plain) as display:
         result = planned.run(display)
     if json:
-        ui.print_json(f"build-{via.value}", result.to_json())
+        missing = unavailable_json(planned.plan.unavailable)
+        ui.print_json(f"build-{via.value}", {**result.to_json(), "unavailable": missing})
     else:
         show_result(via, result)
 
 
-def _check_farm(on: str | None, via: Method, *, any_given: bool, prove: bool) -> None:
+# How options are written whose field has another name.
+_OPTIONS = {
+    "companions": "--with",
+    "extra_index_urls": "--extra-index-url",
+    "overrides": "--set",
+    "resume": "--no-resume",
+    "cuda_from_wheels": "--toolchain",
+    "all_gpus": "--gpus",
+    "skip_checks": "--skip-check",
+    "bundle": "--no-bundle",
+    "verify": "--no-verify",
+    "targets": "--target",
+    "ccache": "--no-ccache",
+}
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field of a method's options."""
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
+def _check_method(via: Method, given: Mapping[Method, Any]) -> None:
+    """Refuse options that another method has."""
+    for method, value in given.items():
+        usual = type(value)()
+        changed = [field.name for field in fields(value) if getattr(value, field.name) != getattr(usual, field.name)]
+        if changed and method is not via:
+            names = ", ".join(map(option_of, changed))
+            are, them = ("is", "it") if len(changed) == 1 else ("are", "them")
+            raise UsageError(
+                f"{names} {are} for --via {method.value} only.", f"Add --via {method.value}, or omit {them}."
+            )
+
+
+def _check_farm(
+    on: str | None, via: Method, *, store: str | None, shards: int | None, prove: bool, dry_run: bool
+) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
     from torchtailor.catalog import load_catalog
-    from torchtailor.farm.where import parse_where
+    from torchtailor.farm.where import check_answers, check_room, parse_where
 
     if on is None:
-        if any_given:
+        if store or shards or prove:
             raise UsageError(
                 "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
             )
         return
+    if shards and via is not Method.SOURCE:
+        raise UsageError("--shards is for --via source only.", "Add --via source, or omit it.")
     if prove and via is Method.SOURCE:
         raise UsageError("A build from source is always proven.", "Omit --prove.")
     if prove and via is Method.NIX:
         raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
-    parse_where(on, load_catalog())
+    where = parse_where(on, load_catalog())
+    if dry_run:
+        check_room(where)
+    else:
+        check_answers(where)
 
 
 def _build_on(
@@ -187,9 +229,10 @@ def _build_on(
 ) -> None:
     """Build on many machines; what fails is said at the end, with the rest built."""
     from torchtailor import ui
+    from torchtailor.backends.base import unavailable_json
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._build_output import show_plan
-    from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result
+    from torchtailor.cli._farm_output import FarmDisplay, show_farm_plan, show_farm_result, show_farm_variants
     from torchtailor.farm.build import failure_of, plan_farm, run_farm
     from torchtailor.farm.where import parse_where
 
@@ -205,10 +248,12 @@ def _build_on(
         return
     if not json and not quiet:
         show_plan(via, plan, dry_run=False)
+        if via is not Method.WHEEL:  # whose plan has named them
+            show_farm_variants(farm, ui.err())
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)
     if json:
-        ui.print_json("build-farm", result.to_json())
+        ui.print_json("build-farm", {**result.to_json(), "unavailable": unavailable_json(plan.unavailable)})
     else:
         show_farm_result(result, quiet=quiet)
     if problem := failure_of(result):

@@ -20,7 +20,6 @@ app = typer.Typer(
     help="The catalog of GPUs, CUDA toolkits and PyTorch releases: keep it up to date.",
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

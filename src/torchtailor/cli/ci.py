@@ -10,20 +10,17 @@ import typer
 
 from torchtailor.catalog.releases import Method
 from torchtailor.cli import _options as options
-from torchtailor.cli._layout import GroupedCommand, GroupedGroup
 from torchtailor.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchtailor.ci.plan import CiSystem
+    from torchtailor.ci.plan import CiPlan
 
 _WHERE = "Where it runs"
 _GOES = "Where it goes"
+_STDOUT = Path("-")
 # Options of `build` that the workflow sets itself.
 _OWN = frozenset({"out", "release", "python", "cuda", "via", "nvidia", "on", "store", "objects", "json", "dry_run"})
 
-Variants = Annotated[
-    list[str], typer.Argument(metavar="VARIANT", help="Names or globs, as `build` takes them: 'sm{80,90}-avx2'.")
-]
 Via = Annotated[Method, typer.Option(help="The build method.")]
 Nvidia = Annotated[
     bool, typer.Option("--nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`; needs --store.")
@@ -69,7 +66,7 @@ Package = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str, typer.Option(metavar="CRON", help="Also at these times: '0 3 * * 1'.", rich_help_panel=_WHERE)
+    str, typer.Option(metavar="CRON", help="Also at these times: '0 3 * * 1' (github).", rich_help_panel=_WHERE)
 ]
 Publish = Annotated[
     str,
@@ -86,22 +83,13 @@ Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="T
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the file, and write nothing.")]
 
-app = typer.Typer(
-    cls=GroupedGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Write a workflow that builds, proves and publishes variants.",
-)
 
-
-@app.callback()
-def main() -> None:
-    """Write a workflow that builds, proves and publishes variants."""
-
-
-@app.command("github", cls=GroupedCommand)
-def github(
-    variants: Variants,
+def command(
+    system: Annotated[str, typer.Argument(metavar="SYSTEM", help="github or gitlab.")],
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="VARIANT", help="Names or globs, as `build` takes them: 'sm{80,90}-avx2'."),
+    ] = None,
     via: Via = Method.WHEEL,
     release: options.Release = None,
     python: options.Python = None,
@@ -127,106 +115,70 @@ def github(
     dry_run: DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Write a workflow for GitHub Actions, .github/workflows/torchtailor.yml.
+    """Write a workflow that builds, proves and publishes variants.
 
-    A job of a matrix builds the variants of a GPU and proves them; with --gpu-runner they are proven on the GPU too,
-    and with --publish those of the branch are added to an index.
+    Of GitHub it is .github/workflows/torchtailor.yml, of GitLab, where labels of runners are tags, .gitlab-ci.yml.
+    A job of a matrix builds the variants of a GPU and proves them, also on that GPU with --gpu-runner. With --publish
+    those of the branch are added to an index.
     """
-    from torchtailor.ci.plan import CiSystem
-
-    _write(CiSystem.GITHUB, locals())
-
-
-@app.command("gitlab", cls=GroupedCommand)
-def gitlab(
-    variants: Variants,
-    via: Via = Method.WHEEL,
-    release: options.Release = None,
-    python: options.Python = None,
-    cuda: options.Cuda = None,
-    nvidia: Nvidia = False,
-    build_options: BuildOptions = "",
-    level: Level = "all",
-    per: Per = None,
-    runner: Runner = None,
-    gpu_runner: GpuRunner = None,
-    cache: Cached = True,
-    timeout: Timeout = None,
-    package: Package = "",
-    on: options.On = None,
-    store: options.Store = None,
-    objects: options.Objects = None,
-    publish: Publish = "",
-    publish_nvidia: PublishNvidia = False,
-    branch: Branch = "",
-    out: Out = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    json: options.Json = False,
-) -> None:
-    """Write a pipeline for GitLab, .gitlab-ci.yml.
-
-    The same jobs as for GitHub; labels of runners are tags. A schedule is added in the project itself.
-    """
-    from torchtailor.ci.plan import CiSystem
-
-    _write(CiSystem.GITLAB, locals())
-
-
-def _write(system: CiSystem, given: dict[str, Any]) -> None:
-    """Make the text, and put it in its place."""
     from torchtailor import ui
     from torchtailor.catalog import load_catalog
-    from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, plan_ci
+    from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
     from torchtailor.ci.render import render_ci
-    from torchtailor.disk import disk_errors, write_atomically
 
-    chosen = CiOptions(
-        selectors=tuple(given["variants"]),
-        release=given["release"],
-        python=given["python"],
-        cuda=given["cuda"],
-        method=given["via"],
-        nvidia=given["nvidia"],
-        build_options=_build_options(given["build_options"]),
-        division=CiDivision(_one_of("--per", given["per"], CiDivision)) if given["per"] else None,
-        runners=tuple(given["runner"] or ()),
-        gpu_runners=tuple(given["gpu_runner"] or ()),
-        level=CiLevel(_one_of("--level", given["level"], CiLevel)),
-        on=given["on"],
-        store=given["store"] or "",
-        objects=given["objects"] or "",
-        publish=given["publish"],
-        publish_nvidia=given["publish_nvidia"],
-        cache=given["cache"],
-        schedule=given.get("schedule", ""),
-        branch=given["branch"],
-        minutes=given["timeout"],
-        package=given["package"],
+    plan = plan_ci(
+        load_catalog(),
+        CiSystem(_one_of("The system", system, CiSystem)),
+        CiOptions(
+            selectors=tuple(variants or ()),
+            release=release,
+            python=python,
+            cuda=cuda,
+            method=via,
+            nvidia=nvidia,
+            build_options=_build_options(build_options),
+            division=CiDivision(_one_of("--per", per, CiDivision)) if per else None,
+            runners=tuple(runner or ()),
+            gpu_runners=tuple(gpu_runner or ()),
+            level=CiLevel(_one_of("--level", level, CiLevel)),
+            on=on,
+            store=store or "",
+            objects=objects or "",
+            publish=publish,
+            publish_nvidia=publish_nvidia,
+            cache=cache,
+            schedule=schedule,
+            branch=branch,
+            minutes=timeout,
+            package=package,
+        ),
     )
-    plan = plan_ci(load_catalog(), system, chosen)
-    out: Path | None = given["out"]
-    printed = given["dry_run"] or out == Path("-")
-    path = Path(plan.row.path) if out is None or out == Path("-") else out
+    printed = dry_run or out == _STDOUT
+    path = Path(plan.row.path) if out is None or out == _STDOUT else out
     text = render_ci(plan, path.as_posix())
     if not printed:
-        if path.exists() and not given["force"]:
-            hint = "Add --force to replace it, or write another with -o"
-            include = " .gitlab/torchtailor.yml, and `include:` that" if system.value == "gitlab" else " FILE"
-            raise UsageError(f"{path} is there already.", f"{hint}{include}.")
-        with disk_errors(path.parent, unchanged="Nothing was written."):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.encode())
-    if given["json"]:
-        document = {"path": str(path), "written": not printed, "text": text, **plan.to_json()}
-        ui.print_json("ci", document)
-    elif printed:
+        _write(plan, path, text, force=force)
+    if json:
+        ui.print_json("ci", {"path": str(path), "written": not printed, "text": text, **plan.to_json()})
+        return
+    if printed:
         typer.echo(text, nl=False)
     else:
         _show(plan, path)
+    for warning in plan.warnings:
+        ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
-def _show(plan: Any, path: Path) -> None:
+def _write(plan: CiPlan, path: Path, text: str, *, force: bool) -> None:
+    from torchtailor.disk import write_output
+
+    if path.exists() and not force:
+        include = " .gitlab/torchtailor.yml, and `include:` that" if plan.system.value == "gitlab" else " FILE"
+        raise UsageError(f"{path} is there already.", f"Add --force to replace it, or write another with -o{include}.")
+    write_output(path, text.encode(), unchanged="Nothing was written.")
+
+
+def _show(plan: CiPlan, path: Path) -> None:
     from torchtailor import ui
     from torchtailor.format import counted
 
@@ -235,8 +187,6 @@ def _show(plan: Any, path: Path) -> None:
     ui.out().print(f"{path}: {jobs} for {counted(len(plan.every_variant), 'variant')}{proofs}", markup=False)
     if secrets := plan.secrets(publishes=True):
         ui.err().print(f"It needs the secrets {', '.join(secrets)}.", markup=False)
-    for scheme in plan.unknown_schemes:
-        ui.err().print(f"warning: add the credentials of {scheme}:// to it yourself.", markup=False)
 
 
 def _build_options(text: str) -> tuple[str, ...]:

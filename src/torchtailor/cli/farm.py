@@ -22,8 +22,9 @@ def main() -> None:
 
 @app.command("check", cls=GroupedCommand)
 def check(
-    where: Annotated[str, typer.Argument(metavar="WHERE", help="local:N, tcp://HOST:PORT, or NAME of [farm.NAME].")],
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].")],
     store: options.Store = None,
+    objects: options.Objects = None,
     json: options.Json = False,
 ) -> None:
     """Start a worker, and say what it is, whether it sees the store, and what it can build."""
@@ -31,10 +32,13 @@ def check(
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.check import check_farm
     from torchtailor.farm.where import parse_where
+    from torchtailor.format import counted
 
-    workers = check_farm(parse_where(where, load_catalog()), store=store)
+    place = parse_where(where, load_catalog())
+    checked = check_farm(place, store=store, objects=objects, say=lambda text: ui.err().print(text, markup=False))
+    workers = checked.workers
     if json:
-        ui.print_json("farm-check", {"on": where, "workers": [worker.to_json() for worker in workers]})
+        ui.print_json("farm-check", checked.to_json())
     else:
         rows = [
             (
@@ -50,10 +54,15 @@ def check(
             )
             for worker in workers
         ]
+        shared = f", objects {checked.objects}" if checked.objects else ""
+        ui.out().print(f"store {checked.store}{shared}", markup=False, soft_wrap=True)
         columns = ("worker", "builds", "CPU", "cores", "memory", "disk free", "compiler", "Nix", "why not")
         ui.out().print(ui.table(columns, rows, optional=("Nix", "CPU")))
     refused = [worker for worker in workers if not worker.usable]
     if not workers:
-        raise EnvironmentProblem(f"No worker came on {where}.", "Look into the queue of the cluster.")
+        raise EnvironmentProblem(
+            f"No worker came on {where} in {ui.human_seconds(place.patience)}.",
+            "Look into the queue of the cluster; `wait_minutes` of [farm.NAME] says how long to wait.",
+        )
     if refused:
-        raise EnvironmentProblem(f"{len(refused)} of {len(workers)} workers cannot be used.", refused[0].why)
+        raise EnvironmentProblem(f"{len(refused)} of {counted(len(workers), 'worker')} cannot be used.", refused[0].why)

@@ -8,7 +8,10 @@ import typer
 
 
 def command(
-    variant: Annotated[str | None, typer.Argument(help="Only attempts at this variant (its full name).")] = None,
+    variant: Annotated[
+        str | None,
+        typer.Argument(metavar="VARIANT", help="Only attempts at this variant (its full name), or its jobs."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the last attempts.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
     jobs: Annotated[bool, typer.Option("--jobs", help="Jobs of builds on many machines, with their workers.")] = False,
@@ -24,7 +27,7 @@ def command(
     from torchtailor.ledger.ledger import Ledger, as_markdown, describe, stopped_at
 
     if jobs:
-        _show_jobs(limit, json=json)
+        _show_jobs(variant, limit, json=json, markdown=markdown)
         return
     attempts = Ledger().attempts(variant=variant, limit=limit)
     if json:
@@ -59,7 +62,7 @@ def command(
             attempt.method.value,
             *(attempt.configuration.get(name, "") for name in switches),
             describe(attempt.configuration),
-            attempt.result.value + stopped_at(attempt),
+            attempt.result.words + stopped_at(attempt),
             ui.human_bytes(attempt.input_bytes) if attempt.input_bytes is not None else "",
             ui.human_bytes(attempt.output_bytes) if attempt.output_bytes is not None else "",
             ui.human_seconds(attempt.duration) if attempt.duration is not None else "",
@@ -71,14 +74,17 @@ def command(
     ui.out().print(ui.table(columns, rows))
 
 
-def _show_jobs(limit: int, *, json: bool) -> None:
+def _show_jobs(variant: str | None, limit: int, *, json: bool, markdown: bool) -> None:
     """The jobs of builds on many machines, each with its worker, time and hits."""
     from torchtailor import ui
-    from torchtailor.ledger.ledger import Ledger
+    from torchtailor.ledger.ledger import Ledger, jobs_as_markdown
 
-    jobs = Ledger().jobs(limit=limit)
+    jobs = Ledger().jobs(variant=variant, limit=limit)
     if json:
         ui.print_json("history-jobs", {"jobs": jobs})
+        return
+    if markdown:
+        ui.print_text(jobs_as_markdown(jobs))
         return
     rows = [
         (
@@ -86,7 +92,7 @@ def _show_jobs(limit: int, *, json: bool) -> None:
             job.ended.astimezone().strftime("%Y-%m-%d %H:%M"),
             job.label,
             job.worker,
-            job.result.value,
+            job.result.words,
             ui.human_seconds(job.duration),
             f"{job.hits}/{job.hits + job.misses}" if job.hits + job.misses else "",
             job.error,
@@ -96,4 +102,5 @@ def _show_jobs(limit: int, *, json: bool) -> None:
         for job in jobs
     ]
     columns = ("run", "ended", "job", "worker", "result", "took", "hits", "error", "fix", "log")
-    ui.out().print(ui.table(columns, rows, optional=("run", "ended")) if rows else "No jobs on many machines yet.")
+    nothing = f"No jobs of {variant} on many machines." if variant else "No jobs on many machines yet."
+    ui.out().print(ui.table(columns, rows, optional=("run", "ended")) if rows else nothing)

@@ -12,9 +12,7 @@ from torchtailor.cli._layout import GroupedCommand
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(
-    cls=GroupedCommand, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-)
+@app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
 def run(
     program: Annotated[list[str], typer.Argument(metavar="-- PROGRAM ARGUMENTS", help="The program to run.")],
     pack: Annotated[

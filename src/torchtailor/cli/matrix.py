@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from torchtailor.errors import ExitCode, NoMatchError, UsageError
+from torchtailor.format import counted
 
 if TYPE_CHECKING:
     from torchtailor.variants import Variant
@@ -31,9 +32,10 @@ def command(
     """List the variants, or explain why one is not possible."""
     from torchtailor.catalog import load_catalog
     from torchtailor.cli._age import say_if_old
-    from torchtailor.ui import out, print_json, table
+    from torchtailor.ui import err, out, print_json, table
     from torchtailor.variants import Matrix, find_variants
     from torchtailor.variants import table as tables
+    from torchtailor.variants.select import unmatched
 
     if sum((json, csv, markdown)) > 1:
         raise UsageError("--json, --csv and --markdown are mutually exclusive.", "Give one of them.")
@@ -53,6 +55,8 @@ def command(
         if json:  # still one document, for whoever reads it
             print_json("matrix", {"count": 0, "variants": []})
         raise NoMatchError("No variant matches.", "`torchtailor matrix` without arguments lists all of them.")
+    for name in () if gpu or cpu else unmatched(chosen, globs or ()):
+        err().print(f"warning: {name} matches no variant.", markup=False, soft_wrap=True)
     rows = [tables.row(catalog, variant) for variant in chosen]
     if json:
         print_json("matrix", {"count": len(rows), "variants": rows})
@@ -71,4 +75,4 @@ def _counts(chosen: tuple[Variant, ...]) -> str:
     for variant in chosen:
         by_release[variant.release_name] = by_release.get(variant.release_name, 0) + 1
     parts = ", ".join(f"{name} {count}" for name, count in by_release.items())
-    return f"{len(chosen)} variants ({parts})"
+    return f"{counted(len(chosen), 'variant')} ({parts})"

@@ -21,7 +21,6 @@ app = typer.Typer(
     help="Nix/Flox recipes: write the matrix, check any tree, migrate hand-written ones, find hashes.",
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that has (or will have) .flox/pkgs.")]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(
-    cls=GroupedCommand, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-)
+@app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
 def record(
     program: Annotated[
         list[str] | None, typer.Argument(metavar="-- PROGRAM ARGUMENTS", help="The program to run.", show_default=False)

@@ -93,12 +93,11 @@ def load_command(name: str) -> Any:
     module = import_module(f"torchtailor.cli.{COMMANDS[name].module}")
     app = getattr(module, "app", None)
     if app is None:
-        app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name=name, cls=GroupedCommand)(module.command)
-    return typer.main.get_command(app)
-
-
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
+    command: Any = typer.main.get_command(app)
+    command.context_settings["help_option_names"] = ["-h", "--help"]  # commands of a group inherit it
+    return command
 
 
 def _listen() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchtailor.backends.base import unavailable_json
 from torchtailor.backends.nix.backend import NixPlan
 from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
@@ -26,7 +27,7 @@ from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.farm.jobs import RealiseDerivation, gives_of
+from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
@@ -81,6 +82,19 @@ class FarmPlan:
         return self.graph.part(self.graph.to_do(self.finished))
 
     @property
+    def proven(self) -> str | None:
+        """The level of `verify` that every wheelhouse is proven at."""
+        return PROVEN_LEVEL if self.prove else None
+
+    @property
+    def download(self) -> int | None:
+        """Bytes of wheels to fetch, less where a worker's cache has some; None where sizes are not known."""
+        if not isinstance(self.plan, WheelPlan):
+            return None
+        jobs = self.to_do.jobs
+        return sum(file.size or 0 for file in self.plan.files if file.local_path is None and file.key in jobs)
+
+    @property
     def cost(self) -> GraphCost:
         return self.to_do.cost
 
@@ -115,6 +129,8 @@ class FarmPlan:
             "on": self.where.name,
             "store": self.shown_store,
             "variants": [variant.name for variant in self.variants],
+            "unavailable": unavailable_json(self.plan.unavailable),
+            "prove": self.proven,
             "jobs": [
                 {
                     "key": job.name,
@@ -128,6 +144,7 @@ class FarmPlan:
                 for name, job in ((name, self.graph.jobs[name]) for name in self.graph.order)
             ],
             "jobs_to_run": cost.jobs,
+            "download": self.download,
             "core_hours": round(cost.core_seconds / 3600, 3),
             "critical_path_seconds": round(cost.critical_seconds, 1),
             "expected": [
@@ -150,6 +167,7 @@ class FarmBuildResult:
     refused: Mapping[str, str]  # workers that may not be used, and why
     seconds: float
     outputs: tuple[NixOutput, ...] = ()  # of a build with Nix, which has no wheelhouses
+    proven: str | None = None  # the level that wheelhouses were proven at
 
     @property
     def downloaded(self) -> int:
@@ -186,6 +204,7 @@ class FarmBuildResult:
             "workers_lost": self.lost,
             "workers_refused": [{"worker": name, "reason": why} for name, why in self.refused.items()],
             "downloaded": self.downloaded,
+            "proven": self.proven,
             "seconds": round(self.seconds, 2),
         }
 
@@ -356,26 +375,31 @@ class _Run:
         for name, brought in ended:
             outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
-            with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
-                self.ledger.add_job(
-                    LedgerJob(
-                        run=self.name,
-                        key=name,
-                        label=jobs[name].label,
-                        worker=outcome.worker,
-                        duration=outcome.seconds,
-                        result=Result.DONE if outcome.done else Result.FAILED,
-                        hits=outcome.hits,
-                        misses=outcome.misses,
-                        error=outcome.error,
-                        fix=outcome.hint,
-                        failure=outcome.failure,
-                        log=outcome.log_path,
-                    )
-                )
+            self._log_job(name, outcome, Result.DONE if outcome.done else Result.FAILED)
         for name, failure in result.failed.items():
             for variant in jobs[name].variants:
                 self._failed.setdefault(variant, replace(failure, outcome=self._outcomes[name][1]))
+
+    def _log_job(self, name: str, outcome: JobOutcome, result: Result) -> None:
+        job = self.farm.graph.jobs[name]
+        with suppress(EnvironmentProblem):  # a full disk of the ledger stops nothing
+            self.ledger.add_job(
+                LedgerJob(
+                    run=self.name,
+                    key=name,
+                    label=job.label,
+                    worker=outcome.worker,
+                    duration=outcome.seconds,
+                    result=result,
+                    hits=outcome.hits,
+                    misses=outcome.misses,
+                    error=outcome.error,
+                    fix=outcome.hint,
+                    failure=outcome.failure,
+                    log=outcome.log_path,
+                    variants=job.variants,
+                )
+            )
 
     def _with_own_log(self, name: str, outcome: JobOutcome) -> JobOutcome:
         """The log of a job that failed is written on this machine, and its words name that file."""
@@ -399,6 +423,7 @@ class _Run:
 
     def placed(self) -> bool:
         """Put all wheelhouses that were packed in their place; False where the store has lost a part of one."""
+        keys = {variant.name: variant.key for variant in self.farm.variants}
         with ThreadPoolExecutor(2) as pool:
             waiting: dict[str, Future[Wheelhouse | NixOutput]] = {}
             for variant in self.farm.variants:
@@ -412,7 +437,10 @@ class _Run:
                 complete = False
                 continue
             self._made[name] = found
-            self._attempts[name].done(found)
+            maker = self.farm.graph.makers[keys[name]]
+            if there := maker not in self._outcomes:
+                self._log_job(maker, JobOutcome(done=True), Result.FOUND)
+            self._attempts[name].done(found, in_store=there)
         return complete
 
     def _place(self, variant: FarmVariant) -> Wheelhouse | NixOutput:
@@ -449,6 +477,7 @@ class _Run:
             refused=self._refused,
             seconds=time.monotonic() - self._began,
             outputs=tuple(one for one in made if isinstance(one, NixOutput)),
+            proven=self.farm.proven,
         )
 
     def _variants_index(self) -> Path | None:
@@ -476,7 +505,8 @@ class _Attempt:
             )
         )
 
-    def done(self, made: Wheelhouse | NixOutput | None) -> None:
+    def done(self, made: Wheelhouse | NixOutput | None, *, in_store: bool = False) -> None:
+        self._running.found = in_store
         if isinstance(made, Wheelhouse):
             self._running.input_bytes = made.input_bytes
         if made is not None:

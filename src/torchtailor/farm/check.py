@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.farm.drive import WorkerNews
 from torchtailor.farm.events import EventKind
 from torchtailor.farm.fingerprint import describe_worker
+from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup
-from torchtailor.farm.store import absolute_store
-from torchtailor.farm.where import PlaceKind, Where, started
-
-_PATIENCE = 300.0  # seconds for a queue to start one worker
+from torchtailor.farm.policy import THIS_PROCESS
+from torchtailor.farm.store import absolute_store, open_farm_store
+from torchtailor.farm.where import PlaceKind, Where, check_answers, started
+from torchtailor.fetch.locations import redact
+from torchtailor.format import human_seconds
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,56 @@ class WorkerCheck:
         }
 
 
-def check_farm(where: Where, *, store: str | None = None, patience: float = _PATIENCE) -> tuple[WorkerCheck, ...]:
-    """The workers of a place; of a cluster that Dask starts, one is started."""
-    setup = WorkerSetup(absolute_store(store or where.store))
-    if where.kind is PlaceKind.PROCESS:
-        return (WorkerCheck("this process", True, "", describe_worker()),)
-    with started(where, setup) as engine:
+@dataclass(frozen=True)
+class FarmCheck:
+    """A place: its workers, and what they share."""
+
+    on: str
+    store: str  # as it is shown, like `objects`, without passwords
+    objects: str
+    workers: tuple[WorkerCheck, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "on": self.on,
+            "store": self.store,
+            "objects": self.objects,
+            "workers": [worker.to_json() for worker in self.workers],
+        }
+
+
+def check_farm(
+    where: Where,
+    *,
+    store: str | None = None,
+    objects: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> FarmCheck:
+    """The workers of a place, of a cluster that Dask starts one; a store that cannot be used is an error."""
+    shared = objects or where.settings.objects
+    if shared:
+        remote_storage(shared)
+    check_answers(where)
+    setup = WorkerSetup(absolute_store(store or where.store), objects=shared)
+    opened = open_farm_store(setup.store)
+    opened.check_writable()
+    if where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+        say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
+    workers = _this_process(setup) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
+    return FarmCheck(where.name, opened.shown, redact(shared), workers)
+
+
+def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
+    why = why_unreachable(setup.objects) if setup.objects else ""
+    return (WorkerCheck(THIS_PROCESS, not why, f"{why[:1].upper()}{why[1:]}", describe_worker()),)
+
+
+def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
+    """The first workers that come."""
+    wanted = replace(where, workers=1) if where.kind is PlaceKind.CLUSTER else where
+    with started(wanted, setup) as engine:
         found: dict[str, WorkerCheck] = {}
-        while not found and engine.time < patience:
+        while not found and engine.time < where.patience:
             for news in engine.wait(1.0):
                 if not isinstance(news, WorkerNews) or not news.worker.helps:
                     continue

@@ -14,17 +14,16 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.backends.jobs import encode_job
 from torchtailor.errors import EnvironmentProblem, NetworkError, TorchtailorError
 from torchtailor.farm import fingerprint
 from torchtailor.farm.drive import JobNews, JobProgress, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.graph import GraphJob
-from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup, perform_sent
-from torchtailor.farm.policy import FarmWorker
-from torchtailor.farm.process import NAME
+from torchtailor.farm.policy import THIS_PROCESS, FarmWorker
 from torchtailor.farm.progress import TOPIC
 from torchtailor.farm.store import open_farm_store
 
@@ -38,6 +37,7 @@ except ImportError as error:
 
 _LOOK = 0.5  # seconds between two looks at the workers
 _ANSWER = 30.0  # seconds for a worker to say what it is
+_REFUSED = 60.0  # seconds for another worker to come, where all that came were refused
 _RESOURCE = "MEMORY"  # of Dask, in bytes: other users of a cluster see what our jobs hold
 cloudpickle.register_pickle_by_value(fingerprint)  # a worker may have no torchtailor
 
@@ -62,17 +62,17 @@ class DaskEngine:
         *,
         same_machine: bool = False,
         compiles: bool = False,
-        patience: float | None = 60.0,
-        expected: int | None = None,
+        patience: float = 60.0,
+        asked: int = 1,
     ) -> None:
         """`same_machine`: the workers see this machine's files. With `compiles`, they need one compiler and glibc.
 
-        `expected` is how many workers there will ever be, where that is known.
+        Where as many workers as were `asked` for are there and none may be used, no others are on their way.
         """
         self._client, self._setup = client, setup
         self._encoded = msgspec.json.encode(setup)
         self._same_machine, self._compiles = same_machine, compiles
-        self._patience, self._expected = patience, expected
+        self._patience, self._asked = patience, asked
         self._objects_seen = False
         self._own: Fingerprint | None = None
         self._token = f"tokens/{secrets.token_hex(8)}"
@@ -91,14 +91,14 @@ class DaskEngine:
         self._news: list[WorkerNews | JobNews | JobProgress] = []
         client.subscribe_topic(TOPIC, self._hear)
         if not same_machine:
-            me = FarmWorker(NAME, here=True, helps=False)
+            me = FarmWorker(THIS_PROCESS, here=True, helps=False)
             self._news.append(WorkerNews(me, EventKind.WORKER_JOINED))
 
     # What the driver asks for
 
     def start(self, job: GraphJob, worker: FarmWorker) -> None:
-        data = encode_farm_job(job.job)
-        if worker.name == NAME:
+        data = encode_job(job.job)
+        if worker.name == THIS_PROCESS:
             threading.Thread(target=self._run_here, args=(job.name, data), daemon=True).start()
             return
         address = self._names[worker.name]
@@ -150,8 +150,10 @@ class DaskEngine:
         return time.monotonic() - self._began
 
     @property
-    def patience(self) -> float | None:
-        return 0.0 if self._expected is not None and len(self._refused) >= self._expected else self._patience
+    def patience(self) -> float:
+        if len(self._refused) < self._asked:
+            return self._patience
+        return 0.0 if self._same_machine else min(_REFUSED, self._patience)
 
     @property
     def dashboard(self) -> str:
@@ -246,7 +248,7 @@ class DaskEngine:
         why = self._own.refusal(Fingerprint.of(described, compiles=self._compiles), described["host"])
         if not why:
             why = self._sees_store(address, described["host"])
-        if not why and self._compiles:
+        if not why and self._setup.objects:
             why = self._reaches_objects(address, described["host"])
         if why:
             self._refused[address] = why

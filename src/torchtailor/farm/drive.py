@@ -23,6 +23,8 @@ MOST_FAILURES = 2  # of one job, before it and all that needs it are given up
 MOST_LOSSES = 4  # workers that die while they run one job and it gets no further, before that is the job's fault
 _MOST_REMAKES = 3  # times that an input is made again for one job
 _POLL = 0.5
+_SAID_AFTER = 10.0  # seconds without workers until that is said, and then from time to time
+_SAID_EVERY = 600.0
 # What another try cannot change.
 _FINAL = (ExitCode.IMPOSSIBLE, ExitCode.USAGE, ExitCode.NO_MATCH)
 
@@ -72,8 +74,8 @@ class Engine(Protocol):
         """Seconds since the engine was started."""
 
     @property
-    def patience(self) -> float | None:
-        """Seconds for which to wait without a worker that may be used; None: they are on their way."""
+    def patience(self) -> float:
+        """Seconds for which to wait without a worker that may be used."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ class _Driver:
         self._ready: set[str] = set()
         self._changed = True  # other than by a job that is done
         self._refused: dict[str, str] = {}
+        self._came = False  # whether any worker has
         self._idle_since: float | None = None
+        self._said_idle = -math.inf
 
     def run(self) -> DriveResult:
         began = self._engine.time
@@ -175,22 +179,38 @@ class _Driver:
         return DriveResult(state.done, state.failed, state.never, already, self._engine.time - began)
 
     def _check_workers(self) -> None:
-        """Stop where nobody is there to do the work, and nobody is expected."""
-        state, patience = self._state, self._engine.patience
+        """Stop where nobody is there to do the work, and nobody has come for long."""
+        state, now = self._state, self._engine.time
         usable = [load.worker for name, load in state.loads.items() if name not in state.aside]
         stuck = [name for name in self._ready if not any(who.may_run(self._graph.jobs[name]) for who in usable)]
         if state.running or len(stuck) < len(self._ready) or not self._ready:
-            self._idle_since = None
+            self._idle_since, self._said_idle = None, -math.inf
             return
-        self._idle_since = self._engine.time if self._idle_since is None else self._idle_since
-        if patience is not None and self._engine.time - self._idle_since > patience:
-            reasons = " ".join(dict.fromkeys(self._refused.values()))
-            job = self._graph.jobs[stuck[0]]
-            needs = f" '{job.label}' needs one of {job.machine}." if job.machine and usable else ""
-            raise EnvironmentProblem(
-                f"No worker can be used:{needs} {reasons}".rstrip(": ") if needs or reasons else "No worker has come.",
-                "Start workers with this torchtailor (`torchtailor help farm`); the same command goes on from there.",
-            )
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        idle, patience = now - self._idle_since, self._engine.patience
+        if idle > patience:
+            raise self._nobody(stuck[0], usable, idle)
+        if idle >= _SAID_AFTER and now - self._said_idle >= _SAID_EVERY:
+            self._said_idle = now
+            text = "All workers are gone." if self._came else "No worker has come yet."
+            self._say(EventKind.WAITING, "", "", text, seconds=patience - idle)
+
+    def _nobody(self, stuck: str, usable: Sequence[FarmWorker], idle: float) -> EnvironmentProblem:
+        """Why a run ends for want of workers."""
+        reasons = " ".join(dict.fromkeys(self._refused.values()))
+        job = self._graph.jobs[stuck]
+        needs = f" '{job.label}' needs one of {job.machine}." if job.machine and usable else ""
+        if needs or reasons:
+            message = f"No worker can be used:{needs} {reasons}".rstrip(": ")
+        elif self._came:
+            message = f"All workers are gone, and none has come for {human_seconds(idle)}."
+        else:
+            message = f"No worker has come in {human_seconds(idle)}."
+        return EnvironmentProblem(
+            message,
+            "Start workers with this torchtailor; the same command goes on from there. `wait_minutes` of [farm.NAME] "
+            "says how long to wait (`torchtailor help farm`).",
+        )
 
     def _check_hung(self) -> None:
         """A job that never ends, as in a file system that hangs, would hold its worker and all that waits for it."""
@@ -256,6 +276,7 @@ class _Driver:
         name = news.worker.name
         if news.kind is EventKind.WORKER_JOINED:
             self._state.loads[name] = WorkerLoad(news.worker)
+            self._came = self._came or news.worker.helps
         elif news.kind is EventKind.WORKER_LOST:
             self._state.loads.pop(name, None)
             self._state.made.pop(name, None)
@@ -396,7 +417,16 @@ class _Driver:
                     waiting.append(other)
         self._say(EventKind.JOB_FAILED, name, outcome.worker, outcome.error, outcome)
 
-    def _say(self, kind: EventKind, name: str, worker: str, text: str = "", outcome: JobOutcome | None = None) -> None:
+    def _say(
+        self,
+        kind: EventKind,
+        name: str,
+        worker: str,
+        text: str = "",
+        outcome: JobOutcome | None = None,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
         state = self._state
         ended = len(state.done) + len(state.failed) + len(state.never)
         standing = {
@@ -413,7 +443,7 @@ class _Driver:
                 job=self._graph.jobs[name].label if name else "",
                 key=name,
                 text=text,
-                seconds=outcome.seconds if outcome else 0.0,
+                seconds=outcome.seconds if outcome else seconds,
                 hits=outcome.hits if outcome else 0,
                 misses=outcome.misses if outcome else 0,
                 standing=standing,

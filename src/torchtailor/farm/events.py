@@ -37,6 +37,7 @@ class EventKind(Enum):
     WORKER_REFUSED = "worker-refused"
     WORKER_LOST = "worker-lost"
     WORKER_SET_ASIDE = "worker-set-aside"
+    WAITING = "waiting-for-workers"  # nobody can run what is left; `seconds` until the run ends for that
     JOB_STARTED = "job-started"
     JOB_DONE = "job-done"
     JOB_AGAIN = "job-again"  # it failed once, or its worker was lost

@@ -13,10 +13,9 @@ import msgspec
 
 import torchtailor
 from torchtailor.backends.cutting import CutOptions, cut_key
-from torchtailor.backends.jobs import FetchWheel
+from torchtailor.backends.jobs import FetchWheel, encode_job
 from torchtailor.catalog import Capability
 from torchtailor.disk import code_digest
-from torchtailor.errors import BadInputError
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
@@ -70,6 +69,9 @@ class PackVariant(msgspec.Struct, frozen=True, tag="pack"):
             if cut := self.cut_of(wheel):
                 keys.append(cut.key_for(cut.gpus[0]))
         return tuple(dict.fromkeys(keys))
+
+
+PROVEN_LEVEL = "static"  # of `verify`: a worker need not be able to run what it has built
 
 
 class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
@@ -223,22 +225,6 @@ def _linked(spec: SourceSpec) -> str:
     return _key("link", code_digest(*_COMPILING, *_BUNDLING), body=LinkSource(spec, ()))
 
 
-def encode_farm_job(job: FarmJob) -> bytes:
-    """A job as JSON; the same job gives the same bytes."""
-    return msgspec.json.encode(job, order="deterministic")
-
-
-def decode_farm_job(data: bytes) -> FarmJob:
-    """The job of a JSON document that `encode_farm_job` made."""
-    try:
-        job: FarmJob = msgspec.json.decode(data, type=FarmJob)
-    except msgspec.MsgspecError as error:
-        raise BadInputError(
-            f"This is not a job of torchtailor's farm: {error}.", "Use the same version on every machine."
-        ) from error
-    return job
-
-
 def _key(*parts: str, body: FarmJob) -> str:
     text = "\n".join((torchtailor.__version__, *parts)).encode()
-    return hashlib.sha256(text + b"\n" + encode_farm_job(body)).hexdigest()
+    return hashlib.sha256(text + b"\n" + encode_job(body)).hexdigest()

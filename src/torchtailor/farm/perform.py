@@ -23,6 +23,7 @@ from torchtailor.backends.jobs import (
     PackWheelhouse,
     WheelToPack,
     cut_all,
+    decode_job,
     fetch_all,
     pack,
     packed_entries,
@@ -33,6 +34,7 @@ from torchtailor.disk import disk_errors, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
+    PROVEN_LEVEL,
     CompileShard,
     ConfigureSource,
     CutForGpus,
@@ -43,7 +45,6 @@ from torchtailor.farm.jobs import (
     PackVariant,
     ProveVariant,
     RealiseDerivation,
-    decode_farm_job,
     gives_of,
 )
 from torchtailor.farm.store import FarmFile, FarmStore, JobRecord, MissingOutputError, open_farm_store
@@ -115,7 +116,7 @@ def perform_sent(data: bytes, setup: bytes) -> bytes:
     """Run a job that was sent as JSON; what came of it, as JSON. Nothing is raised: errors are outcomes too."""
     began = time.monotonic()
     try:
-        job = decode_farm_job(data)
+        job: FarmJob = decode_job(data, FarmJob)
         outcome = perform(job, workbench(msgspec.json.decode(setup, type=WorkerSetup)))
     except TorchtailorError as error:
         outcome = failed(error)
@@ -332,7 +333,7 @@ def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:
     with staging_folder(bench.cache.root) as staging:
         folder = restore_folder(job.wheelhouse, staging / job.variant, bench.store)
         gpus = (job.gpu,) if job.gpu else ()
-        report = verify(folder, gpus=gpus, level=Level.STATIC, catalog=bench.catalog)
+        report = verify(folder, gpus=gpus, level=Level(PROVEN_LEVEL), catalog=bench.catalog)
     if report.failures:
         reasons = "; ".join(f"{check.name}: {check.reason}" for check in report.failures[:3])
         raise CheckFailedError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torchtailor.farm.graph import GraphJob, JobGraph
 
+THIS_PROCESS = "this process"  # the name of the worker that a run is itself
+
 
 @dataclass(frozen=True)
 class FarmWorker:

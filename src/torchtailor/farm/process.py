@@ -9,25 +9,23 @@ from typing import Any
 
 import msgspec
 
+from torchtailor.backends.jobs import encode_job
 from torchtailor.farm.drive import JobNews, WorkerNews
 from torchtailor.farm.events import EventKind, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphJob
-from torchtailor.farm.jobs import encode_farm_job
 from torchtailor.farm.perform import WorkerSetup, perform_sent
-from torchtailor.farm.policy import FarmWorker
-
-NAME = "this process"
+from torchtailor.farm.policy import THIS_PROCESS, FarmWorker
 
 
 class InProcess:
     """Runs jobs in this process, through the same JSON that a cluster's workers get."""
 
-    patience: float | None = 5.0
+    patience: float = 5.0
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = msgspec.json.encode(setup)
-        self._worker = FarmWorker(NAME, here=True, machine=platform.machine())
+        self._worker = FarmWorker(THIS_PROCESS, here=True, machine=platform.machine())
         self._news: list[WorkerNews | JobNews] = [WorkerNews(self._worker, EventKind.WORKER_JOINED)]
         self._began = time.monotonic()
         self._started: GraphJob | None = None
@@ -50,7 +48,7 @@ class InProcess:
     def wait(self, timeout: float) -> list[WorkerNews | JobNews]:
         if self._started is not None:
             job, self._started = self._started, None
-            outcome = msgspec.json.decode(perform_sent(encode_farm_job(job.job), self._setup), type=JobOutcome)
+            outcome = msgspec.json.decode(perform_sent(encode_job(job.job), self._setup), type=JobOutcome)
             self._news.append(JobNews(job.name, outcome))
         news, self._news = self._news, []
         return news
@@ -65,4 +63,4 @@ class InProcess:
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        return {NAME: describe_worker()}
+        return {THIS_PROCESS: describe_worker()}

@@ -29,7 +29,7 @@ class Simulation:
 class SimulatedEngine:
     """Workers whose jobs take as long as they weigh."""
 
-    patience: float | None = 10.0
+    patience: float = 10.0
 
     def __init__(self, workers: list[FarmWorker], seconds: Callable[[GraphJob], float]) -> None:
         self._news: list[WorkerNews | JobNews] = [WorkerNews(worker, EventKind.WORKER_JOINED) for worker in workers]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +19,20 @@ from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
+from torchtailor.farm.address import check_address, reach
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
+from torchtailor.format import counted, human_bytes
+from torchtailor.host.capacity import capacity
+from torchtailor.host.probe import LiveProbe
 
 HERE = "here"
 _LOCAL = "local"
 _EXPECTED = 8  # workers of a cluster that is not configured: into how many pieces work is cut
 _CONNECT = 15.0  # seconds for a scheduler to answer
+_PER_CORE = 4  # processes that may share a core: some of them wait for disks and networks
+_WORKER_MEMORY = 200_000_000  # of a worker that does nothing
+_WRITE = "Write --on local:2, --on tcp://HOST:PORT, or --on NAME of a [farm.NAME] section."
 # What Dask starts for a word; other classes by module:Class.
 _CLUSTERS = {
     "slurm": "dask_jobqueue:SLURMCluster",
@@ -46,6 +55,10 @@ class PlaceKind(Enum):
     CLUSTER = "a cluster that Dask starts"
 
 
+# A queue may be long; the workers of a running scheduler should be there, or come back soon.
+_WAIT_MINUTES = {PlaceKind.PROCESS: 1, PlaceKind.LOCAL: 1, PlaceKind.SCHEDULER: 10, PlaceKind.CLUSTER: 60}
+
+
 @dataclass(frozen=True)
 class Where:
     """A place that builds run on."""
@@ -60,6 +73,11 @@ class Where:
     def store(self) -> str:
         """The store where none is given: the configured one, or a folder of the cache."""
         return self.settings.store or str(cache_folder() / "farm")
+
+    @property
+    def patience(self) -> float:
+        """Seconds without any worker until a run ends."""
+        return 60.0 * (self.settings.wait_minutes or _WAIT_MINUTES[self.kind])
 
 
 class ClosingEngine(Engine, Protocol):
@@ -76,37 +94,67 @@ class ClosingEngine(Engine, Protocol):
 
 def parse_where(text: str, catalog: Catalog) -> Where:
     """`here`, `local:N`, a scheduler's address, or the NAME of a [farm.NAME] section."""
+    if text in catalog.farms:
+        return _configured(text, catalog.farms[text])
     if text == HERE:
         return Where(text, PlaceKind.PROCESS)
     head, colon, count = text.partition(":")
-    if head == _LOCAL and (not colon or count.isdigit()):
-        workers = int(count) if colon else available_cores()
-        if workers < 1:
-            raise UsageError("--on local:0 has no workers.", "Write --on local:2.")
-        return Where(text, PlaceKind.LOCAL, workers)
+    if head == _LOCAL:
+        return Where(text, PlaceKind.LOCAL, _number(text, count) if colon else available_cores())
     if "://" in text:
-        return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=text)
-    if text not in catalog.farms:
-        known = ", ".join(catalog.farms) or "none"
-        if colon and count.isdigit():
-            raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{text}.")
-        raise NoMatchError(
-            f"There is no farm {text!r}.",
-            f"Write --on local:2 or tcp://HOST:PORT, or add [farm.{text}] to {USER_FILE} (there: {known}).",
-        )
-    settings = catalog.farms[text]
-    if settings.scheduler and "://" not in settings.scheduler:
-        raise UsageError(
-            f"[farm.{text}]: the scheduler {settings.scheduler!r} has no protocol.",
-            f'Write scheduler = "tcp://{settings.scheduler}".',
-        )
+        return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=check_address(text, "--on"))
+    if not text.strip():
+        raise UsageError("--on is empty.", _WRITE)
+    if head.lower() in (HERE, _LOCAL):
+        raise UsageError(f"--on {text!r} is not in small letters.", f"Write --on {text.lower()}.")
+    if colon and count.isdigit():
+        raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{text}.")
+    known = ", ".join(catalog.farms) or "none"
+    raise NoMatchError(
+        f"There is no farm {text!r}.",
+        f"Write --on local:2 or tcp://HOST:PORT, or add [farm.{text}] to {USER_FILE} (there: {known}).",
+    )
+
+
+def _number(text: str, count: str) -> int:
+    if not (count.isascii() and count.isdigit()):
+        raise UsageError(f"--on {text!r}: {count!r} is not a number of workers.", "Write --on local:2.")
+    if not int(count):
+        raise UsageError(f"--on {text} has no workers.", "Write --on local:2.")
+    return int(count)
+
+
+def _configured(name: str, settings: FarmSettings) -> Where:
     if bool(settings.scheduler) == bool(settings.cluster):
         raise UsageError(
-            f"[farm.{text}] must have either `scheduler` or `cluster`.",
+            f"[farm.{name}] must have either `scheduler` or `cluster`.",
             'Write scheduler = "tcp://HOST:8786", or cluster = "slurm" with its [farm.NAME.options].',
         )
-    kind = PlaceKind.SCHEDULER if settings.scheduler else PlaceKind.CLUSTER
-    return Where(text, kind, settings.workers, settings.scheduler, settings)
+    if not settings.scheduler:
+        return Where(name, PlaceKind.CLUSTER, settings.workers, settings=settings)
+    address = check_address(settings.scheduler, f"[farm.{name}]: the scheduler")
+    return Where(name, PlaceKind.SCHEDULER, settings.workers, address, settings)
+
+
+def check_room(where: Where) -> None:
+    """Refuse more processes than this machine can have."""
+    if where.kind is not PlaceKind.LOCAL:
+        return
+    room = capacity(LiveProbe())
+    most = max(room.cores, 2, min(max(8, _PER_CORE * room.cores), room.memory // _WORKER_MEMORY))
+    if where.workers > most:
+        raise UsageError(
+            f"--on {where.name} would start {where.workers} processes; this machine has "
+            f"{counted(room.cores, 'core')} and {human_bytes(room.memory)} of free memory.",
+            f"Write --on local:{room.cores}; {most} are the most.",
+        )
+
+
+def check_answers(where: Where) -> None:
+    """Refuse a place where nobody listens, before anything is fetched or built for it."""
+    check_room(where)
+    if where.address:
+        reach(where.address)
 
 
 @contextmanager
@@ -136,8 +184,8 @@ def started(where: Where, setup: WorkerSetup, *, compiles: bool = False) -> Iter
             setup,
             same_machine=local,
             compiles=compiles,
-            patience=None if where.kind is PlaceKind.CLUSTER else 60.0,
-            expected=where.workers if local else None,
+            patience=where.patience,
+            asked=1 if where.kind is PlaceKind.SCHEDULER else where.workers,
         )
         stack.callback(engine.close)
         yield engine
@@ -158,14 +206,15 @@ def _client(where: Where, stack: ExitStack) -> Any:
     if where.kind is PlaceKind.CLUSTER:
         cluster = stack.enter_context(_cluster(where))
         if len(getattr(cluster, "workers", ())) < where.workers:  # those of SSHCluster are its hosts
-            with _explained(f"[farm.{where.name}]"):
+            with _explained(where.name):
                 cluster.scale(where.workers)
         return Client(cluster)
     try:
         return Client(where.address, timeout=_CONNECT)
-    except (OSError, ValueError, TimeoutError) as error:
+    except Exception as error:  # of its protocol too, such as TLS without certificates
         raise NetworkError(
-            f"The scheduler {where.address} does not answer.", "Start one (`dask scheduler`), or check the address."
+            f"The scheduler {where.address} does not answer: {_reason(error)}.",
+            "Start one (`dask scheduler`), or check the address and Dask's own configuration.",
         ) from error
 
 
@@ -188,18 +237,36 @@ def _cluster(where: Where) -> Any:
         ) from error
     if kind is None:
         raise UsageError(f"[farm.{where.name}]: {module} has no class {name}.", "Check the name.")
-    with _explained(f"[farm.{where.name}]"):
-        return kind(**settings.options)
+    with _explained(where.name):
+        return kind(**{**_quietly(kind), **settings.options})
+
+
+def _quietly(kind: Any) -> dict[str, int]:
+    """What its processes would log of a failed start, tracebacks and all, the error says; for classes that know it."""
+    try:
+        return {"silence_logs": logging.CRITICAL} if "silence_logs" in inspect.signature(kind).parameters else {}
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return {}
 
 
 @contextmanager
-def _explained(section: str) -> Iterator[None]:
+def _explained(name: str) -> Iterator[None]:
     """Dask's classes raise whatever their cluster raises."""
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise EnvironmentProblem(
-            f"{section} cannot be started: {reason}.",
-            "Its options are those of Dask's class; check them there.",
+            f"[farm.{name}] cannot be started: {_reason(error)}.",
+            f"[farm.{name}.options] is handed to Dask's class as it is; see `torchtailor help farm`.",
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Dask's own words, with those of the error behind it, which says what is wrong."""
+    first = last = error
+    while last.__cause__ is not None:
+        last = last.__cause__
+    outer, inner = (" ".join(str(one).split()).rstrip(".") for one in (first, last))
+    if not outer or not inner or inner in outer:
+        return outer or inner or type(last).__name__
+    return f"{outer}: {inner}"

@@ -21,7 +21,7 @@ from torchtailor.catalog.releases import Method
 from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 _WAIT_FOR_LOCK = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempt (
@@ -73,6 +73,7 @@ CREATE TABLE job (
 )
 """,
     ),
+    5: ("ALTER TABLE job ADD COLUMN variants TEXT NOT NULL DEFAULT ''",),
 }
 
 
@@ -81,9 +82,15 @@ class Result(Enum):
 
     RUNNING = "running"
     DONE = "done"
+    FOUND = "found"  # a store had it, and nothing had to be built
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     KILLED = "killed"  # started, never ended, and its process is gone
+
+    @property
+    def words(self) -> str:
+        """As people read it."""
+        return "found in the store" if self is Result.FOUND else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ class Running:
     log: str = ""
     percent: float | None = None
     failure: str = ""
+    found: bool = False  # in a store, and not built
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ class LedgerJob:
     fix: str = ""
     failure: str = ""  # the id that `torchtailor diagnose` has for the failure
     log: str = ""  # a file
+    variants: tuple[str, ...] = ()  # that needed it
     ended: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -177,7 +186,7 @@ class Ledger:
             seconds = time.monotonic() - began
             self._end(running, seconds, Result.FAILED, error_class=type(error).__name__, error=str(error))
             raise
-        self._end(running, time.monotonic() - began, Result.DONE)
+        self._end(running, time.monotonic() - began, Result.FOUND if running.found else Result.DONE)
 
     def attempts(self, *, variant: str | None = None, limit: int | None = None) -> tuple[Attempt, ...]:
         """Attempts in the order they were made; the last `limit` of them."""
@@ -195,7 +204,7 @@ class Ledger:
         with self._connect() as connection:
             connection.execute(
                 "INSERT INTO job (run, key, label, worker, ended, duration, result, hits, misses, error, fix, failure,"
-                " log) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " log, variants) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     job.run,
                     job.key,
@@ -210,16 +219,19 @@ class Ledger:
                     job.fix,
                     job.failure,
                     job.log,
+                    " ".join(job.variants),
                 ),
             )
 
-    def jobs(self, *, limit: int | None = None) -> tuple[LedgerJob, ...]:
-        """Jobs in the order they ended; the last `limit` of them."""
+    def jobs(self, *, variant: str | None = None, limit: int | None = None) -> tuple[LedgerJob, ...]:
+        """Jobs in the order they ended, of one variant or of all; the last `limit` of them."""
         if not self.path.is_file():
             return ()
+        where = "WHERE instr(' ' || variants || ' ', ' ' || ? || ' ')" if variant else ""
+        query = f"SELECT * FROM job {where} ORDER BY id DESC LIMIT ?"
         with self._connect() as connection:
             connection.row_factory = sqlite3.Row
-            rows = connection.execute("SELECT * FROM job ORDER BY id DESC LIMIT ?", (limit or -1,)).fetchall()
+            rows = connection.execute(query, (*([variant] if variant else []), limit or -1)).fetchall()
         return tuple(
             LedgerJob(
                 run=row["run"],
@@ -234,6 +246,7 @@ class Ledger:
                 fix=row["fix"],
                 failure=row["failure"],
                 log=row["log"],
+                variants=tuple(row["variants"].split()),
                 ended=datetime.fromisoformat(row["ended"]),
             )
             for row in reversed(rows)
@@ -389,27 +402,53 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
     from torchtailor.format import human_seconds
 
     columns = ["Attempt", "Variant", "Method", *switches, "Configuration", "Result", "Error", "Duration", "Fix"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    for attempt in attempts:
-        duration = human_seconds(attempt.duration) if attempt.duration is not None else ""
-        cells = (
+    rows = [
+        (
             str(attempt.number),
             attempt.variant,
             attempt.method.value,
             *(str(attempt.configuration.get(name, "")) for name in switches),
             describe(attempt.configuration),
-            attempt.result.value + stopped_at(attempt),
+            attempt.result.words + stopped_at(attempt),
             ": ".join(part for part in (attempt.error_class, attempt.error) if part),
-            duration,
+            human_seconds(attempt.duration) if attempt.duration is not None else "",
             attempt.fix,
         )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        for attempt in attempts
+    ]
+    return _markdown(columns, rows)
+
+
+def jobs_as_markdown(jobs: Sequence[LedgerJob]) -> str:
+    """The jobs of builds on many machines as a Markdown table."""
+    from torchtailor.format import human_seconds
+
+    columns = ["Run", "Job", "Worker", "Result", "Error", "Duration", "Hits", "Fix"]
+    rows = [
+        (
+            job.run,
+            job.label,
+            job.worker,
+            job.result.words,
+            job.error,
+            human_seconds(job.duration),
+            f"{job.hits}/{job.hits + job.misses}" if job.hits + job.misses else "",
+            job.fix,
+        )
+        for job in jobs
+    ]
+    return _markdown(columns, rows)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows]
     return "\n".join(lines) + "\n"
 
 
 def stopped_at(attempt: Attempt) -> str:
     """` at 92 % (compile)`: where an attempt that did not succeed stopped."""
-    if attempt.result in (Result.DONE, Result.RUNNING):
+    if attempt.result in (Result.DONE, Result.FOUND, Result.RUNNING):
         return ""
     percent = f" at {attempt.percent:.0f} %" if attempt.percent is not None else ""
     return percent + (f" ({attempt.stage})" if attempt.stage else "")

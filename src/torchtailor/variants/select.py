@@ -14,6 +14,7 @@ from torchtailor.variants.variant import Variant
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NO_GPU = ("cpu", "none")
+_MOST_COMPARED = 200
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
 
 
@@ -47,6 +48,19 @@ def matches(variant: Variant, patterns: Iterable[str]) -> bool:
     """Whether any glob matches the variant's short, seeds' or unique name."""
     names = (variant.short_name, variant.name, variant.unique_name)
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def unmatched(variants: Sequence[Variant], globs: Sequence[str]) -> tuple[str, ...]:
+    """Of selectors with braces, the alternatives that match none of the variants.
+
+    Of one with very many, which would take long, nothing is said.
+    """
+    found: list[str] = []
+    for glob in globs:
+        parts = expand_braces(glob.lower())
+        if 1 < len(parts) <= _MOST_COMPARED:
+            found += [part for part in parts if not any(matches(variant, [part]) for variant in variants)]
+    return tuple(dict.fromkeys(found))
 
 
 def select(

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 
 from tests.unit.ci.workflows import OPTIONS, load, problems, written
 from torchtailor.catalog import Catalog, load_catalog
+from torchtailor.ci import plan
 from torchtailor.ci.plan import CiOptions, CiSystem, plan_ci
 from torchtailor.ci.tables import ci_tables
 from torchtailor.cli import main
@@ -183,10 +185,20 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--build-options", "'open"], ExitCode.USAGE, "quotation"),
         (["sm90-avx2", "--per", "fish"], ExitCode.USAGE, "variant, gpu, architecture or all"),
         (["sm90-avx2", "--on", "nowhere"], ExitCode.NO_MATCH, "no farm 'nowhere'"),
+        (["sm90-avx2", "--on", ""], ExitCode.USAGE, "--on is empty"),
+        (["sm90-avx2", "--on", "tcp://host"], ExitCode.USAGE, "has no port"),
         (["sm90-avx2", "--gpu-runner", "sm80=x"], ExitCode.NO_MATCH, "none of the variants"),
         (["sm90-avx2", "--gpu-runner", "sm90"], ExitCode.USAGE, "NAME=LABEL"),
         (["sm90-avx2", "--runner", "riscv=x"], ExitCode.USAGE, "no architecture"),
         (["sm90-avx2", "--schedule", "daily"], ExitCode.USAGE, "not a cron line"),
+        (["sm90-avx2", "--schedule", "0 25 * * *"], ExitCode.USAGE, "the hour '25' is not of numbers from 0 to 23"),
+        (["sm90-avx2", "--publish", "s4://bucket/x"], ExitCode.USAGE, "s4:// is nothing that files can be written to"),
+        (["sm90-avx2", "--publish", "https://host/x"], ExitCode.USAGE, "https:// is nothing that files can"),
+        (["sm90-avx2", "--publish", "s3://"], ExitCode.USAGE, "names no bucket"),
+        (["sm90-avx2", "--store", "wrong://x"], ExitCode.USAGE, "--store wrong://x: wrong:// is nothing"),
+        (["cpu-avx2", "--via", "nix", "--store", "gs://b"], ExitCode.USAGE, "Nix cannot copy to gs://"),
+        (["sm90-avx2", "--via", "source", "--objects", "ftp://x"], ExitCode.USAGE, "ftp://x"),
+        ([], ExitCode.USAGE, "No variant was named"),
         (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
         (["sm90-avx2", "--package", "what ever"], ExitCode.USAGE, "nothing that pip installs"),
         (["fish-*"], ExitCode.NO_MATCH, "fish-*"),
@@ -200,6 +212,57 @@ def test_mistakes_get_a_sentence(
     captured = capsys.readouterr()
     assert said in captured.err and "Traceback" not in captured.err
     assert bool(list(elsewhere.rglob("*.yml"))) == (code == 0)
+
+
+def test_an_alternative_that_selects_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ci", "github", "sm{90,99}-avx2", "-n"]) == 0
+    assert "warning: sm99-avx2 matches no variant." in capsys.readouterr().err
+    assert main(["matrix", "sm{90,99}-avx2"]) == 0
+    assert capsys.readouterr().err == "warning: sm99-avx2 matches no variant.\n"
+
+
+def test_a_system_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ci", "sm90-avx2"]) == ExitCode.USAGE
+    assert "'sm90-avx2' is not github or gitlab" in capsys.readouterr().err
+    assert main(["ci", "gitlab", "sm90-avx2", "--schedule", "0 3 * * 1"]) == ExitCode.USAGE
+    assert "Pipeline schedules" in capsys.readouterr().err
+
+
+def test_a_version_that_no_index_may_have_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["ci", "github", "sm90-avx2", "-n"]
+    monkeypatch.setattr("torchtailor.ci.plan._from_index", lambda: False)
+    assert main(line) == 0
+    assert "warning: Its jobs install torchtailor" in capsys.readouterr().err
+    assert main([*line, "--json"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "--package" in warning
+    assert main([*line, "--package", "git+https://host/x@v1"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("torchtailor.ci.plan._from_index", lambda: True)
+    assert main(line) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkout_is_not_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (files, expected) in enumerate([((), True), (("direct_url.json",), False)]):
+        info = tmp_path / str(number) / "torchtailor-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Name: torchtailor\nVersion: 1.0\n")
+        for name in files:
+            (info / name).write_text("{}")
+        found = Distribution.at(info)
+        monkeypatch.setattr("torchtailor.ci.plan.distribution", lambda _, found=found: found)
+        assert plan._from_index() == expected
+    monkeypatch.setattr("torchtailor.__version__", "1.0.dev3")
+    assert not plan._from_index()
+
+
+def test_a_file_that_cannot_be_written_is_an_error(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (elsewhere / "here").write_text("")
+    assert main(["ci", "github", "sm90-avx2", "-o", "here/x.yml"]) == ExitCode.ENVIRONMENT
+    assert "Nothing was written." in capsys.readouterr().err
 
 
 def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ def test_matrix_formats() -> None:
     markdown = run("matrix", "--release", "cuda-13_0", "--markdown").stdout.splitlines()
     assert len(markdown) == 61
     assert "59 variants (cuda-13_0 59)" in run("matrix", "--release", "cuda-13_0").stdout
+    assert "\n1 variant (cuda-13_0 1)" in run("matrix", "sm90-avx512", "--release", "cuda-13_0").stdout
 
 
 def test_an_empty_json_is_still_json() -> None:

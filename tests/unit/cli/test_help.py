@@ -15,6 +15,7 @@ import pytest
 import torchtailor
 from torchtailor.cli import COMMANDS, main
 from torchtailor.cli._pages import Page, find_page, pages
+from torchtailor.cli.run import load_command
 from torchtailor.errors import ExitCode
 
 ROOT = Path(torchtailor.__file__).parent
@@ -37,6 +38,15 @@ def test_no_python_types_and_no_long_lines(words: list[str], capsys: pytest.Capt
     assert not re.search(r"<(list|str|int|path|Path)", text)
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "docs/" not in text
+
+
+def test_every_command_has_the_short_option_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        inner = getattr(load_command(name), "commands", {})
+        for words in ([name], *([name, one] for one in inner)):
+            text = help_of(capsys, *words)
+            assert main([*words, "-h"]) == ExitCode.OK, words
+            assert capsys.readouterr().out == text
 
 
 def test_the_options_of_build_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:

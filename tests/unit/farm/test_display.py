@@ -13,6 +13,7 @@ from tests.unit.farm.graphs import graph
 from torchtailor import ui
 from torchtailor.cli import _farm_output
 from torchtailor.farm.events import EventKind, FarmEvent
+from torchtailor.farm.policy import THIS_PROCESS
 
 
 @pytest.fixture(params=[(80, 24), (120, 50), (40, 12)])
@@ -56,3 +57,29 @@ def test_the_table_fits_the_window_with_any_number_of_workers(window: Console) -
     for number in range(199):
         shown(FarmEvent(EventKind.WORKER_LOST, 2.0, worker=f"node{number:03}.cluster.example:4{number:04}"))
     assert "more" not in " ".join(drawn(window, shown)) and len(drawn(window, shown)) < 9
+
+
+def test_the_table_says_that_nobody_is_there_and_when_the_run_ends(
+    window: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("torchtailor.cli._farm_output.time.monotonic", lambda: clock[0])
+    shown = display()
+    shown(FarmEvent(EventKind.WORKER_JOINED, 0.0, worker=THIS_PROCESS))
+    assert drawn(window, shown) == ["Waiting for workers of rack ..."]
+    shown(FarmEvent(EventKind.WAITING, 10.0, text="No worker has come yet.", seconds=3590.0))
+    clock[0] = 590.0
+    assert "the run ends in 50 min 0 s if none comes" in " ".join(" ".join(drawn(window, shown)).split())
+    shown(FarmEvent(EventKind.WORKER_JOINED, 600.0, worker="node1:1"))
+    assert "the run ends" not in " ".join(drawn(window, shown))
+    standing = {"done": 0, "running": 0, "waiting": 3, "failed": 0}
+    shown(FarmEvent(EventKind.WAITING, 700.0, text="All workers are gone.", seconds=60.0, standing=standing))
+    assert "waiting for workers (the run ends in 60 s" in " ".join(" ".join(drawn(window, shown)).split())
+
+
+def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plan: Any = SimpleNamespace(to_do=graph({}), where=SimpleNamespace(name="rack"))
+    shown = _farm_output.FarmDisplay(plan, quiet=False, plain=True, as_json=False)
+    shown(FarmEvent(EventKind.WAITING, 10.0, text="All workers are gone.", seconds=590.0))
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == "warning: All workers are gone. Waiting for workers; the run ends in 9 min 50 s if none comes."

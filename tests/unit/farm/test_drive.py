@@ -21,7 +21,7 @@ from torchtailor.farm.simulate import simulate
 class Scripted:
     """An engine whose jobs end as a test says, in random order; it checks what the driver asks of it."""
 
-    patience: float | None = 5.0
+    patience: float = 5.0
 
     def __init__(self, whole: JobGraph, workers: int, *, seed: int = 0, memory: int = 1 << 40, slots: int = 1) -> None:
         self.random = random.Random(seed)
@@ -199,6 +199,55 @@ def test_without_workers_it_stops_with_their_reasons() -> None:
     engine.news = [WorkerNews(FarmWorker("node1"), EventKind.WORKER_REFUSED, why)]
     with pytest.raises(EnvironmentProblem, match="node1 has no torchtailor"):
         run(engine)
+
+
+class Leaving(Scripted):
+    """Workers that come and go at given times: a name with a plus or a minus."""
+
+    def __init__(self, times: dict[float, str], patience: float) -> None:
+        super().__init__(graph(FORK), 0)
+        self.times, self.patience, self.seen = dict(times), patience, list[tuple[float, str]]()
+
+    def wait(self, timeout: float) -> list[WorkerNews | JobNews | JobProgress]:
+        news = super().wait(timeout)
+        for moment in [moment for moment in self.times if moment <= self.time]:
+            said = self.times.pop(moment)
+            worker = FarmWorker(said[1:], here=True)
+            if said[0] == "+":
+                self.workers[worker.name] = worker
+                news.append(self.joined(worker))
+            else:
+                del self.workers[worker.name]
+                news.append(WorkerNews(worker, EventKind.WORKER_LOST))
+        return news
+
+
+def waits(events: list[FarmEvent]) -> list[tuple[float, float, str]]:
+    return [(event.time, event.seconds, event.text) for event in events if event.kind is EventKind.WAITING]
+
+
+def test_a_queue_is_waited_for_and_that_is_said_from_time_to_time() -> None:
+    events: list[FarmEvent] = []
+    done = run(Leaving({1500.0: "+late"}, patience=3600.0), events)
+    assert done.complete
+    assert waits(events) == [(at, 3600.0 - at, "No worker has come yet.") for at in (10.0, 610.0, 1210.0)]
+    assert events[0].to_json()["kind"] == "waiting-for-workers"
+
+
+def test_without_any_worker_a_run_ends_and_says_how_to_go_on() -> None:
+    events: list[FarmEvent] = []
+    with pytest.raises(EnvironmentProblem) as stopped:
+        run(Leaving({}, patience=1200.0), events)
+    assert stopped.value.message == "No worker has come in 20 min 1 s."
+    assert "the same command goes on" in stopped.value.hint and "wait_minutes" in stopped.value.hint
+    assert len(waits(events)) == 2
+
+
+def test_when_all_workers_are_gone_the_run_ends_and_no_sooner() -> None:
+    events: list[FarmEvent] = []
+    with pytest.raises(EnvironmentProblem, match="All workers are gone, and none has come for 10 min 1 s"):
+        run(Leaving({1.0: "+a", 3.0: "-a", 500.0: "+b", 502.0: "-b"}, patience=600.0), events)
+    assert [text for _, _, text in waits(events)] == ["All workers are gone."] * 2
 
 
 def test_the_longest_chain_starts_first() -> None:

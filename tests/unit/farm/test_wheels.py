@@ -10,12 +10,13 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
+from torchtailor.backends.jobs import decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import WheelPlan
 from torchtailor.errors import ExitCode
 from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
-from torchtailor.farm.jobs import decode_farm_job, encode_farm_job, gives_of, needs_of
+from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
 from torchtailor.farm.wheels import wheel_graph
 from torchtailor.farm.where import parse_where
 from torchtailor.ledger.ledger import Result
@@ -107,10 +108,10 @@ def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> No
     graph = farm.plan(*NAMES, prove=True).graph
     assert {job.kind for job in graph.jobs.values()} == {"fetch", "cut", "pack", "prove"}
     for job in graph.jobs.values():
-        data = encode_farm_job(job.job)
-        again = decode_farm_job(data)
+        data = encode_job(job.job)
+        again = decode_job(data, FarmJob)
         assert again == job.job
-        assert (needs_of(again), gives_of(again), encode_farm_job(again)) == (job.needs, job.gives, data)
+        assert (needs_of(again), gives_of(again), encode_job(again)) == (job.needs, job.gives, data)
         assert str(tmp_path).encode() not in data
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.catalogs import load_pinned
+from tests.unit.backends.test_build import NAME
 from tests.unit.fetch.serving import Site
+from torchtailor.backends.source.options import SourceOptions
+from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
+from torchtailor.cli.build import option_of
+from torchtailor.cli.run import load_command
 from torchtailor.errors import ExitCode
-from torchtailor.farm import where
+from torchtailor.farm import address, where
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.where import PlaceKind, parse_where
 
@@ -26,7 +34,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple")
     monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(where, "_CONNECT", 0.3)
+    monkeypatch.setattr(address, "_PROBE", 0.3)
     return site
 
 
@@ -35,8 +43,30 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     [
         ((*BUILD, "--on", "nowhere"), ExitCode.NO_MATCH, "There is no farm 'nowhere'"),
         ((*BUILD, "--on", "local:0"), ExitCode.USAGE, "has no workers"),
-        ((*BUILD, "--on", "local:two"), ExitCode.NO_MATCH, "There is no farm 'local:two'"),
-        ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer"),
+        ((*BUILD, "--on", "local:two"), ExitCode.USAGE, "'two' is not a number of workers"),
+        ((*BUILD, "--on", "local:²"), ExitCode.USAGE, "is not a number of workers"),
+        ((*BUILD, "--on", "local:"), ExitCode.USAGE, "'' is not a number of workers"),
+        ((*BUILD, "--on", "local:99999"), ExitCode.USAGE, "would start 99999 processes; this machine has"),
+        ((*BUILD, "--on", "local:99999", "--dry-run"), ExitCode.USAGE, "of free memory"),
+        ((*BUILD, "--on", "LOCAL:2"), ExitCode.USAGE, "Write --on local:2."),
+        ((*BUILD, "--on", "Here"), ExitCode.USAGE, "Write --on here."),
+        ((*BUILD, "--on", ""), ExitCode.USAGE, "--on is empty. Write --on local:2"),
+        ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
+        ((*BUILD, "--on", "tcp://nobody.invalid:9"), ExitCode.NETWORK, "the host 'nobody.invalid' is not known"),
+        ((*BUILD, "--on", "tcp://host"), ExitCode.USAGE, "has no port. Write tcp://host:8786"),
+        ((*BUILD, "--on", "tcp://:8786"), ExitCode.USAGE, "names no host"),
+        ((*BUILD, "--on", "tcp://host:x"), ExitCode.USAGE, "is no address"),
+        ((*BUILD, "--on", "tcp://host:99999"), ExitCode.USAGE, "is no address"),
+        ((*BUILD, "--on", "http://x:1"), ExitCode.USAGE, "http:// is no protocol of a scheduler. Write tcp://x:1"),
+        (("farm", "check", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
+        (("farm", "check", "local:99999"), ExitCode.USAGE, "would start 99999 processes"),
+        ((*BUILD, "--on", "here", "--shards", "2"), ExitCode.USAGE, "--shards is for --via source only"),
+        (
+            (*BUILD, "--profile", "minimal", "--set", "A=1", "--no-bundle"),
+            ExitCode.USAGE,
+            "--profile, --set, --no-bundle are for --via source only. Add --via source, or omit them.",
+        ),
+        ((*BUILD, "--via", "source", "--with", "torchvision"), ExitCode.USAGE, "--with is for --via wheel only"),
         ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
         (
             (*BUILD, "--on", "here", "--store", "/proc/x"),
@@ -53,7 +83,8 @@ def test_clear_errors(
     index: Site, words: tuple[str, ...], code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == code
-    assert said in " ".join(capsys.readouterr().err.split())
+    text = " ".join(capsys.readouterr().err.split())
+    assert said in text and "Waiting" not in text
 
 
 @pytest.mark.parametrize(
@@ -64,17 +95,54 @@ def test_clear_errors(
         ('cluster = "teapot"', ExitCode.USAGE, "no kind of cluster"),
         ('cluster = "no_such_module:Cluster"', ExitCode.ENVIRONMENT, "needs no-such-module"),
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
-        ('cluster = "distributed:LocalCluster"\noptions = { nonsense = 1 }', ExitCode.ENVIRONMENT, "cannot be started"),
-        ('schedular = "tcp://h:1"', ExitCode.USAGE, "schedular"),
-        ('scheduler = "h:1"', ExitCode.USAGE, 'Write scheduler = "tcp://h:1"'),
+        (
+            'cluster = "distributed:LocalCluster"\noptions = { nonsense = 1, n_workers = 1 }',
+            ExitCode.ENVIRONMENT,
+            "unexpected keyword argument 'nonsense'. [farm.mine.options] is handed to Dask's class",
+        ),
+        (
+            'cluster = "tests.unit.farm.test_where:Fails"\noptions = { reason = "no such queue" }',
+            ExitCode.ENVIRONMENT,
+            "[farm.mine] cannot be started: Nanny failed to start: no such queue. [farm.mine.options] is handed to",
+        ),
+        ('schedular = "tcp://h:1"', ExitCode.USAGE, "unknown key `schedular`. `torchtailor help farm`"),
+        ('scheduler = "h:1"', ExitCode.USAGE, "[farm.mine]: the scheduler 'h:1' has no protocol. Write tcp://h:1."),
+        ('scheduler = "tcp://h"', ExitCode.USAGE, "[farm.mine]: the scheduler 'tcp://h' has no port"),
         ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
         ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
-def test_sections(section: str, code: ExitCode, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections(section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also what processes print that Dask starts."""
     Path("torchtailor.toml").write_text(f"[farm.mine]\n{section}\n")
     assert main(["farm", "check", "mine"]) == code
-    assert said in " ".join(capsys.readouterr().err.split())
+    text = " ".join(capfd.readouterr().err.split())
+    assert said in text and "Traceback" not in text
+
+
+class Fails:
+    """A class of Dask's whose cluster does not start."""
+
+    def __init__(self, reason: str) -> None:
+        raise RuntimeError("Nanny failed to start.") from ValueError(f"{reason}.")
+
+
+@pytest.mark.parametrize("name", ["here", "local", '"local:2"', '"tcp://h:1"', '""'])
+def test_a_section_that_could_never_be_used_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("torchtailor.toml").write_text(f'[farm.{name}]\nscheduler = "tcp://h:1"\n')
+    assert main(["matrix", "sm90-avx2"]) == ExitCode.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    inner = name.strip('"')
+    assert f"[farm.{inner}]: --on takes" in said and "`torchtailor help farm`" in said
+
+
+def test_every_option_of_a_method_is_named_as_it_is_written() -> None:
+    known = {word for one in load_command("build").params for word in (*one.opts, *one.secondary_opts)}
+    of_builds = {"strip", "with_dependencies"}  # that `build` does not have
+    for kind in (WheelOptions, SourceOptions):
+        for field in fields(kind):
+            if field.name not in of_builds:
+                assert option_of(field.name) in known
 
 
 def test_a_section_is_handed_on(tmp_path: Path) -> None:
@@ -124,8 +192,115 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert main([*words[:-1], "--quiet"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*words, "--json"]) == 0
-    assert main(["history", "--jobs"]) == 0
-    assert "cut torch for 9.0" in capsys.readouterr().out
+    capsys.readouterr()
+    for more in ([], [NAME], [NAME, "--markdown"]):
+        assert main(["history", "--jobs", *more]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "cut torch for 9.0" in shown and "found in the store" in shown
+    assert "| pack " in shown
+    assert main(["history", "--jobs", "other"]) == 0
+    assert "No jobs of other" in capsys.readouterr().out
+    assert main(["history", "--jobs", NAME, "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [job["result"] for job in jobs] == ["done"] * 9 + ["found"] * 2
+    assert all(job["variants"] == [NAME] for job in jobs)
+    assert main(["history", "--json"]) == 0
+    assert [one["result"] for one in json.loads(capsys.readouterr().out)["attempts"]] == ["done", "found", "found"]
+    assert main(["history"]) == 0
+    assert "found in the store" in " ".join(capsys.readouterr().out.split())
+
+
+def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    check = ["farm", "check", "here", "--store"]
+    assert main([*check, "store"]) == 0
+    assert f"store {Path('store').absolute()}\n" in capsys.readouterr().out
+    assert main([*check, "store", "--objects", "made", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["store"] == str(Path("store").absolute()) and document["objects"] == "made"
+    assert not list(Path("store").rglob("*/*"))  # nothing is left in it
+    assert main([*check, "/proc/x"]) == ExitCode.ENVIRONMENT
+    assert "The store /proc/x cannot be written" in capsys.readouterr().err
+    assert main([*check, "wrong://x"]) == ExitCode.USAGE
+    assert main([*check, "store", "--objects", "redis://127.0.0.1:9"]) == ExitCode.ENVIRONMENT
+    captured = capsys.readouterr()
+    assert "The objects redis://127.0.0.1:9 cannot be reached" in " ".join(captured.err.split())
+    assert "objects redis://127.0.0.1:9" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"), [("tcp", "what listens there is no scheduler of Dask's"), ("tls", "ssl_context")]
+)
+def test_another_server_is_no_scheduler(
+    scheme: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "_SPEAK", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
+        assert main(["farm", "check", where]) == ExitCode.NETWORK
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"The scheduler {where} does not answer: " in text and said in text
+
+
+def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "torchtailor.toml").write_text(
+        '[farm.queue]\ncluster = "slurm"\n[farm.rack]\nscheduler = "tcp://h:1"\n'
+        '[farm.patient]\ncluster = "slurm"\nwait_minutes = 600\n'
+    )
+    catalog = load_catalog(tmp_path)
+    waits = {"queue": 60, "rack": 10, "tcp://h:1": 10, "patient": 600}
+    assert {name: parse_where(name, catalog).patience / 60 for name in waits} == waits
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+def test_what_of_a_glob_is_not_available_is_said_everywhere(
+    index: Site, on: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variants that the index has no wheel of, and an alternative that is no variant at all."""
+    line = ["build", "sm{90,99}-avx512", "--release", "2.8.0", "-i", f"{index.url}/simple", *on]
+    missing = ["pytorch28-python313-cuda12_6-sm90-avx512", "sm99-avx512"]
+    for more in (["--dry-run"], ["--plain"]):
+        assert main([*line, *more]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert all(name in said for name in missing)
+        assert "It matches no variant that can be built with --via wheel." in said
+        assert main([*line, *more, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["unavailable"]
+        assert {row["variant"] for row in rows} >= set(missing) and all(row["reason"] for row in rows)
+
+
+def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(
+    index: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*BUILD, "--on", "here", "--store", "store", "-o", "dist", "--prove"]
+    assert main([*words, "--dry-run"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "-python313-cuda12_8-sm90-avx512: PyTorch 2.8.0 (cu128), Python 3.13, x86_64" in shown
+    assert "to download at most" in shown and "at the level static" in shown
+    assert main([*words, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["prove"] == "static" and plan["download"] > 0
+    assert main([*words, "--plain"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 wheelhouse proven at the level static; on a machine that runs it, `torchtailor verify dist/" in said
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proven"] == "static"
+    assert main([*words, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["download"] == 0
+
+
+@pytest.mark.parametrize(
+    ("same_machine", "asked", "refused", "seconds"),
+    [(True, 2, 1, 3600.0), (True, 2, 2, 0.0), (False, 32, 31, 3600.0), (False, 32, 32, 60.0), (False, 1, 0, 3600.0)],
+)
+def test_where_all_workers_are_refused_no_others_are_waited_for_long(
+    same_machine: bool, asked: int, refused: int, seconds: float
+) -> None:
+    from torchtailor.farm.daskengine import DaskEngine
+
+    engine = DaskEngine.__new__(DaskEngine)  # without a cluster
+    engine._same_machine, engine._asked, engine._patience = same_machine, asked, 3600.0
+    engine._refused = {str(number): "It differs." for number in range(refused)}
+    assert engine.patience == seconds
 
 
 def test_kubernetes_gets_its_section_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from torchtailor.variants import (
     select,
     why_impossible,
 )
+from torchtailor.variants.select import unmatched
 from torchtailor.variants.why import explain
 
 SIX = {"avx2", "avx512", "avx512bf16", "avx512vnni", "armv8_2", "armv9"}
@@ -278,6 +279,7 @@ def test_selectors(matrix: Matrix) -> None:
     assert len(select(cuda13, cpus=["avx512*"])) == 27
     assert len(select(cuda13, ["pytorch210-*"])) == len(select(cuda13, ["pytorch-python313-*"])) == 59
     assert select(cuda13, ["nope"]) == ()
+    assert unmatched(cuda13, ["sm{80,95,90}-avx2", "sm97-avx2", "SM{80,96}-*"]) == ("sm95-avx2", "sm96-*")
 
 
 def test_braces() -> None:

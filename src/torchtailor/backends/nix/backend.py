@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from torchtailor.backends.base import Unavailable, unavailable_json
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.nix.job import NixJob, plan_nix
 from torchtailor.backends.nix.run import NEEDED_BYTES, NixOutput, run_nix_job
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog
-from torchtailor.format import human_bytes
+from torchtailor.format import counted, human_bytes
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
@@ -35,13 +36,15 @@ class NixPlan:
     variants: tuple[Variant, ...]
     jobs: tuple[NixJob, ...]
     out: Path
+    unavailable: Unavailable = field(default_factory=dict)
 
     @property
     def cost_text(self) -> str:
-        return f"{len(self.jobs)} recipes; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
+        recipes = counted(len(self.jobs), "recipe")
+        return f"{recipes}; a build of PyTorch takes hours and {human_bytes(NEEDED_BYTES)} of disk."
 
     def to_json(self) -> dict[str, object]:
-        return {"jobs": [job.to_json() for job in self.jobs]}
+        return {"jobs": [job.to_json() for job in self.jobs], "unavailable": unavailable_json(self.unavailable)}
 
 
 @dataclass(frozen=True)

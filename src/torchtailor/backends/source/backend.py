@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from torchtailor.backends.base import Unavailable, unavailable_json
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.progress import BuildProgress
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
@@ -28,6 +29,7 @@ class SourcePlan:
     matrix: MatrixPlan
     builders: tuple[SourceBuilder, ...]
     out: Path
+    unavailable: Unavailable = field(default_factory=dict)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -43,7 +45,11 @@ class SourcePlan:
         return tuple(builder.plan() for builder in self.builders)
 
     def to_json(self) -> dict[str, object]:
-        return {"plan": self.matrix.to_json(), "builds": [build.to_json() for build in self.builds]}
+        return {
+            "plan": self.matrix.to_json(),
+            "builds": [build.to_json() for build in self.builds],
+            "unavailable": unavailable_json(self.unavailable),
+        }
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from torchtailor.backends.base import Unavailable, unavailable_json
 from torchtailor.backends.choose import VariantChoice
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import Catalog, Fit, Method
@@ -126,7 +127,7 @@ class WheelPlan:
     options: WheelOptions
     out: Path
     cost: WheelCost
-    unavailable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the reason, variants of a glob
+    unavailable: Unavailable = field(default_factory=dict)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -162,9 +163,7 @@ class WheelPlan:
             "disk_free": self.cost.disk_free,
             "memory": self.cost.memory,
             "seconds": round(self.cost.seconds, 1),
-            "unavailable": [
-                {"variant": name, "reason": reason} for reason, names in self.unavailable.items() for name in names
-            ],
+            "unavailable": unavailable_json(self.unavailable),
         }
 
     def check(self) -> None:
