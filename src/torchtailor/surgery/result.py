@@ -102,6 +102,10 @@ class LibraryResult:
             could_strip=0 if refused else self.could_strip or self.saved - self.relr,
         )
 
+    def with_symbols(self) -> LibraryResult:
+        """The same library, unchanged: only its symbol tables would have gone, and nobody asked for that."""
+        return self.not_cut(LibraryStatus.UNCHANGED if self.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+
     @property
     def saved(self) -> int:
         return self.size_before - self.size_after

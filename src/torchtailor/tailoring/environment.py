@@ -115,7 +115,7 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             done.append(result)
             stripped.note(owners[job.name], result)
             progress.advance(job.size)
-        done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
+        done = [one if stripped.wanted(owners[one.path], one) else one.with_symbols() for one in done]
         return _result(site, [*done, *skipped], plan.dropped.values(), plan.notes, options)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
@@ -169,10 +169,6 @@ class _Stripped:
         """Whether this result may be put in place, by what is known so far."""
         alone = result.status is LibraryStatus.STRIPPED and not self._everywhere
         return not alone or any(owner.dist_info.name in self._with_code for owner in owners)
-
-
-def _not_stripped(result: LibraryResult) -> LibraryResult:
-    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
 
 
 def _result(
@@ -327,7 +323,7 @@ def _cut_all(
             yield result
     for one in waiting:
         by_name[one.path].staged.unlink(missing_ok=True)
-        yield _not_stripped(one)
+        yield one.with_symbols()
 
 
 def _of_libraries(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         progress.advance(cut.size_before)
         if cut.status is LibraryStatus.STRIPPED and not asked:
             target.unlink(missing_ok=True)
-            cut = cut.not_cut(LibraryStatus.UNCHANGED if cut.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+            cut = cut.with_symbols()
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
@@ -433,7 +433,7 @@ def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
     if not job.options.dry_run:
         job.target.unlink()
         copy_file(job.source, job.target)
-    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+    return result.with_symbols()
 
 
 def _do(job: _FileJob | _CopyJob) -> LibraryResult | None:

@@ -429,7 +429,7 @@ def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict
     if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
         return results
     return {
-        name: result.not_cut(LibraryStatus.UNCHANGED) if result.status.changed else result
+        name: result.with_symbols() if result.status.changed else result
         for name, result in results.items()
     }
 

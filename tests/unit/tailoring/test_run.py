@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.gpucode.builders import Entry, cubin
+from tests.unit.surgery.libraries import Recipe
+from tests.unit.surgery.libraries import library as build_library
 from tests.unit.tailoring.helpers import install, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import ArtifactKind
@@ -305,7 +308,20 @@ def test_nothing_saved_is_explained(capsys: pytest.CaptureFixture[str], tmp_path
     code, out, _ = run(capsys, "tailor", tmp_path / "once.so", "--gpu", "9.0", "-o", tmp_path / "twice.so")
     assert code == ExitCode.OK
     assert "Saved 0 B" in out
-    assert "Nothing is smaller: 1 library: all of its GPU code is needed" in out
+    assert "Nothing is smaller: 1 library: all of the GPU code is needed" in out
+
+
+def test_libraries_without_gpu_code_are_not_counted_among_those_that_need_theirs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    needed = build_library(Recipe(wrapped=[(Entry(cubin("90"), sm=90),)], symtab=False))
+    files = {"x/a.so": needed, "x/b.so": needed, "x/host.so": build_library(Recipe(symtab=True))}
+    wheel = build_wheel(tmp_path, files, name="x")
+    code, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    why = " ".join(out.split()).partition("Nothing is smaller: ")[2]
+    assert why.startswith("2 libraries: all of the GPU code is needed, or")
+    assert "; 1 library: no GPU code." in why
 
 
 def test_the_environment_of_a_project_is_meant_where_none_is_active(
