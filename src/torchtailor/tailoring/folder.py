@@ -23,6 +23,7 @@ from torchtailor.disk import (
     existing_parent,
     hash_file,
     remove_abandoned,
+    replace_folder,
     staging_folder,
     write_atomically,
 )
@@ -43,6 +44,12 @@ from torchtailor.tailoring.packs import (
     pack_folder,
     pack_place,
     put_hook,
+)
+from torchtailor.tailoring.places import (
+    check_folder_place,
+    check_library_place,
+    check_nothing_lost,
+    manifest_beside,
 )
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
@@ -129,9 +136,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             document = manifest(options, names, {}, libraries, dropped.values())
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
-            if output.is_dir():  # empty, as was checked
-                output.rmdir()
-            (scratch / "tree").rename(output)
+            check_nothing_lost(output, scratch / "tree")
+            replace_folder(scratch / "tree", output)
     return replace(whole, output=output)
 
 
@@ -154,6 +160,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     check_replaceable(target)
+    check_library_place(target, library)
     _check_not_hooked(library)
     check_tools(options, [library])
     if options.split and not options.dry_run:  # a pack for nothing is not written
@@ -180,11 +187,12 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             return result
         if not cut.status.changed:
             copy_file(library, target)
+            manifest_beside(target).unlink(missing_ok=True)  # of an earlier output
             return replace(result, output=target, notes=(COPIED,))
         names = {"kind": kind.value, "name": library.name, "sha256": cut.sha256_in, "size": cut.size_before}
         output_names = {"name": target.name, "sha256": cut.sha256_out, "size": cut.size_after}
         document = manifest(options, names, output_names, [cut])
-        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document, durable=True)
+        write_atomically(manifest_beside(target), document, durable=True)
     return replace(result, output=target, sha256_before=cut.sha256_in, sha256_after=cut.sha256_out)
 
 
@@ -194,8 +202,7 @@ def _check_places(folder: Path, output: Path) -> None:
     source, target = folder.resolve(), output.resolve()
     if target == source or source in target.parents:
         raise UsageError(f"{output} is inside the folder to copy.", "Choose another -o.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} already exists.", "Remove it or choose another -o.")
+    check_folder_place(output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,9 @@ def plan_tasks(paths: Sequence[Path], output: Path | str | None, *, dry_run: boo
         if several:
             raise UsageError(f"{place} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
         if into_folder:
-            raise UsageError(f"{place} is a file, not a folder.", f"Leave out the {os.sep} at its end to replace it.")
+            raise UsageError(f"{place} is a file, not a folder.", "Choose another -o.")
+        if found and found[0][1] is ArtifactKind.WHEEL and place.suffix != ".whl":
+            raise UsageError(f"{place} is a file.", "For wheels, -o must be a folder.")
     if place is None and dry_run:  # nothing is written: any free name will do
         place = Path(tempfile.gettempdir(), f"torchtailor-dry-run-{os.getpid()}")
     tasks = [

@@ -27,6 +27,7 @@ from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
+from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.tailoring.split import (
@@ -274,6 +275,7 @@ class _Making:
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
         if packed_in := _with_relr(changed, cut):
             target = _for_relr(target, map(_machine, packed_in))
+        check_wheel_place(target)
         listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
@@ -428,10 +430,7 @@ def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict
     symbol tables alone, unless --strip asked for that. The result says what --strip would save."""
     if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
         return results
-    return {
-        name: result.with_symbols() if result.status.changed else result
-        for name, result in results.items()
-    }
+    return {name: result.with_symbols() if result.status.changed else result for name, result in results.items()}
 
 
 def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
@@ -482,6 +481,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
 def _copied(result: TailorResult, folder: Path) -> TailorResult:
     target = folder / result.source.name
     if not (target.exists() and target.samefile(result.source)):
+        check_wheel_place(target, result.source)
         copy_file(result.source, target)
     return replace(result, output=target, notes=(COPIED,))
 
