@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, ArchKey, Compression, Image, Part
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference, can_be_cut
+from torchtailor.gpucode.scan import LARGE_DATA, FoundContainer, LibraryCode, Reference, can_be_cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,12 @@ class ContainerGroup:
     def can_be_cut(self) -> bool:
         return can_be_cut(self.bare, self.reference, self.loaded)
 
+    @property
+    def leaves_zeros(self) -> bool:
+        """Whether what is cut out stays in the file as zeros: nothing that could be rewritten leads to it. In the large
+        sections of x86_64 code does, which is read only when it is cut."""
+        return self.reference in (Reference.NONE, Reference.CODE) and self.section not in LARGE_DATA
+
     def size_with(self, kept: Iterable[Image]) -> int:
         """Bytes of all containers together with these images."""
         stay = set(map(id, kept))
@@ -71,6 +77,9 @@ class LibraryReport:
     container_groups: tuple[ContainerGroup, ...]
     texts: tuple[ImageGroup, ...] = ()  # PTX as text outside of containers, which is never cut
     moved: int = 0  # containers whose code was moved to packs
+    program: bool = False  # it asks for a loader
+    not_cut: str = ""  # why it is never cut
+    proprietary: bool = False  # it is NVIDIA's, and cut only with --nvidia
 
     @property
     def containers(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf
+from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf, why_not_cut
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SECTION_HEADER, FileType
 from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.scan import scan_elf
@@ -37,16 +36,13 @@ def is_packed_library(wheel: Path, member: Member) -> bool:
 
 
 def is_program_with_code(source: ByteSource) -> bool:
-    """Whether it is linked, has GPU code and ends with its last section: behind it an installer has its data."""
+    """Whether it is a program that can be cut, and has GPU code."""
     try:
         elf = ElfFile(source)
         source.verify()
-        if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not scan_elf(elf).containers:
-            return False
+        return not why_not_cut(elf) and bool(scan_elf(elf).containers)
     except BadInputError:
         return False
-    table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
-    return source.size <= max(table, *(section.file_end for section in elf.sections if section.in_file))
 
 
 def cut_library(
