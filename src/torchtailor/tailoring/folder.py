@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from torchtailor.disk import (
 )
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import needs_nvidia_option
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
@@ -103,7 +103,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
         with staging_folder(existing_parent(output.parent)) as scratch:
             owners = owners_by_file(installed)
             sizes = listing.sizes
-            dropped = options.dropped(sizes, read_code_in(folder, owners, options))
+            left_out = options.left_out(sizes, read_code_in(folder, owners, options), nvidias_in(owners))
+            dropped = left_out.files
             tree = _Tree(listing, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
@@ -124,8 +125,10 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             after = tree.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
-            unopened = options.unopened({path: size for path, size in sizes.items() if path not in dropped})
+            kept = tuple(left_out.refused.values())
+            unopened = options.unopened(left_out.others(sizes))
             whole = replace(whole, notes=left_alone, dropped_files=tuple(dropped.values()), unopened=unopened)
+            whole = replace(whole, kept_files=kept)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
@@ -332,6 +335,11 @@ def read_code_in(
         return LibraryFile(name, "", path.stat().st_size, path).code() if path.is_file() else None
 
     return read
+
+
+def nvidias_in(owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> Callable[[str], bool]:
+    """Tells which files are of NVIDIA's packages; those that no package lists are nobody's."""
+    return lambda name: any(is_proprietary(one.metadata) for one in owners.get(name, ()))
 
 
 def _jobs(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
-from torchtailor.catalog import load_catalog
+from torchtailor.catalog import Capability, load_catalog
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
@@ -97,6 +97,25 @@ class TailorReport:
         reasons = Counter(_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries)
         done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
         return f"Nothing is smaller: {done or 'there are no libraries'}."
+
+    @property
+    def why_not_packed(self) -> str:
+        """Why --relr had no effect, where it had none: by the reason."""
+        libraries = [library for result in self.results for library in result.libraries]
+        if not self.options.relr or any(library.relr for library in libraries):
+            return ""
+        if self.options.dry_run:
+            return "What --relr would save is not known before it is done: a dry run does not count it."
+        reasons = Counter(
+            one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries
+        )
+        done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
+        return f"--relr packed nothing: {done or 'there are no libraries'}."
+
+    def only_ptx(self, device: Capability) -> int:
+        """The number of libraries that have nothing but PTX for a target."""
+        libraries = (library for result in self.results for library in result.libraries)
+        return sum(str(device) in library.only_ptx for library in libraries)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `tailor --json`."""
