@@ -18,7 +18,6 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
-from torchtailor.format import human_bytes
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -31,6 +30,7 @@ from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.processes import run_all
+from torchtailor.tailoring.remarks import larger_wheel, newer_hook
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.tailoring.split import (
     SPLIT_NOTE,
@@ -50,7 +50,6 @@ from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
-_NOTICEABLE = 64 << 10  # bytes; the manifest takes some too
 _MUCH = 0.5  # of the stock bytes, as they were packed
 _WRITTEN_ANEW = (".dist-info/METADATA", ".dist-info/WHEEL")
 RELR_GLIBC = (2, 36)  # the first that reads packed relocations
@@ -325,7 +324,10 @@ class _Making:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
         result = replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
-        return replace(result, notes=() if packs else _larger(size, result, relr=bool(packed_in)))
+        notes = [
+            note for place, hook in added.items() if place.endswith(HOOK_NAME) for note in newer_hook(target, hook)
+        ]
+        return replace(result, notes=(*notes, *(() if packs else larger_wheel(result, relr=bool(packed_in)))))
 
     def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
         """What stands in for extension modules and libraries that are left out."""
@@ -388,17 +390,6 @@ def _effort(options: TailorOptions, libraries: Sequence[LibraryResult], packed_b
     quick = sum(one.size_after for one in libraries) < _QUICK_TO_PACK
     little = sum(one.saved + one.zeroed for one in libraries) < packed_before * _MUCH
     return Effort.SMALL if options.recompress or quick or little else Effort.FAST
-
-
-def _larger(before: int, result: TailorResult, *, relr: bool) -> tuple[str, ...]:
-    """What to say of a wheel that is larger than the stock one."""
-    if not result.output or result.size_after - before < _NOTICEABLE:
-        return ()
-    sizes = f"{human_bytes(before)} -> {human_bytes(result.size_after)}"
-    installed = human_bytes(max(sum(one.saved for one in result.changed), 0))
-    why = ": relative relocations compress well, so --relr saves installed size only" if relr else ""
-    larger = f"{result.output.name} is larger than the stock wheel ({sizes})"
-    return (f"{larger}, though its libraries take {installed} less once they are installed{why}.",)
 
 
 def _new_version(distribution: WheelDistribution, label: str) -> str:

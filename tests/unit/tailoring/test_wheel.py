@@ -16,11 +16,9 @@ from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.result import TailorResult
-from torchtailor.tailoring.wheel import WheelOrder, _effort, _larger, tailor_wheel, tailor_wheel_each
+from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import WheelDistribution
@@ -374,15 +372,3 @@ def test_a_wheel_from_which_little_is_taken_is_packed_as_hard_as_it_was() -> Non
     assert _effort(options(), zeroed, 280_000_000) is Effort.FAST
     assert _effort(options(), small, 8_000_000) is Effort.SMALL
     assert _effort(options(recompress=True), much, 800_000_000) is Effort.SMALL
-
-
-def test_a_wheel_that_is_larger_says_so() -> None:
-    row = LibraryResult(LibraryStatus.STRIPPED, 5_000_000, 4_000_000, relr=1_000_000)
-    made = TailorResult(ArtifactKind.WHEEL, Path("x.whl"), Path("y.whl"), (row,), 9_450_000, 10_300_000)
-    (said,) = _larger(9_450_000, made, relr=True)
-    assert said == (
-        "y.whl is larger than the stock wheel (9.45 MB -> 10.3 MB), though its libraries take 1 MB less once they are "
-        "installed: relative relocations compress well, so --relr saves installed size only."
-    )
-    assert "--relr" not in _larger(9_450_000, made, relr=False)[0]
-    assert _larger(10_299_000, made, relr=True) == ()
