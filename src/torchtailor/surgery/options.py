@@ -25,7 +25,7 @@ _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd e
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class FilesLeftOut:
     """Files that an output goes without, and those that it would go without with --nvidia; by path."""
 
     files: Mapping[str, DroppedFile]
@@ -107,7 +107,9 @@ class TailorOptions:
         """Bytes of these files that the workload never opened."""
         return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
 
-    def left_out(self, sizes: Mapping[str, int], read_code: ReadCode, is_nvidias: Callable[[str], bool]) -> LeftOut:
+    def left_out(
+        self, sizes: Mapping[str, int], read_code: ReadCode, is_nvidias: Callable[[str], bool]
+    ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
         that only --nvidia changes."""
         found = self.drops.find(sizes, read_code)
@@ -117,7 +119,7 @@ class TailorOptions:
                 for path in self.workload.unopened({path: size for path, size in sizes.items() if path not in found})
             }
         refused = {path: file for path, file in found.items() if not self.nvidia and is_nvidias(path)}
-        return LeftOut({path: file for path, file in found.items() if path not in refused}, refused)
+        return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
 
     @property
     def label(self) -> str:

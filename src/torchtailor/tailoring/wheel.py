@@ -22,7 +22,7 @@ from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
-from torchtailor.surgery.options import TAILORED, LeftOut, TailorOptions
+from torchtailor.surgery.options import TAILORED, FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
@@ -224,7 +224,7 @@ class _Making:
     distribution: WheelDistribution
     order: WheelOrder
     label: str
-    left_out: LeftOut
+    left_out: FilesLeftOut
 
     @cached_property
     def version(self) -> str:
