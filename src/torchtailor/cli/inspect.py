@@ -195,8 +195,8 @@ def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], comman
         yield f"{line}; `torchtailor {command} --dry-run` tells exactly."
         if zeroed := inspection.zeroed_in_all(gpu.capability):
             yield (
-                f"{human_bytes(zeroed)} of that would stay in the files as zeros: wheels compress them away, but on "
-                "disk files keep their length, and only whole blocks of zeros take no space."
+                f"Up to {human_bytes(zeroed)} of that may stay in the files as zeros: wheels compress them away, but "
+                "on disk files keep their length, and only whole blocks of zeros take no space."
             )
         if number := inspection.only_ptx(gpu.capability):
             yield only_ptx(number, str(gpu.capability))

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, ArchKey, Compression, Image, Part
-from torchtailor.gpucode.scan import LARGE_DATA, FoundContainer, LibraryCode, Reference, can_be_cut
+from torchtailor.gpucode.scan import (
+    LARGE_DATA,
+    RECORDED_SECTION,
+    FoundContainer,
+    LibraryCode,
+    Reference,
+    can_be_cut,
+)
+
+_PAGES = 16 << 10  # bytes; of less no segment is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +60,13 @@ class ContainerGroup:
 
     @property
     def leaves_zeros(self) -> bool:
-        """Whether what is cut out stays in the file as zeros: nothing that could be rewritten leads to it. In the large
-        sections of x86_64 code does, which is read only when it is cut."""
-        return self.reference in (Reference.NONE, Reference.CODE) and self.section not in LARGE_DATA
+        """Whether what is cut out may stay in the file as zeros, as far as that is known without reading host code:
+        nothing that can be rewritten leads to it, or it lies in pieces smaller than a page."""
+        wrapped = self.reference in (Reference.WRAPPER, Reference.LINKED, Reference.PRELINKED)
+        if wrapped or self.section in (*LARGE_DATA, RECORDED_SECTION):
+            return False
+        small = self.stored < self.containers * _PAGES
+        return small or not (self.bare and self.reference is Reference.POINTER)
 
     def size_with(self, kept: Iterable[Image]) -> int:
         """Bytes of all containers together with these images."""

@@ -16,6 +16,8 @@ from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.wheels.archive import Member, open_member
 from torchtailor.workload.pack import PackPlace
 
+REFUSED = "NVIDIA's own, unchanged without --nvidia"
+
 
 def is_library(path: Path) -> bool:
     """Whether a file is a shared library, by its name and its first bytes, or a program with GPU code."""
@@ -103,6 +105,7 @@ def cut_strictly(
         raise
     if not refused:
         return result
+    result = replace(result, not_packed=REFUSED if options.relr else "")
     return (
         result.not_cut(LibraryStatus.NEEDS_NVIDIA_OPTION) if result.status.changed else replace(result, could_strip=0)
     )

@@ -23,12 +23,11 @@ def newer_hook(wheel: Path, hook: Path) -> tuple[str, ...]:
     return (f"{told} Cut it with a released wheel of torchtailor, or run {build} first.",)
 
 
-def larger_wheel(result: TailorResult, *, relr: bool) -> tuple[str, ...]:
+def larger_wheel(result: TailorResult) -> tuple[str, ...]:
     """Where a new wheel is larger than the stock one."""
     if not result.output or result.size_after - result.size_before < _NOTICEABLE:
         return ()
     sizes = f"{human_bytes(result.size_before)} -> {human_bytes(result.size_after)}"
     installed = human_bytes(max(sum(one.saved for one in result.changed), 0))
-    why = ": relative relocations compress well, so --relr saves installed size only" if relr else ""
-    larger = f"{result.output.name} is larger than the stock wheel ({sizes})"
-    return (f"{larger}, though its libraries take {installed} less once they are installed{why}.",)
+    told = f"{result.output.name} is larger than the stock wheel ({sizes}), because it compresses less well"
+    return (f"{told}; installed, its libraries take {installed} less.",)

@@ -26,6 +26,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
@@ -36,7 +37,7 @@ _IMMOVABLE = "all of the GPU code is needed, or what is not lies in pieces small
 _UNCHANGED = {
     LibraryStatus.NO_GPU_CODE: "no GPU code",
     LibraryStatus.NOTHING_FOR_TARGET: "nothing for the target, unchanged",
-    LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, unchanged without --nvidia",
+    LibraryStatus.NEEDS_NVIDIA_OPTION: REFUSED,
     LibraryStatus.STRIPPED: "only symbol tables removed",
     LibraryStatus.CUT: "as large as before",
 }

@@ -327,7 +327,7 @@ class _Making:
         notes = [
             note for place, hook in added.items() if place.endswith(HOOK_NAME) for note in newer_hook(target, hook)
         ]
-        return replace(result, notes=(*notes, *(() if packs else larger_wheel(result, relr=bool(packed_in)))))
+        return replace(result, notes=(*notes, *(() if packs else larger_wheel(result))))
 
     def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
         """What stands in for extension modules and libraries that are left out."""

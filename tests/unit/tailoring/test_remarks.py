@@ -22,13 +22,10 @@ from torchtailor.workload.hook import HookKind, hook_glibc, hook_library
 def test_a_wheel_that_is_larger() -> None:
     row = LibraryResult(LibraryStatus.STRIPPED, 5_000_000, 4_000_000, relr=1_000_000)
     made = TailorResult(ArtifactKind.WHEEL, Path("x.whl"), Path("y.whl"), (row,), 9_450_000, 10_300_000)
-    (said,) = larger_wheel(made, relr=True)
-    assert said == (
-        "y.whl is larger than the stock wheel (9.45 MB -> 10.3 MB), though its libraries take 1 MB less once they are "
-        "installed: relative relocations compress well, so --relr saves installed size only."
-    )
-    assert "--relr" not in larger_wheel(made, relr=False)[0]
-    assert larger_wheel(replace(made, size_before=10_299_000), relr=True) == ()
+    (said,) = larger_wheel(made)
+    assert said.startswith("y.whl is larger than the stock wheel (9.45 MB -> 10.3 MB), because it compresses less well")
+    assert said.endswith("; installed, its libraries take 1 MB less.")
+    assert larger_wheel(replace(made, size_before=10_299_000)) == ()
 
 
 @pytest.mark.parametrize(("tag", "said"), [("manylinux_2_28", True), ("manylinux_2_39", False), ("linux", False)])

@@ -362,7 +362,7 @@ def test_a_label_names_a_gpu_only_if_something_was_taken_out_for_it(tmp_path: Pa
 
 
 def test_a_wheel_from_which_little_is_taken_is_packed_as_hard_as_it_was() -> None:
-    """nvidia-cuda-cupti-cu12 was 9 % larger than stock: quick packing lost more than --relr gained."""
+    """nvidia-cuda-cupti-cu12 was 9 % larger with --relr than without: quick packing lost more than that gained."""
     little = [LibraryResult(LibraryStatus.STRIPPED, 40_000_000, 38_000_000)]
     much = [LibraryResult(LibraryStatus.CUT, 1_044_000_000, 229_000_000)]
     zeroed = [LibraryResult(LibraryStatus.CUT, 300_000_000, 300_000_000, zeroed=200_000_000)]
