@@ -52,7 +52,7 @@ def manifest_beside(library: Path) -> Path:
 
 def _exists(path: Path) -> UsageError:
     return UsageError(
-        f"{path} already exists, and torchtailor did not make it: it is not replaced.",
+        f"{path} already exists, and nothing says that torchtailor made it: it is not replaced.",
         "Remove it or choose another -o.",
     )
 

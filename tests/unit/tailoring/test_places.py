@@ -13,7 +13,7 @@ from torchtailor.errors import ExitCode, UsageError
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.wheel import tailor_wheel
 
-NOT_OURS = "already exists, and torchtailor did not make it"
+NOT_OURS = "already exists, and nothing says that torchtailor made it"
 
 
 @pytest.fixture
