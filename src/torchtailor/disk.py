@@ -92,7 +92,7 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
     except OSError as error:
         if error.errno is None:
             raise
-        name = error.filename or folder
+        name = _known_place(Path(os.fsdecode(error.filename))) if error.filename else folder
         hint = f"{unchanged} Choose another place or run it as its owner."
         if error.errno in _FULL:
             raise EnvironmentProblem(
@@ -103,7 +103,15 @@ def disk_errors(folder: Path, *, unchanged: str = "Nothing was changed.") -> Ite
             raise EnvironmentProblem(f"{name} is on a read-only disk.", hint) from error
         if error.errno in _FORBIDDEN:
             raise EnvironmentProblem(f"{name} cannot be written: permission denied.", hint) from error
-        raise EnvironmentProblem(f"{name} cannot be written: {os.strerror(error.errno)}.", unchanged) from error
+        raise EnvironmentProblem(
+            f"{name} cannot be written: {os.strerror(error.errno)}.", f"{unchanged} Choose another place."
+        ) from error
+
+
+def _known_place(path: Path) -> Path:
+    """What the user knows of a path: of something that is staged, the folder beside whose files it is."""
+    staging = [one for one in (path, *path.parents) if one.name.startswith(_TEMPORARY)]
+    return staging[-1].parent if staging else path
 
 
 def check_replaceable(path: Path) -> None:

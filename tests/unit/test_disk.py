@@ -128,6 +128,15 @@ def test_errors_of_the_disk_are_sentences(number: int, words: str) -> None:
     assert caught.value.hint.startswith("All is well.")
 
 
+def test_an_error_names_the_folder_and_not_what_is_staged_in_it() -> None:
+    for staged in ("/out/.torchtailor-abc", "/out/.torchtailor-abc/tree/lib/.torchtailor-def.tmp"):
+        with (
+            pytest.raises(EnvironmentProblem, match=r"^/out cannot be written: permission denied"),
+            disk_errors(Path()),
+        ):
+            raise PermissionError(errno.EACCES, "no", staged)
+
+
 def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> None:
     (tmp_path / "in-the-way").touch()
     with pytest.raises(EnvironmentProblem, match=r"in-the-way/file cannot be written"), disk_errors(tmp_path):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.installed import InstalledDistribution, installed_in
+from torchtailor.artifact.installed import InstalledDistribution, find_installed, installed_in
 from torchtailor.artifact.libraries import (
     LibraryFile,
     is_placeholder,
@@ -29,7 +29,8 @@ from torchtailor.format import human_bytes
 from torchtailor.gpucode.files import is_code_file
 from torchtailor.trust import Limit, read_limited
 from torchtailor.wheels.archive import WheelArchive, open_member
-from torchtailor.wheels.distribution import MANIFEST
+from torchtailor.wheels.distribution import MANIFEST, read_metadata
+from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.name import wheels_in
 from torchtailor.wheels.record import FileHash, Record
 
@@ -97,6 +98,25 @@ class Artifact:
     @cached_property
     def installed(self) -> tuple[InstalledDistribution, ...]:
         return tuple(one for site in self.site_packages for one in installed_in(site))
+
+    @cached_property
+    def packages(self) -> Mapping[str, tuple[Metadata, ...]]:
+        """Whose a file is, by its name as it is installed: mostly of one package; what cannot be read has none."""
+        owners: dict[str, tuple[Metadata, ...]] = {}
+        for metadata, names in self._packages():
+            for name in names:
+                owners[name] = (*owners.get(name, ()), metadata)
+        return owners
+
+    def _packages(self) -> Iterator[tuple[Metadata, Iterable[str]]]:
+        for wheel in self.wheels:
+            with suppress(BadInputError), WheelArchive(wheel) as archive:
+                yield read_metadata(archive), [installed_path(member.name) for member in archive.files]
+        sites = sites_below(self.path) if self.kind is ArtifactKind.FOLDER else self.site_packages
+        for dist_info in (found for site in sites for found in site.glob("*.dist-info")):
+            with suppress(BadInputError):
+                for one in find_installed(self.path, [dist_info])[0]:
+                    yield one.metadata, map(installed_path, one.files)
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.binary import placeholder
-from torchtailor.binary.elf_headers import MAGIC
+from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import MAGIC, SECTION_HEADER, FileType
 from torchtailor.binary.source import BufferSource, ByteSource, blamed_on, open_source
 from torchtailor.gpucode.files import HEAD_SIZE, CodeFile, is_code_file, known_by_head, read_code_file
 from torchtailor.wheels.archive import Member, WheelArchive, head_of_member, open_member
@@ -66,6 +67,18 @@ class LibraryFile:
 def is_shared_name(name: str) -> bool:
     """`libx.so`, `libx.so.12`, `_C.cpython-313-x86_64-linux-gnu.so`: a library by its name."""
     return bool(_SHARED_NAME.search(name))
+
+
+def why_not_cut(elf: ElfFile) -> str:
+    """Why a file that is no library by its name is never cut, whatever GPU code it has; empty for linked programs.
+
+    What follows the last section is an installer's data, which it finds by the length of the file.
+    """
+    if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE):
+        return "it is not linked"
+    table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
+    end = max(table, *(section.file_end for section in elf.sections if section.in_file))
+    return "other data follows its last section" if elf.source.size > end else ""
 
 
 def is_elf(path: Path) -> bool:

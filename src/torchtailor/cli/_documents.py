@@ -115,6 +115,10 @@ class TailoredLibrary(Struct):
     zeroed: Annotated[int, Meta(description="bytes of removed code that stay as zeros")] | UnsetType = UNSET
     relr: Annotated[int, Meta(description="bytes saved by packed relocations")] | UnsetType = UNSET
     recompressed: Open | UnsetType = UNSET
+    not_packed: Annotated[str, Meta(description="why --relr packed nothing of it")] | UnsetType = UNSET
+    only_ptx: (
+        Annotated[list[str], Meta(description="the GPUs that have no machine code in it and use its PTX")] | UnsetType
+    ) = UNSET
     could_save: Annotated[int, Meta(description="bytes that --nvidia would save")] | UnsetType = UNSET
     could_strip: Annotated[int, Meta(description="bytes that --strip would save")] | UnsetType = UNSET
 
@@ -132,6 +136,7 @@ class TailoredInput(Struct):
     removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
     unopened: Annotated[int, Meta(description="bytes of large files that the workload never opened")]
     could_save: Bytes
+    could_leave_out: Bytes
     could_strip: Bytes
     could_drop_lto: Bytes
     dropped_files: Annotated[list[Open], Meta(description="that were left out: path, rule, size, code")]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchtailor.catalog import Gpu
     from torchtailor.gpucode.files import CodeFile
     from torchtailor.gpucode.report import ImageGroup, LibraryReport
-    from torchtailor.inspection.inspection import Inspection
+    from torchtailor.inspection.inspection import Droppable, Inspection
 
 
 def command(
@@ -165,6 +165,43 @@ def _verdict(inspection: Inspection, library: LibraryReport, gpu: Gpu) -> str:
     return f"On {gpu.capability}: {answer.verdict} (containers: {parts or 'none'})."
 
 
+def _droppable(one: Droppable) -> str:
+    """`static-libs 5 MB`, and how much of it needs --nvidia."""
+    from torchtailor.ui import human_bytes
+
+    text = f"{one.rule} {human_bytes(one.size)}"
+    if not one.only_with_nvidia:
+        return text
+    whole = one.only_with_nvidia == one.size
+    return f"{text} ({'' if whole else f'{human_bytes(one.only_with_nvidia)} of it '}with --nvidia)"
+
+
+def _for_gpus(inspection: Inspection, with_code: Sequence[LibraryReport], command: str) -> Iterable[str]:
+    """What each GPU runs, and what a cut for it would save."""
+    from torchtailor.gpucode.fitness import only_ptx
+    from torchtailor.ui import human_bytes
+
+    for gpu in inspection.gpus:
+        if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
+            yield _verdict(inspection, with_code[0], gpu)
+        free = inspection.saved_in_all(gpu.capability, proprietary=False)
+        asked = inspection.saved_in_all(gpu.capability, proprietary=True)
+        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
+        if asked:
+            share = human_bytes(asked) if free else "all"
+            line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
+        if linkable := inspection.lto_in_all(gpu.capability):
+            line += f", and {human_bytes(linkable)} more with --no-lto"
+        yield f"{line}; `torchtailor {command} --dry-run` tells exactly."
+        if zeroed := inspection.zeroed_in_all(gpu.capability):
+            yield (
+                f"Up to {human_bytes(zeroed)} of that may stay in the files as zeros: wheels compress them away, but "
+                "on disk files keep their length, and only whole blocks of zeros take no space."
+            )
+        if number := inspection.only_ptx(gpu.capability):
+            yield only_ptx(number, str(gpu.capability))
+
+
 def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iterable[str]:
     from torchtailor.artifact.artifact import ArtifactKind
     from torchtailor.artifact.drops import default_rules
@@ -186,25 +223,17 @@ def _summary(inspection: Inspection, with_code: Sequence[LibraryReport]) -> Iter
         containers = counted(sum(library.moved for library in moved), "container")
         where = counted(len(moved), "library", "libraries")
         yield f"The code of {containers} in {where} is in packs and not counted here; `torchtailor verify` reads them."
-    for gpu in inspection.gpus:
-        if len(with_code) == 1 and (with_code[0].images or not with_code[0].moved):
-            yield _verdict(inspection, with_code[0], gpu)
-        free = inspection.saved_in_all(gpu.capability, proprietary=False)
-        asked = inspection.saved_in_all(gpu.capability, proprietary=True)
-        line = f"Tailoring for {gpu.capability} ({gpu.describe()}) would save up to {human_bytes(free + asked)}"
-        if asked:
-            share = human_bytes(asked) if free else "all"
-            line += f", {share} of it in NVIDIA's own libraries (with --nvidia)"
-        if linkable := inspection.lto_in_all(gpu.capability):
-            line += f", and {human_bytes(linkable)} more with --no-lto"
-        yield f"{line}; `torchtailor {command} --dry-run` tells exactly."
+    yield from _for_gpus(inspection, with_code, command)
     for name, size in inspection.pinned.items():
         yield f"{human_bytes(size)} of cubins in {name} always stay: how host code reaches them is not known."
     for library in libraries:
         if library.texts:
             held = ", ".join(f"{group.label} {group.images}" for group in library.texts)
             yield f"{library.name} has PTX as text ({held}), which is not cut."
-    droppable = {name: f"{name} {human_bytes(size)}" for name, (_, size) in inspection.droppable.items()}
+    for library in with_code:
+        if library.not_cut:
+            yield f"`{command}` leaves {library.name} as it is: {library.not_cut}."
+    droppable = {one.rule: _droppable(one) for one in inspection.droppable}
     if always := [droppable.pop(name) for name in default_rules() if name in droppable]:
         yield f"`{command}` would leave out: {', '.join(always)}."
     if droppable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -172,6 +173,7 @@ def _print_drop_rules(*, json: bool) -> None:
 
 
 def _print(report: TailorReport) -> None:
+    from torchtailor.gpucode.fitness import only_ptx
     from torchtailor.ui import human_bytes, human_seconds, out, table
 
     results = report.results
@@ -204,12 +206,26 @@ def _print(report: TailorReport) -> None:
         out().print(f"What was cut out is kept ({human_bytes(kept)}): the disk gained {gained}.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
+    if report.why_not_packed:
+        out().print(report.why_not_packed, markup=False)
+    for device in targets.devices:
+        if number := report.only_ptx(device):
+            out().print(only_ptx(number, str(device)), markup=False)
+    _print_nvidias(results)
+
+
+def _print_nvidias(results: Sequence[TailorResult]) -> None:
+    """What --nvidia would do in addition."""
+    from torchtailor.format import counted
+    from torchtailor.ui import human_bytes, out
+
+    first = "(read `torchtailor help licences` first)."
+    if kept := [file for result in results for file in result.kept_files]:
+        what = f"{counted(len(kept), 'file')} of {human_bytes(sum(file.size for file in kept))}"
+        out().print(f"Kept {what} of NVIDIA's packages: --nvidia leaves such files out too {first}", markup=False)
     if missed := sum(result.could_save for result in results):
-        out().print(
-            f"NVIDIA's own libraries are unchanged: --nvidia would save another {human_bytes(missed)} "
-            "(read `torchtailor help licences` first).",
-            markup=False,
-        )
+        more = f"--nvidia would save another {human_bytes(missed)}"
+        out().print(f"NVIDIA's own libraries are unchanged: {more} {first}", markup=False)
 
 
 def _print_leftovers(report: TailorReport) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules, TorchArch
 from torchtailor.gpucode.fatbin import Image
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.report import LibraryReport
+from torchtailor.gpucode.report import ContainerGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
 from torchtailor.gpucode.targets import Targets
 
@@ -77,14 +77,39 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
     return GpuFit(device, fit, code, containers, linked, jit_link)
 
 
+def only_ptx(libraries: int, gpus: str) -> str:
+    """What it means that libraries have nothing but PTX for a GPU."""
+    has = "library has" if libraries == 1 else "libraries have"
+    return (
+        f"{libraries} {has} no machine code for {gpus}, only PTX: the driver compiles it when it is first used, which "
+        "makes the first run slow, and keeps the result in its cache."
+    )
+
+
 def kept_bytes(library: LibraryReport, policy: Policy) -> int:
     """How many bytes of GPU code would be left after tailoring, if all cubins of a container have the same kernels.
 
     Where a lesser cubin has a kernel that the best one lacks it stays too; that is known only after unpacking both.
     """
+    return library.stored - sum(removed for _, removed in _removed(library, policy))
+
+
+def zeroed_bytes(library: LibraryReport, policy: Policy) -> int:
+    """Of the bytes that tailoring would take out, those that stay in the file as zeros."""
+    return sum(removed for group, removed in _removed(library, policy) if library.program or group.leaves_zeros)
+
+
+def _removed(library: LibraryReport, policy: Policy) -> Iterator[tuple[ContainerGroup, int]]:
+    """The bytes that tailoring would take out of each group of containers."""
+    if library.not_cut:
+        return
     groups = library.container_groups
-    kept = policy.for_library(library.name, library.soname).keep(groups, _same_kernels)
-    return sum(group.size_with(images) for group, images in zip(groups, kept.images, strict=True))
+    policy = policy.for_library(library.name, library.soname)
+    if library.proprietary:  # also what its name does not tell
+        policy = replace(policy, keep_all_minors=True)
+    kept = policy.keep(groups, _same_kernels)
+    for group, images in zip(groups, kept.images, strict=True):
+        yield group, group.stored - group.size_with(images)
 
 
 def _same_kernels(image: Image) -> frozenset[str] | None:

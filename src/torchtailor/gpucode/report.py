@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, ArchKey, Compression, Image, Part
-from torchtailor.gpucode.scan import FoundContainer, LibraryCode, Reference, can_be_cut
+from torchtailor.gpucode.scan import (
+    LARGE_DATA,
+    RECORDED_SECTION,
+    FoundContainer,
+    LibraryCode,
+    Reference,
+    can_be_cut,
+)
+
+_PAGES = 16 << 10  # bytes; of less no segment is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,16 @@ class ContainerGroup:
     def can_be_cut(self) -> bool:
         return can_be_cut(self.bare, self.reference, self.loaded)
 
+    @property
+    def leaves_zeros(self) -> bool:
+        """Whether what is cut out may stay in the file as zeros, as far as that is known without reading host code:
+        nothing that can be rewritten leads to it, or it lies in pieces smaller than a page."""
+        wrapped = self.reference in (Reference.WRAPPER, Reference.LINKED, Reference.PRELINKED)
+        if wrapped or self.section in (*LARGE_DATA, RECORDED_SECTION):
+            return False
+        small = self.stored < self.containers * _PAGES
+        return small or not (self.bare and self.reference is Reference.POINTER)
+
     def size_with(self, kept: Iterable[Image]) -> int:
         """Bytes of all containers together with these images."""
         stay = set(map(id, kept))
@@ -71,6 +90,9 @@ class LibraryReport:
     container_groups: tuple[ContainerGroup, ...]
     texts: tuple[ImageGroup, ...] = ()  # PTX as text outside of containers, which is never cut
     moved: int = 0  # containers whose code was moved to packs
+    program: bool = False  # it asks for a loader
+    not_cut: str = ""  # why it is never cut
+    proprietary: bool = False  # it is NVIDIA's, and cut only with --nvidia
 
     @property
     def containers(self) -> int:

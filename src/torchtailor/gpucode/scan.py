@@ -40,6 +40,8 @@ WRAPPER_SECTION = ".nvFatBinSegment"
 RELOCATABLE_SECTION = "__nv_relfatbin"
 # sections that hold only containers: there, anything that is neither a container nor zero is damage
 CONTAINER_SECTIONS = frozenset({".nv_fatbin", RELOCATABLE_SECTION})
+RECORDED_SECTION = ".cask_resource"  # whose containers are reached through records
+LARGE_DATA = (".ldata", ".lrodata")  # where x86_64's medium code model puts what it reaches by immediates
 CODE_STARTS = (CONTAINER_START, CUBIN_START, FRAME_START)
 
 _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})

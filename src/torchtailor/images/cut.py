@@ -39,7 +39,7 @@ from torchtailor.images.rewrite import LayerChanges
 from torchtailor.images.survey import ImageSurvey, doubled
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.copying import copy_blob
-from torchtailor.licences import needs_nvidia_option
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -244,7 +244,12 @@ class _OneImage:
 
     def _found(self, drops: Drops) -> dict[str, DroppedFile]:
         sizes = {file.path: file.size for file in self.survey.view.files}
-        return drops.find(sizes, self._read_code)
+        found = drops.find(sizes, self._read_code)
+        return found if self.tailoring.nvidia else {path: found[path] for path in found if not self._is_nvidias(path)}
+
+    def _is_nvidias(self, path: str) -> bool:
+        """Whether a package of NVIDIA's lists a file: only --nvidia changes those packages."""
+        return any(map(is_proprietary, self.packages.owners.get(path, ())))
 
     def _read_code(self, path: str) -> CodeFile | None:
         """A file of GPU code that may be left out: none of NVIDIA's without --nvidia."""

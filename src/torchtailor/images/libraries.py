@@ -134,5 +134,5 @@ def _cut_one(job: _CutJob) -> LibraryResult:
     job.source.unlink(missing_ok=True)
     if result.status is LibraryStatus.STRIPPED and not job.for_symbols:
         job.target.unlink(missing_ok=True)
-        result = result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+        result = result.with_symbols()
     return result

@@ -12,16 +12,18 @@ from pathlib import Path
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.drops import files_of
-from torchtailor.artifact.libraries import LibraryFile
-from torchtailor.binary.elf import NotElfError, UnsupportedElfError
+from torchtailor.artifact.libraries import LibraryFile, is_shared_name, why_not_cut
+from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.binary.elf_headers import SegmentType
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.cgroups import available_cores
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.files import CodeFile, is_code_file
 from torchtailor.gpucode.report import LibraryReport, summarise
-from torchtailor.gpucode.scan import scan_source
+from torchtailor.gpucode.scan import scan_elf
 from torchtailor.host.targets import read_gpus
 from torchtailor.inspection.inspection import ArtifactReport, Inspection, Skipped
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 
 _Found = LibraryReport | CodeFile | BadInputError | None  # None: the file is not what its name says
@@ -71,6 +73,11 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
     for library in artifact.libraries:
         result = results[id(library)]
         if isinstance(result, LibraryReport):
+            if not (alone or result.has_code or is_shared_name(library.name)):
+                continue  # a program without GPU code, which no cut looks at either
+            packages = artifact.packages.get(library.name) or (None,)
+            proprietary = any(needs_nvidia_option(library.name, package) for package in packages)
+            result = replace(result, proprietary=proprietary)
             libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
         elif isinstance(result, BadInputError) and alone:
             raise result
@@ -78,8 +85,9 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
     every = dict(files_of(artifact))
+    nvidias = frozenset(name for name, owners in artifact.packages.items() if any(map(is_proprietary, owners)))
     path, kind = artifact.shown, artifact.kind
-    return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every)
+    return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every, nvidias)
 
 
 def _read_all(libraries: Sequence[LibraryFile], processes: int | None) -> Iterator[tuple[LibraryFile, _Found]]:
@@ -102,7 +110,12 @@ def _read(library: LibraryFile) -> _Found:
         if is_code_file(library.name):
             return library.code()
         with library.open() as source:
-            return summarise(library.name, scan_source(source, texts=True))
+            elf = ElfFile(source)
+            source.verify()
+            report = summarise(library.name, scan_elf(elf, texts=True))
+            program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
+            not_cut = "" if is_shared_name(library.name) else why_not_cut(elf)
+            return replace(report, program=program, not_cut=not_cut)
     except BadInputError as error:
         return type(error)(error.message, error.hint)  # without the frames that hold the file
     except OSError as error:

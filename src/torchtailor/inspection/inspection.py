@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import Drops, drop_rules
+from torchtailor.artifact.sites import installed_path
 from torchtailor.catalog.gpus import Capability, CodeKind, Fit, Gpu, GpuRules, TorchArch
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.gpucode.fitness import gpu_fit, kept_bytes
+from torchtailor.gpucode.fitness import gpu_fit, kept_bytes, zeroed_bytes
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.gpucode.targets import Targets
-from torchtailor.licences import needs_nvidia_option
 
 SCHEMA = "torchtailor-inspect/1"
 
@@ -32,6 +31,16 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Droppable:
+    """What a rule of --drop would leave out; of NVIDIA's packages only with --nvidia."""
+
+    rule: str
+    files: int
+    size: int
+    only_with_nvidia: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ArtifactReport:
     """All libraries of one path."""
 
@@ -41,16 +50,16 @@ class ArtifactReport:
     skipped: tuple[Skipped, ...]
     files: tuple[CodeFile, ...] = ()  # that are GPU code themselves
     every_file: Mapping[str, int] = field(default_factory=dict)  # all of them, as they are installed, with their sizes
+    nvidias: frozenset[str] = frozenset()  # those of NVIDIA's proprietary packages
 
-    def droppable(self, policy: Policy | None) -> dict[str, tuple[int, int]]:
-        """What each rule of --drop would leave out for these targets: files and bytes."""
+    def droppable(self, policy: Policy | None) -> Iterator[Droppable]:
+        """What each rule of --drop would leave out for these targets."""
         files = {file.name: file for file in self.files}
-        found: dict[str, tuple[int, int]] = {}
         for name in drop_rules():
             dropped = Drops.of([name], policy).find(self.every_file, files.get)
             if dropped:
-                found[name] = (len(dropped), sum(file.size for file in dropped.values()))
-        return found
+                asked = (file.size for path, file in dropped.items() if installed_path(path) in self.nvidias)
+                yield Droppable(name, len(dropped), sum(file.size for file in dropped.values()), sum(asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +108,20 @@ class Inspection:
     def saved(self, library: LibraryReport, *devices: Capability) -> int:
         """About how many bytes tailoring for these devices would take out; what was cut to a program before, or split,
         keeps what it has."""
-        if library.moved:
-            return 0
-        policy = Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
-        return library.stored - kept_bytes(library, policy)
+        return 0 if library.moved else library.stored - kept_bytes(library, self._policy(*devices))
+
+    def zeroed_in_all(self, *devices: Capability) -> int:
+        """About how many of these bytes stay in their files as zeros, in all libraries."""
+        policy = self._policy(*devices)
+        return sum(zeroed_bytes(library, policy) for library in self.libraries if not library.moved)
+
+    def only_ptx(self, device: Capability) -> int:
+        """The number of libraries of which the device uses PTX, or objects that the driver has to link."""
+        fits = (gpu_fit(library, device, self.rules) for library in self.libraries if library.has_code)
+        return sum(fit.fit is Fit.JIT for fit in fits)
+
+    def _policy(self, *devices: Capability) -> Policy:
+        return Policy(Targets(tuple(TorchArch(device) for device in devices)), self.rules)
 
     def lto_in_all(self, device: Capability) -> int:
         """About how many bytes --no-lto would take out in addition, in all libraries."""
@@ -116,24 +135,24 @@ class Inspection:
 
     def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:
         """The same over all libraries that do (or do not) need --nvidia."""
-        return sum(
-            self.saved(library, *devices)
-            for library in self.libraries
-            if needs_nvidia_option(library.name, None) is proprietary
-        )
+        return sum(self.saved(library, *devices) for library in self.libraries if library.proprietary is proprietary)
 
     @property
-    def droppable(self) -> dict[str, tuple[int, int]]:
-        """What each rule of --drop would leave out of everything: files and bytes."""
-        number: Counter[str] = Counter()
-        size: Counter[str] = Counter()
-        archs = tuple(TorchArch(device) for device in self.devices)
-        policy = Policy(Targets(archs), self.rules) if archs else None
-        for report in self.artifacts:
-            for name, (own, bytes_) in report.droppable(policy).items():
-                number[name] += own
-                size[name] += bytes_
-        return {name: (number[name], size[name]) for name in number}
+    def droppable(self) -> tuple[Droppable, ...]:
+        """What each rule of --drop would leave out of everything."""
+        policy = self._policy(*self.devices) if self.devices else None
+        by_rule: dict[str, list[Droppable]] = {}
+        for one in (one for report in self.artifacts for one in report.droppable(policy)):
+            by_rule.setdefault(one.rule, []).append(one)
+        return tuple(
+            Droppable(
+                rule,
+                sum(one.files for one in each),
+                sum(one.size for one in each),
+                sum(one.only_with_nvidia for one in each),
+            )
+            for rule, each in by_rule.items()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/inspect.md describes."""
@@ -142,9 +161,7 @@ class Inspection:
             "gpus": [str(device) for device in self.devices],
             "inputs": [self._artifact(report) for report in self.artifacts],
             "totals": self._totals(),
-            "droppable": [
-                {"rule": name, "files": number, "size": size} for name, (number, size) in self.droppable.items()
-            ],
+            "droppable": [asdict(one) for one in self.droppable],
         }
 
     def _totals(self) -> dict[str, Any]:
@@ -162,7 +179,9 @@ class Inspection:
                     "gpu": str(device),
                     "saved": self.saved_in_all(device, proprietary=False) + self.saved_in_all(device, proprietary=True),
                     "saved_only_with_nvidia": self.saved_in_all(device, proprietary=True),
+                    "saved_as_zeros": self.zeroed_in_all(device),
                     "saved_by_no_lto": self.lto_in_all(device),
+                    "only_ptx": self.only_ptx(device),
                 }
                 for device in self.devices
             ],

@@ -54,6 +54,11 @@ def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     return maker is not None and not maker.licensed_openly(name)
 
 
+def is_proprietary(metadata: Metadata) -> bool:
+    """Whether a package is NVIDIA's and not under an open licence: its files are left out only with --nvidia."""
+    return _rules().is_nvidias(metadata) and not _rules().is_open(metadata)
+
+
 @cache
 def _rules() -> _Rules:
     table = tomllib.loads(files("torchtailor.licences").joinpath("data/licences.toml").read_text("utf-8"))

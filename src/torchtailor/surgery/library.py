@@ -14,18 +14,21 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from torchtailor.binary.code_hash import instructions_sha256
+from torchtailor.catalog import Fit
 from torchtailor.disk import hash_file, new_file
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
+from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import KeptCode
-from torchtailor.gpucode.scan import LibraryCode
+from torchtailor.gpucode.report import summarise
+from torchtailor.gpucode.scan import LibraryCode, Reference
 from torchtailor.surgery.files import FileSource, copy_range, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
@@ -126,7 +129,7 @@ def _opened(path: Path) -> Iterator[_Stock]:
 
 
 class _NothingGainedError(Exception):
-    """Packed relocations were all there was to gain, and they gain nothing."""
+    """Packed relocations were all there was to gain, and they gain nothing; why."""
 
 
 class _Tailoring:
@@ -138,6 +141,7 @@ class _Tailoring:
         self.place = place
         self.sha256 = sha256
         self.moved: MovedCode | None = None
+        self.only_ptx: tuple[str, ...] = ()
         self.source, self.elf, self.code = stock.library.source, stock.library.elf, stock.library.code
         self.options = options
         self.policy = options.policy.for_library(path.name, self.code.soname)
@@ -157,6 +161,7 @@ class _Tailoring:
         kept = self.policy.keep(self.code.containers, lambda image: kernel_names(self.source, image))
         missing = [device for device in self.policy.devices if device not in kept.served]
         warnings = tuple(f"has nothing for {device}" for device in missing)
+        self.only_ptx = self._targets_of_ptx(kept)
         if self.options.split:
             return self._split(kept, dst, durable=durable)
         if not kept.served:
@@ -205,6 +210,16 @@ class _Tailoring:
         packed = _by_label(image for offset in self.moved.keys for image in used[offset])
         return replace(result, packed=packed, moved_digest=self.moved.digest)
 
+    def _targets_of_ptx(self, kept: KeptCode) -> tuple[str, ...]:
+        """The targets for which the driver has to compile, or to link, most of what they use."""
+        jit = (ImageKind.PTX, ImageKind.RELOCATABLE_PTX, ImageKind.CONCATENATED)
+        linked = any(found.reference is Reference.PRELINKED for found in self.code.containers)
+        if not linked and not any(image.kind in jit for images in kept.images for image in images):
+            return ()
+        report = summarise(self.name, self.code)
+        rules = self.policy.rules
+        return tuple(str(gpu) for gpu in self.policy.devices if gpu_fit(report, gpu, rules).fit is Fit.JIT)
+
     def _check_driver(self, kept: tuple[tuple[Image, ...], ...]) -> None:
         """Refuse code that stays and that the oldest driver cannot read; LTO-IR and bare frames are not for it."""
         if self.options.reads_zstd:
@@ -235,9 +250,10 @@ class _Tailoring:
         result = self._result(surgery, keep, recompression.summary if recompression else None, warnings)
         if dst is None or not (result.status.changed or self.options.relr):
             return result
-        with suppress(_NothingGainedError):
+        try:
             return self._written(result, surgery, recompression, dst, durable=durable)
-        return result
+        except _NothingGainedError as reason:
+            return replace(result, not_packed=str(reason))
 
     def _written(
         self, result: LibraryResult, surgery: Surgery, recompression: Recompression | None, dst: Path, *, durable: bool
@@ -282,16 +298,17 @@ class _Tailoring:
     def _with_relr(self, result: LibraryResult, fd: int, folder: Path) -> LibraryResult:
         from torchtailor.surgery.relr import with_relr
 
-        saved = with_relr(fd, folder)
+        saved, reason = with_relr(fd, folder)
         if not saved and not result.status.changed:
-            raise _NothingGainedError
+            raise _NothingGainedError(reason)
         status = result.status if result.status.changed else LibraryStatus.STRIPPED
-        return replace(result, status=status, size_after=os.fstat(fd).st_size, relr=saved)
+        return replace(result, status=status, size_after=os.fstat(fd).st_size, relr=saved, not_packed=reason)
 
     def _untouched(self, status: LibraryStatus, warnings: tuple[str, ...] = ()) -> LibraryResult:
         size, gpu = self.source.size, self.code.stored_size
         could_strip = 0 if status is LibraryStatus.NOTHING_FOR_TARGET else self.could_strip
-        return LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings, could_strip=could_strip)
+        result = LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings, could_strip=could_strip)
+        return replace(result, only_ptx=self.only_ptx)
 
     def _result(
         self,
@@ -325,6 +342,7 @@ class _Tailoring:
             could_strip=self.could_strip,
             zeroed=surgery.zeroed,
             filler=filler,
+            only_ptx=self.only_ptx,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,23 @@ from torchtailor.gpucode.targets import Targets
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 
+TAILORED = "tailored"  # in the version of a wheel from which nothing was taken out for the sake of a GPU
 HOST = "host"  # in the version of a wheel whose GPU code is in packs
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
+
+
+@dataclass(frozen=True, slots=True)
+class FilesLeftOut:
+    """Files that an output goes without, and those that it would go without with --nvidia; by path."""
+
+    files: Mapping[str, DroppedFile]
+    refused: Mapping[str, DroppedFile]
+
+    def others(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The files that no rule names."""
+        return {path: size for path, size in sizes.items() if path not in self.files and path not in self.refused}
 
 
 @dataclass(frozen=True)
@@ -94,15 +107,19 @@ class TailorOptions:
         """Bytes of these files that the workload never opened."""
         return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
 
-    def dropped(self, sizes: Mapping[str, int], read_code: ReadCode) -> dict[str, DroppedFile]:
-        """Of these files, by path and size, those that are left out."""
+    def left_out(
+        self, sizes: Mapping[str, int], read_code: ReadCode, is_nvidias: Callable[[str], bool]
+    ) -> FilesLeftOut:
+        """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
+        that only --nvidia changes."""
         found = self.drops.find(sizes, read_code)
         if self.drop_unopened and self.workload:
             found |= {
                 path: DroppedFile(path, UNOPENED, sizes[path])
                 for path in self.workload.unopened({path: size for path, size in sizes.items() if path not in found})
             }
-        return found
+        refused = {path: file for path, file in found.items() if not self.nvidia and is_nvidias(path)}
+        return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
 
     @property
     def label(self) -> str:

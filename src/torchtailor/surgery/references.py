@@ -19,11 +19,10 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import Relocation, SectionType
 from torchtailor.binary.instructions import got_address, lea_targets, movabs_immediates
 from torchtailor.gpucode.fatbin import WrapperVersion
-from torchtailor.gpucode.scan import CONTAINER_SECTIONS, FoundContainer, LibraryCode
+from torchtailor.gpucode.scan import CONTAINER_SECTIONS, LARGE_DATA, FoundContainer, LibraryCode
 
 _REX = rb"[\x48\x4c]"  # the byte before a `lea` of 64 bits
 _WORTH_A_SEARCH = 1 << 20  # bytes of containers for which reading all host code is worth the time
-_LARGE_DATA = (".ldata", ".lrodata")  # where the medium code model puts what it reaches by immediates
 _MAX_GAP = 64  # zeros between the end of a container and the next object of a resource table
 _SYMTAB = 6
 _SYMBOL_WORDS = 3  # 24 bytes; the value is the second word
@@ -99,7 +98,7 @@ def _find_movable(elf: ElfFile, code: LibraryCode) -> dict[int, ContainerPointer
         else:
             records = _recorded(elf, containers)
             found.update(records)
-            if section in _LARGE_DATA:
+            if section in LARGE_DATA:
                 rest = [container for container in containers if container.address not in records]
                 found.update(_immediate(elf, rest, spans))
     return {address: pointers for address, pointers in found.items() if address not in pinned}

@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.elf_headers import (
@@ -66,6 +67,8 @@ RELR_SECTION = ".relr.dyn"
 VERSION = b"GLIBC_ABI_DT_RELR"  # of libc.so.6, from glibc 2.36 on; the loader refuses the table without it
 LIBC = b"libc.so.6"
 
+_FEW = "fewer relative relocations than are worth it: packing them would save less than 64 KiB"
+_UNUSUAL = "tables that are laid out in another way than linkers do, so relocations are not packed"
 _WORTH = 64 << 10  # bytes; for less no library is changed
 _WORD = 8
 _BITS = 63  # of a word of the table
@@ -99,22 +102,34 @@ class _Contents:
     leading: int  # how many of those are relative and come first
 
 
-def with_relr(fd: int, folder: Path) -> int:
-    """Store the relative relocations of the library in an open file as a bitmap; the bytes that saves, or 0 where it
-    stays as it is. `folder` is on the disk of the file."""
+class RelrGain(NamedTuple):
+    """What packing the relocations of a library saves, and why it stays as it is where that is nothing."""
+
+    saved: int
+    reason: str = ""
+
+
+class _NotPackedError(Exception):
+    """Why a library stays as it is."""
+
+
+def with_relr(fd: int, folder: Path) -> RelrGain:
+    """Store the relative relocations of the library in an open file as a bitmap. `folder` is on the disk of the
+    file."""
     source = FileSource(fd)
     before = ElfFile(source)
-    packing = _Packing.of(before)
-    if packing is None:
-        return 0
+    try:
+        packing = _Packing.of(before)
+    except _NotPackedError as reason:
+        return RelrGain(0, str(reason))
     with staging_folder(folder) as scratch, (scratch / "packed").open("xb+") as file:
         packing.write(source, file.fileno())
         output = FileSource(file.fileno())
         if output.size >= source.size:
-            return 0
+            return RelrGain(0, _FEW)
         prove_relr(before, ElfFile(output))
         copy_sparse(output, fd)
-        return source.size - output.size
+        return RelrGain(source.size - output.size)
 
 
 def encoded(places: Sequence[int]) -> array[int]:
@@ -156,14 +171,15 @@ class _Packing:
     bitmap_at: int
 
     @classmethod
-    def of(cls, elf: ElfFile) -> _Packing | None:
+    def of(cls, elf: ElfFile) -> _Packing:
+        """The packing of a library, or _NotPackedError where that is not possible or not worth it."""
         tables = _tables(elf)
-        if tables is None or _room(elf) < 0:
-            return None
+        if _room(elf) < 0:
+            raise _NotPackedError(_UNUSUAL)
         chosen = _chosen(elf)
         contents = _contents(elf, tables, chosen)
-        if contents is None or len(chosen) * RELA.size - len(contents.bitmap) < _WORTH:
-            return None
+        if len(chosen) * RELA.size - len(contents.bitmap) < _WORTH:
+            raise _NotPackedError(_FEW)
         page = page_size(elf.machine, elf.loads)
         holes = tuple(choose_holes(_removable(elf, _free(elf, tables, contents)), page)[:MAX_HOLES])
         pieces = place(piece for load in elf.loads for piece in split(load, holes, page, first=load is elf.loads[0]))
@@ -174,7 +190,7 @@ class _Packing:
         home = find_home(elf, count, (), page)
         if home.room < count * PROGRAM_HEADER.size:
             if not _follows_sections(elf):
-                return None
+                raise _NotPackedError(_UNUSUAL)
             home = TableHome(start, (count + SPARE_HEADERS) * PROGRAM_HEADER.size, True, holes)
         strings_at = align_up(home.end, _WORD) if home.moved else start
         needs_at = align_up(strings_at + len(contents.strings), _WORD)
@@ -266,24 +282,30 @@ def _follows_sections(elf: ElfFile) -> bool:
     return not ends or max(ends) % _WORD == 0
 
 
-def _tables(elf: ElfFile) -> _Tables | None:
+def _tables(elf: ElfFile) -> _Tables:
     """The three sections, where the file is a library whose loader would read DT_RELR, and has them as linkers do."""
     program = any(segment.type == SegmentType.INTERP for segment in elf.segments)
-    if elf.header.type is not FileType.SHARED or program or elf.dynamic_value(DynamicTag.RELR) is not None:
-        return None
+    if elf.header.type is not FileType.SHARED or program:
+        raise _NotPackedError("a program, of which no relocations are packed")
+    if elf.dynamic_value(DynamicTag.RELR) is not None:
+        raise _NotPackedError("relocations are packed already")
+    if len(elf.rela) * RELA.size < _WORTH:
+        raise _NotPackedError(_FEW)
     values = [elf.dynamic_value(tag) for tag in _TAGS]
     if None in values or sum(entry.tag in _TAGS for entry in elf.dynamic) != len(_TAGS):
-        return None
+        raise _NotPackedError(_UNUSUAL)
     places, size, strings, strings_size, needs = values
     by_address = {s.address: s for s in elf.sections if s.allocated and s.in_file and elf.offset_of(s.address)}
     found = [by_address.get(at or 0) for at in (places, strings, needs)]
     kinds = (SectionType.RELA, SectionType.STRTAB, SectionType.VERNEED)
     if any(section is None or section.type != kind for section, kind in zip(found, kinds, strict=True)):
-        return None
+        raise _NotPackedError(_UNUSUAL)
     tables = _Tables(*(section for section in found if section is not None))
     whole = (tables.relocations.size, tables.strings.size) == (size, strings_size)
     spans = [Span(section.address, section.memory_end) for section in found if section is not None]
-    return tables if whole and not any(_is_target(elf, span) for span in spans) else None
+    if not whole or any(_is_target(elf, span) for span in spans):
+        raise _NotPackedError(_UNUSUAL)
+    return tables
 
 
 def _is_target(elf: ElfFile, span: Span) -> bool:
@@ -334,11 +356,11 @@ def _plt_places(elf: ElfFile) -> Iterator[int]:
         yield from (row[0] for row in RELA.iter_unpack(elf.read(offset, size - size % RELA.size)))
 
 
-def _contents(elf: ElfFile, tables: _Tables, places: Sequence[int]) -> _Contents | None:
+def _contents(elf: ElfFile, tables: _Tables, places: Sequence[int]) -> _Contents:
     old = bytes(elf.content(tables.strings))
     needs = _with_version(bytes(elf.content(tables.needs)), old, _first_free_version(elf))
     if needs is None:
-        return None
+        raise _NotPackedError(_UNUSUAL)
     chosen = frozenset(places)
     table = elf.rela
     rows = bytes(elf.content(tables.relocations))

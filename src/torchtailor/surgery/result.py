@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+_NOT_ASKED = "packed only where GPU code is cut from the package, or with --strip"
+
 
 class LibraryStatus(Enum):
     """What was done to one library; `changed` says whether there is an output file."""
@@ -80,6 +82,8 @@ class LibraryResult:
     filler: int = 0  # bytes of filler that patchelf had left, which left the file
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     relr: int = 0  # bytes saved by packed relocations; such a library needs glibc 2.36
+    not_packed: str = ""  # why --relr packed none of its relocations
+    only_ptx: tuple[str, ...] = ()  # the targets that have no machine code in it and use its PTX
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at
 
@@ -101,6 +105,11 @@ class LibraryResult:
             could_save=self.saved + self.zeroed if refused else 0,
             could_strip=0 if refused else self.could_strip or self.saved - self.relr,
         )
+
+    def with_symbols(self) -> LibraryResult:
+        """The same library, unchanged: only its symbol tables would have gone, and nobody asked for that."""
+        whole = self.not_cut(LibraryStatus.UNCHANGED if self.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+        return replace(whole, not_packed=_NOT_ASKED) if self.relr else whole
 
     @property
     def saved(self) -> int:

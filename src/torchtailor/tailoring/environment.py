@@ -24,7 +24,7 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
-from torchtailor.tailoring.folder import read_code_in
+from torchtailor.tailoring.folder import nvidias_in, read_code_in
 from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_library
@@ -115,8 +115,8 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
             done.append(result)
             stripped.note(owners[job.name], result)
             progress.advance(job.size)
-        done = [one if stripped.wanted(owners[one.path], one) else _not_stripped(one) for one in done]
-        return _result(site, [*done, *skipped], plan.dropped.values(), plan.notes, options)
+        done = [one if stripped.wanted(owners[one.path], one) else one.with_symbols() for one in done]
+        return _result(plan, [*done, *skipped], plan.dropped.values(), (), options)
     check_tools(options, libraries_below(site))
     unchanged = "What was replaced before is whole and recorded."
     with disk_errors(site, unchanged=unchanged), Journal.locked(site) as journal:
@@ -129,10 +129,10 @@ def tailor_environment(site: Path, options: TailorOptions, progress: Progress | 
         known = {path: chain[-1].state_after for path, chain in chains.items()}
         try:
             done = list(_cut_all(journal, chains, jobs, options, progress, known, stripped))
-            outcome = _result(site, [*done, *skipped], (), plan.notes, options)
+            outcome = _result(plan, [*done, *skipped], (), (), options)
             if not outcome.useless_for_target:
                 dropped, notes = _drop_all(journal, plan, options, progress, known)
-                outcome = _result(site, [*done, *skipped], dropped, (*plan.notes, *notes), options)
+                outcome = _result(plan, [*done, *skipped], dropped, notes, options)
         except BaseException:
             with suppress(OSError, TorchtailorError):  # the first error is the one to report
                 _settle(journal, known)
@@ -171,12 +171,8 @@ class _Stripped:
         return not alone or any(owner.dist_info.name in self._with_code for owner in owners)
 
 
-def _not_stripped(result: LibraryResult) -> LibraryResult:
-    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
-
-
 def _result(
-    site: Path,
+    plan: _Plan,
     libraries: Sequence[LibraryResult],
     dropped: Iterable[DroppedFile],
     notes: Sequence[str],
@@ -186,8 +182,10 @@ def _result(
     gone = tuple(dropped)
     before = sum(library.size_before for library in ordered) + sum(file.size for file in gone)
     after = sum(library.size_after for library in ordered)
+    site = plan.site
     result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
-    return replace(result, notes=(*unreadable_in(site), *notes), dropped_files=gone)
+    notes = (*unreadable_in(site), *plan.notes, *notes)
+    return replace(result, notes=notes, dropped_files=gone, kept_files=plan.kept)
 
 
 def _check_earlier(site: Path, chains: Chains, options: TailorOptions) -> None:
@@ -225,6 +223,7 @@ class _Plan:
     site: Path
     found: Mapping[str, tuple[InstalledDistribution, ...]]
     dropped: Mapping[str, DroppedFile]
+    kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
     notes: tuple[str, ...]
 
     @classmethod
@@ -236,11 +235,13 @@ class _Plan:
             if (site / name).is_file() and not (is_shared_name(name) and is_placeholder(site / name))
         }
         sizes = {name: (site / name).lstat().st_size for name in found}
-        dropped = options.dropped(sizes, read_code_in(site, owners, options))
+        left_out = options.left_out(sizes, read_code_in(site, owners, options), nvidias_in(owners))
+        dropped = left_out.files
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
         notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
-        return cls(site, found, {name: dropped[name] for name in dropped if name not in outside}, notes)
+        kept = tuple(left_out.refused.values())
+        return cls(site, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
 
 
 def _jobs(plan: _Plan, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:
@@ -327,7 +328,7 @@ def _cut_all(
             yield result
     for one in waiting:
         by_name[one.path].staged.unlink(missing_ok=True)
-        yield _not_stripped(one)
+        yield one.with_symbols()
 
 
 def _of_libraries(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,13 @@ from torchtailor.disk import (
     existing_parent,
     hash_file,
     remove_abandoned,
+    replace_folder,
     staging_folder,
     write_atomically,
 )
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import needs_nvidia_option
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
@@ -43,6 +44,12 @@ from torchtailor.tailoring.packs import (
     pack_folder,
     pack_place,
     put_hook,
+)
+from torchtailor.tailoring.places import (
+    check_folder_place,
+    check_library_place,
+    check_nothing_lost,
+    manifest_beside,
 )
 from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
@@ -96,7 +103,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
         with staging_folder(existing_parent(output.parent)) as scratch:
             owners = owners_by_file(installed)
             sizes = listing.sizes
-            dropped = options.dropped(sizes, read_code_in(folder, owners, options))
+            left_out = options.left_out(sizes, read_code_in(folder, owners, options), nvidias_in(owners))
+            dropped = left_out.files
             tree = _Tree(listing, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
@@ -117,8 +125,10 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             after = tree.size_of_others + sum(library.size_after for library in libraries)
             after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in libraries)
             whole = TailorResult(ArtifactKind.FOLDER, folder, None, libraries, before, after, options.dry_run)
-            unopened = options.unopened({path: size for path, size in sizes.items() if path not in dropped})
+            kept = tuple(left_out.refused.values())
+            unopened = options.unopened(left_out.others(sizes))
             whole = replace(whole, notes=left_alone, dropped_files=tuple(dropped.values()), unopened=unopened)
+            whole = replace(whole, kept_files=kept)
             if options.dry_run or whole.useless_for_target:
                 return whole
             tree.link_second_names()
@@ -129,9 +139,8 @@ def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: 
             document = manifest(options, names, {}, libraries, dropped.values())
             (scratch / "tree" / MANIFEST).write_bytes(document)
             tree.set_modes()
-            if output.is_dir():  # empty, as was checked
-                output.rmdir()
-            (scratch / "tree").rename(output)
+            check_nothing_lost(output, scratch / "tree")
+            replace_folder(scratch / "tree", output)
     return replace(whole, output=output)
 
 
@@ -154,6 +163,7 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
     check_replaceable(target)
+    check_library_place(target, library)
     _check_not_hooked(library)
     check_tools(options, [library])
     if options.split and not options.dry_run:  # a pack for nothing is not written
@@ -173,18 +183,19 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
         progress.advance(cut.size_before)
         if cut.status is LibraryStatus.STRIPPED and not asked:
             target.unlink(missing_ok=True)
-            cut = cut.not_cut(LibraryStatus.UNCHANGED if cut.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+            cut = cut.with_symbols()
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
             return result
         if not cut.status.changed:
             copy_file(library, target)
+            manifest_beside(target).unlink(missing_ok=True)  # of an earlier output
             return replace(result, output=target, notes=(COPIED,))
         names = {"kind": kind.value, "name": library.name, "sha256": cut.sha256_in, "size": cut.size_before}
         output_names = {"name": target.name, "sha256": cut.sha256_out, "size": cut.size_after}
         document = manifest(options, names, output_names, [cut])
-        write_atomically(target.with_name(f"{target.name}.{MANIFEST}"), document, durable=True)
+        write_atomically(manifest_beside(target), document, durable=True)
     return replace(result, output=target, sha256_before=cut.sha256_in, sha256_after=cut.sha256_out)
 
 
@@ -194,8 +205,7 @@ def _check_places(folder: Path, output: Path) -> None:
     source, target = folder.resolve(), output.resolve()
     if target == source or source in target.parents:
         raise UsageError(f"{output} is inside the folder to copy.", "Choose another -o.")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} already exists.", "Remove it or choose another -o.")
+    check_folder_place(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +337,11 @@ def read_code_in(
     return read
 
 
+def nvidias_in(owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> Callable[[str], bool]:
+    """Tells which files are of NVIDIA's packages; those that no package lists are nobody's."""
+    return lambda name: any(is_proprietary(one.metadata) for one in owners.get(name, ()))
+
+
 def _jobs(
     folder: Path,
     target: Path,
@@ -433,7 +448,7 @@ def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
     if not job.options.dry_run:
         job.target.unlink()
         copy_file(job.source, job.target)
-    return result.not_cut(LibraryStatus.UNCHANGED if result.has_gpu_code else LibraryStatus.NO_GPU_CODE)
+    return result.with_symbols()
 
 
 def _do(job: _FileJob | _CopyJob) -> LibraryResult | None:

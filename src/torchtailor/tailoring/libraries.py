@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf
+from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf, why_not_cut
 from torchtailor.binary.elf import ElfFile
-from torchtailor.binary.elf_headers import SECTION_HEADER, FileType
 from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.scan import scan_elf
@@ -16,6 +15,8 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.wheels.archive import Member, open_member
 from torchtailor.workload.pack import PackPlace
+
+REFUSED = "NVIDIA's own, unchanged without --nvidia"
 
 
 def is_library(path: Path) -> bool:
@@ -37,16 +38,13 @@ def is_packed_library(wheel: Path, member: Member) -> bool:
 
 
 def is_program_with_code(source: ByteSource) -> bool:
-    """Whether it is linked, has GPU code and ends with its last section: behind it an installer has its data."""
+    """Whether it is a program that can be cut, and has GPU code."""
     try:
         elf = ElfFile(source)
         source.verify()
-        if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE) or not scan_elf(elf).containers:
-            return False
+        return not why_not_cut(elf) and bool(scan_elf(elf).containers)
     except BadInputError:
         return False
-    table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
-    return source.size <= max(table, *(section.file_end for section in elf.sections if section.in_file))
 
 
 def cut_library(
@@ -107,6 +105,7 @@ def cut_strictly(
         raise
     if not refused:
         return result
+    result = replace(result, not_packed=REFUSED if options.relr else "")
     return (
         result.not_cut(LibraryStatus.NEEDS_NVIDIA_OPTION) if result.status.changed else replace(result, could_strip=0)
     )

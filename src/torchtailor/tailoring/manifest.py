@@ -21,9 +21,14 @@ def manifest(
     output: Mapping[str, Any],
     libraries: Iterable[LibraryResult],
     dropped: Iterable[DroppedFile] = (),
+    *,
+    label: str = "",
 ) -> bytes:
-    """The JSON text of a manifest."""
-    return _encode(options.to_json(), source, output, map(library_json, libraries), map(dropped_json, dropped))
+    """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
+    settings = options.to_json()
+    if label:
+        settings["target"]["label"] = label
+    return _encode(settings, source, output, map(library_json, libraries), map(dropped_json, dropped))
 
 
 def environment_manifest(
@@ -99,12 +104,7 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
                 document["packed"] = tallies_json(library.packed)
             if library.pack:
                 document["pack"] = {"name": library.pack, "size": library.pack_size, "sha256": library.pack_sha256}
-        if library.filler:
-            document["filler"] = library.filler
-        if library.zeroed:
-            document["zeroed"] = library.zeroed
-        if library.relr:
-            document["relr"] = library.relr
+        document |= _present({"filler": library.filler, "zeroed": library.zeroed, "relr": library.relr})
         if done := library.recompressed:
             document["recompressed"] = {
                 "images": done.images,
@@ -112,11 +112,18 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
                 "after": done.after,
                 "level": done.level,
             }
-    if library.could_save:
-        document["could_save"] = library.could_save
-    if library.could_strip:
-        document["could_strip"] = library.could_strip
-    return document
+    return document | _present(
+        {
+            "only_ptx": list(library.only_ptx),
+            "not_packed": library.not_packed,
+            "could_save": library.could_save,
+            "could_strip": library.could_strip,
+        }
+    )
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}
 
 
 def label_of(data: bytes) -> str:

@@ -42,6 +42,7 @@ class TailorResult:
     sha256_after: str = ""
     notes: tuple[str, ...] = ()
     dropped_files: tuple[DroppedFile, ...] = ()  # that the output goes without
+    kept_files: tuple[DroppedFile, ...] = ()  # that it would go without with --nvidia
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
@@ -59,6 +60,11 @@ class TailorResult:
     def could_save(self) -> int:
         """What --nvidia would save."""
         return sum(library.could_save for library in self.libraries)
+
+    @property
+    def could_leave_out(self) -> int:
+        """What --nvidia would leave out: files of NVIDIA's packages that a rule names."""
+        return sum(file.size for file in self.kept_files)
 
     @property
     def could_strip(self) -> int:
@@ -91,6 +97,7 @@ class TailorResult:
             "removed_size": self.removed_size,
             "unopened": self.unopened,
             "could_save": self.could_save,
+            "could_leave_out": self.could_leave_out,
             "could_strip": self.could_strip,
             "could_drop_lto": self.could_drop_lto,
             "useless_for_target": self.useless_for_target,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
-from torchtailor.catalog import load_catalog
+from torchtailor.catalog import Capability, load_catalog
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
@@ -26,17 +26,18 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
+from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
-_IMMOVABLE = "all of its GPU code is needed, or what is not lies in pieces smaller than a page of memory"
+_IMMOVABLE = "all of the GPU code is needed, or what is not lies in pieces smaller than a page of memory"
 _UNCHANGED = {
     LibraryStatus.NO_GPU_CODE: "no GPU code",
     LibraryStatus.NOTHING_FOR_TARGET: "nothing for the target, unchanged",
-    LibraryStatus.NEEDS_NVIDIA_OPTION: "NVIDIA's own, unchanged without --nvidia",
+    LibraryStatus.NEEDS_NVIDIA_OPTION: REFUSED,
     LibraryStatus.STRIPPED: "only symbol tables removed",
     LibraryStatus.CUT: "as large as before",
 }
@@ -97,6 +98,25 @@ class TailorReport:
         reasons = Counter(_UNCHANGED.get(one.status) or one.reason or _IMMOVABLE for one in libraries)
         done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
         return f"Nothing is smaller: {done or 'there are no libraries'}."
+
+    @property
+    def why_not_packed(self) -> str:
+        """Why --relr had no effect, where it had none: by the reason."""
+        libraries = [library for result in self.results for library in result.libraries]
+        if not self.options.relr or any(library.relr for library in libraries):
+            return ""
+        if self.options.dry_run:
+            return "What --relr would save is not known before it is done: a dry run does not count it."
+        reasons = Counter(
+            one.not_packed or _UNCHANGED.get(one.status) or one.reason or "unchanged" for one in libraries
+        )
+        done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
+        return f"--relr packed nothing: {done or 'there are no libraries'}."
+
+    def only_ptx(self, device: Capability) -> int:
+        """The number of libraries that have nothing but PTX for a target."""
+        libraries = (library for result in self.results for library in result.libraries)
+        return sum(str(device) in library.only_ptx for library in libraries)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `tailor --json`."""
@@ -308,7 +328,9 @@ def plan_tasks(paths: Sequence[Path], output: Path | str | None, *, dry_run: boo
         if several:
             raise UsageError(f"{place} is a file, but there are {len(found)} inputs.", "Give a folder with -o.")
         if into_folder:
-            raise UsageError(f"{place} is a file, not a folder.", f"Leave out the {os.sep} at its end to replace it.")
+            raise UsageError(f"{place} is a file, not a folder.", "Choose another -o.")
+        if found and found[0][1] is ArtifactKind.WHEEL and place.suffix != ".whl":
+            raise UsageError(f"{place} is a file.", "For wheels, -o must be a folder.")
     if place is None and dry_run:  # nothing is written: any free name will do
         place = Path(tempfile.gettempdir(), f"torchtailor-dry-run-{os.getpid()}")
     tasks = [

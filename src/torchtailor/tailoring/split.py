@@ -24,6 +24,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.manifest import SCHEMA, tallies_json
 from torchtailor.tailoring.packs import folder_name, pack_folder
+from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.result import PackWheel
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_lines
@@ -114,6 +115,7 @@ def write_pack_wheel(
         "WHEEL": _wheel_file(platform),
         MANIFEST: _manifest(stock, options, path.name, version, libraries),
     }
+    check_wheel_place(path)
     rows: list[RecordRow] = []
     with new_wheel(path, threads=options.workers) as writer:
         for library in sorted(packs):

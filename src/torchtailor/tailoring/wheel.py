@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile, ReadCode
+from torchtailor.artifact.drops import DroppedFile, ReadCode, drop_rules
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.artifact.sites import installed_path
 from torchtailor.binary.elf import ElfFile
@@ -18,16 +19,18 @@ from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import needs_nvidia_option
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.options import TAILORED, FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
+from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.processes import run_all
+from torchtailor.tailoring.remarks import larger_wheel, newer_hook
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.tailoring.split import (
     SPLIT_NOTE,
@@ -47,6 +50,7 @@ from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
+_MUCH = 0.5  # of the stock bytes, as they were packed
 _WRITTEN_ANEW = (".dist-info/METADATA", ".dist-info/WHEEL")
 RELR_GLIBC = (2, 36)  # the first that reads packed relocations
 
@@ -122,7 +126,7 @@ def _packed_for_all(same: Sequence[LibraryResult]) -> LibraryResult:
     packed: dict[str, CodeTally] = {}
     for label, tally in (row for one in same for row in one.packed.items()):
         packed[label] = max(tally, packed.get(label, tally), key=lambda known: known.stored)
-    return replace(same[0], packed=packed)
+    return replace(same[0], packed=packed, only_ptx=tuple(dict.fromkeys(gpu for one in same for gpu in one.only_ptx)))
 
 
 def tailor_wheel_each(
@@ -154,7 +158,7 @@ def tailor_wheel_each(
             results = []
             for index, making in enumerate(makings):
                 own = {name: each[index] for name, each in libraries.items()}
-                results.append(making.finish(index, jobs, own, stock_sha256, packed, finished))
+                results.append(making.named_after(own).finish(index, jobs, own, stock_sha256, packed, finished))
     return tuple(results)
 
 
@@ -219,9 +223,29 @@ class _Making:
 
     distribution: WheelDistribution
     order: WheelOrder
-    version: str
-    target: Path
-    dropped: Mapping[str, DroppedFile]
+    label: str
+    left_out: FilesLeftOut
+
+    @cached_property
+    def version(self) -> str:
+        return _new_version(self.distribution, self.label)
+
+    @cached_property
+    def target(self) -> Path:
+        return self.order.folder / _new_name(self.distribution, self.label)
+
+    def named_after(self, libraries: Mapping[str, LibraryResult]) -> _Making:
+        """The same with the label of what was done: that of the GPUs only if something was taken out for them."""
+        cut = [one for name, one in libraries.items() if one.status is LibraryStatus.CUT and name not in self.dropped]
+        rules = [drop_rules().get(file.rule) for file in self.dropped.values()]
+        for_gpus = any(one.dropped or one.moved for one in cut) or any(rule and rule.by_target for rule in rules)
+        if for_gpus or self.options.workload:
+            return self
+        return replace(self, label=_plain_label(self.distribution))
+
+    @property
+    def dropped(self) -> Mapping[str, DroppedFile]:
+        return self.left_out.files
 
     @property
     def options(self) -> TailorOptions:
@@ -229,18 +253,18 @@ class _Making:
 
     @classmethod
     def of(cls, distribution: WheelDistribution, order: WheelOrder) -> _Making:
-        version = _new_version(distribution, order.options)
-        target = order.folder / str(distribution.name.with_version(version))
-        output = order.output
-        elsewhere = order.options.relr and output.name == _for_relr(target, ()).name
-        if output.suffix == ".whl" and output.name not in (target.name, distribution.path.name) and not elsewhere:
+        output, label = order.output, order.options.label
+        targets = [order.folder / _new_name(distribution, one) for one in (label, _plain_label(distribution))]
+        names = {one.name for target in targets for one in (target, *_with_relr_tag(target, order.options))}
+        if output.suffix == ".whl" and output.name not in {*names, distribution.path.name}:
             raise UsageError(
-                f"A wheel's name follows from its content: this one is {target.name}.",
+                f"A wheel's name follows from its content: this one is {targets[0].name}.",
                 f"Write -o {output.parent} instead.",
             )
         sizes = {member.name: member.size for member in distribution.archive.files}
-        dropped = order.options.dropped(sizes, _read_code(distribution, order.options))
-        return cls(distribution, order, version, target, dropped)
+        nvidias = is_proprietary(distribution.metadata)
+        left_out = order.options.left_out(sizes, _read_code(distribution, order.options), lambda _: nvidias)
+        return cls(distribution, order, label, left_out)
 
     def finish(
         self,
@@ -264,8 +288,9 @@ class _Making:
         renamed = self.distribution.renamed
         dropped = tuple(replace(one, path=renamed(name, self.version)) for name, one in self.dropped.items())
         result = TailorResult(kind, wheel, None, libraries, size, size, options.dry_run, stock_sha256, stock_sha256)
-        sizes = {one.name: one.size for one in self.distribution.archive.files if one.name not in self.dropped}
-        result = replace(result, dropped_files=dropped, unopened=options.unopened(sizes))
+        others = self.left_out.others({one.name: one.size for one in self.distribution.archive.files})
+        kept = tuple(self.left_out.refused.values())
+        result = replace(result, dropped_files=dropped, kept_files=kept, unopened=options.unopened(others))
         if options.dry_run or (result.useless_for_target and not packs):
             return result
         if not result.differs:
@@ -274,6 +299,7 @@ class _Making:
             raise UsageError("The new wheel would have the name and place of the old one.", "Choose another -o.")
         if packed_in := _with_relr(changed, cut):
             target = _for_relr(target, map(_machine, packed_in))
+        check_wheel_place(target)
         listed = [replace(one, path=self.distribution.renamed(one.path, self.version)) for one in libraries]
         if packs:  # what is for one GPU is in its packs' manifest
             listed = [replace(one, pack="", pack_size=0, pack_sha256="", packed={}) for one in listed]
@@ -283,8 +309,10 @@ class _Making:
             {"name": target.name, "version": self.version},
             listed,
             dropped,
+            label=self.label,
         )
-        effort = _effort(options, sum(cut[name].size_after for name in changed))
+        stock = self.distribution.archive.members
+        effort = _effort(options, [cut[name] for name in changed], sum(stock[name].packed_size for name in changed))
         standing_in = self._stand_ins()
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
@@ -295,7 +323,11 @@ class _Making:
         for name in changed:
             member = made.members[self.distribution.renamed(name, self.version)]
             packed.setdefault((cut[name].sha256_out, member.mode, effort), (made, member))
-        return replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
+        result = replace(result, output=target, size_after=target.stat().st_size, sha256_after=hash_file(target))
+        notes = [
+            note for place, hook in added.items() if place.endswith(HOOK_NAME) for note in newer_hook(target, hook)
+        ]
+        return replace(result, notes=(*notes, *(() if packs else larger_wheel(result))))
 
     def _stand_ins(self) -> dict[str, tuple[str, bytes]]:
         """What stands in for extension modules and libraries that are left out."""
@@ -323,6 +355,10 @@ def _with_relr(changed: Mapping[str, Path], results: Mapping[str, LibraryResult]
     return [path for name, path in changed.items() if results[name].relr]
 
 
+def _with_relr_tag(target: Path, options: TailorOptions) -> tuple[Path, ...]:
+    return (_for_relr(target, ()),) if options.relr else ()
+
+
 def _for_relr(target: Path, machines: Iterable[str]) -> Path:
     """The name of a wheel whose libraries need a newer glibc than its stock one promises."""
     return target.with_name(str(WheelName.parse(target).for_glibc(RELR_GLIBC, set(machines))))
@@ -348,19 +384,30 @@ def _added(
     return dict(sorted(files.items()))
 
 
-def _effort(options: TailorOptions, size: int) -> Effort:
-    """How hard to pack so many bytes: harder with --recompress, which is slow and for size anyway, and where it takes
-    no noticeable time."""
-    return Effort.SMALL if options.recompress or size < _QUICK_TO_PACK else Effort.FAST
+def _effort(options: TailorOptions, libraries: Sequence[LibraryResult], packed_before: int) -> Effort:
+    """How hard to pack what was changed: harder with --recompress, which is slow and for size anyway, where it takes no
+    noticeable time, and where so little was taken out that quick packing could make the wheel larger than it was."""
+    quick = sum(one.size_after for one in libraries) < _QUICK_TO_PACK
+    little = sum(one.saved + one.zeroed for one in libraries) < packed_before * _MUCH
+    return Effort.SMALL if options.recompress or quick or little else Effort.FAST
 
 
-def _new_version(distribution: WheelDistribution, options: TailorOptions) -> str:
+def _new_version(distribution: WheelDistribution, label: str) -> str:
     return labelled_version(
         distribution.metadata.version,
-        options.label,
+        label,
         stock_local=distribution.stock_local,
         earlier_label=_earlier_label(distribution),
     )
+
+
+def _new_name(distribution: WheelDistribution, label: str) -> str:
+    return str(distribution.name.with_version(_new_version(distribution, label)))
+
+
+def _plain_label(distribution: WheelDistribution) -> str:
+    """The label of a wheel from which nothing is taken out for a GPU: that of an earlier cut still holds."""
+    return _earlier_label(distribution) or TAILORED
 
 
 def _earlier_label(distribution: WheelDistribution) -> str:
@@ -428,10 +475,7 @@ def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict
     symbol tables alone, unless --strip asked for that. The result says what --strip would save."""
     if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
         return results
-    return {
-        name: result.not_cut(LibraryStatus.UNCHANGED) if result.status.changed else result
-        for name, result in results.items()
-    }
+    return {name: result.with_symbols() if result.status.changed else result for name, result in results.items()}
 
 
 def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
@@ -482,6 +526,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
 def _copied(result: TailorResult, folder: Path) -> TailorResult:
     target = folder / result.source.name
     if not (target.exists() and target.samefile(result.source)):
+        check_wheel_place(target, result.source)
         copy_file(result.source, target)
     return replace(result, output=target, notes=(COPIED,))
 

@@ -30,7 +30,7 @@ def required_packages(wheel: Path) -> frozenset[str]:
     found = set()
     try:
         with WheelArchive(wheel) as archive:
-            requires = Metadata.parse(archive.read(f"{_dist_info(archive)}/METADATA"), wheel.name).requires
+            requires = read_metadata(archive).requires
     except BadInputError:
         return frozenset()
     for text in requires:
@@ -39,6 +39,11 @@ def required_packages(wheel: Path) -> frozenset[str]:
             if "extra" not in str(requirement.marker or ""):
                 found.add(canonicalize_name(requirement.name))
     return frozenset(found)
+
+
+def read_metadata(archive: WheelArchive) -> Metadata:
+    """What a wheel says about itself."""
+    return Metadata.parse(archive.read(f"{_dist_info(archive)}/METADATA"), archive.path.name)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class WheelDistribution:
         owner = archive.path.name
         name = WheelName.parse(archive.path)
         dist_info = _dist_info(archive)
-        metadata = Metadata.parse(archive.read(f"{dist_info}/METADATA"), owner)
+        metadata = read_metadata(archive)
         if name.project != metadata.name or Version(name.version) != Version(metadata.version):
             raise BadInputError(
                 f"{owner} holds {metadata.name} {metadata.version}, which is not what its name says.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from enum import Enum
 from functools import cache
@@ -13,6 +14,7 @@ from torchtailor.binary.source import open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError
 
 _NATIVE = Path(__file__).parent / "native"
+_GLIBC = re.compile(rb"\bGLIBC_(\d+)\.(\d+)")
 _MAX_SCRIPTS = 4  # as many interpreters of interpreters as Linux follows
 PREFIX = "torchtailor_"  # of what renamed symbols become
 
@@ -36,6 +38,16 @@ def hook_library(machine: ElfMachine, kind: HookKind) -> Path:
             "Install a released wheel, or run `pip install ziglang && python tools/build_hook.py` in the sources.",
         )
     return library
+
+
+@cache
+def hook_glibc(hook: Path) -> tuple[int, int]:
+    """The oldest glibc that a compiled hook can be loaded with, from the versions of symbols that it names."""
+    with open_source(hook) as source:
+        elf = ElfFile(source)
+        strings = [bytes(elf.content(section)) for section in elf.sections if section.name == ".dynstr"]
+    found = (match for text in strings for match in _GLIBC.finditer(text))
+    return max(((int(match[1]), int(match[2])) for match in found), default=(0, 0))
 
 
 @cache

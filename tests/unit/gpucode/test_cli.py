@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.gpucode.builders import FIXTURES
+from tests.unit.gpucode.builders import FIXTURES, Entry, cubin
+from tests.unit.surgery.libraries import Recipe, library
+from tests.unit.tailoring.helpers import install
+from tests.unit.wheels.builder import build_wheel
 from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.errors import ExitCode
@@ -70,9 +74,11 @@ def test_the_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert (gpu["gpu"], gpu["fit"], gpu["through"], gpu["verdict"]) == ("9.0", "native", "sm_90", "native")
     assert gpu["containers"] == {"native": 6, "compatible": 0, "jit": 0, "none": 0}
     assert 0 < gpu["saved"] < library["stored"]
-    assert document["totals"]["tailored"] == [
-        {"gpu": "9.0", "saved": gpu["saved"], "saved_only_with_nvidia": 0, "saved_by_no_lto": 0}
-    ]
+    (tailored,) = document["totals"]["tailored"]
+    assert 0 < tailored.pop("saved_as_zeros") < gpu["saved"]  # of the container in .rodata
+    assert tailored == {
+        "gpu": "9.0", "saved": gpu["saved"], "saved_only_with_nvidia": 0, "saved_by_no_lto": 0, "only_ptx": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [["sm_90a"], ["9.0a,8.9"], ["8.9 9.0"], ["H100", "RTX 4090"], ["9.0+PTX"]])
@@ -87,6 +93,71 @@ def test_nvidias_own_libraries_are_told_apart(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "libmine.so").write_bytes((FIXTURES / "raw.so").read_bytes())
     (tailored,) = run_json(capsys, str(tmp_path), "--gpu", "9.0")["totals"]["tailored"]
     assert tailored["saved"] == 2 * tailored["saved_only_with_nvidia"] > 0
+
+
+def test_libraries_of_nvidias_packages_are_nvidias_whatever_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As nvidia-cutlass-dsl-libs-base: in a wheel, installed, and in a folder."""
+    files = {"nvidia_x/lib/libdsl.so": (FIXTURES / "raw.so").read_bytes(), "nvidia_x/lib/libdsl.a": bytes(5000)}
+    licence = "NVIDIA Proprietary Software"
+    wheel = build_wheel(tmp_path, files, name="nvidia-x-libs-base", licence=licence)
+    install(wheel, tmp_path / "env" / "site-packages")
+    install(wheel, tmp_path / "folder" / "deep")
+    for place in (wheel, tmp_path / "env" / "site-packages", tmp_path / "folder"):
+        document = run_json(capsys, str(place), "--gpu", "9.0")
+        (tailored,) = document["totals"]["tailored"]
+        assert tailored["saved"] == tailored["saved_only_with_nvidia"] > 0, place
+        assert document["droppable"] == [{"rule": "static-libs", "files": 1, "size": 5000, "only_with_nvidia": 5000}], (
+            place
+        )
+    assert main(["inspect", str(wheel)]) == ExitCode.OK
+    assert "could leave out: static-libs 5 kB (with --nvidia)." in " ".join(capsys.readouterr().out.split())
+    mine = build_wheel(tmp_path, files, name="mine")
+    (tailored,) = run_json(capsys, str(mine), "--gpu", "9.0")["totals"]["tailored"]
+    assert tailored["saved_only_with_nvidia"] == 0
+
+
+def test_programs_are_counted_as_by_tailor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs without GPU code are not; one that is never cut is named, and saves nothing."""
+    fat = (FIXTURES / "raw.so").read_bytes()
+    files = {
+        "x/libx.so": fat,
+        "x/bin/tool": fat,
+        "x/bin/plain": library(Recipe(program=True)),
+        "x/bin/installer": fat + b"its own data",
+    }
+    wheel = build_wheel(tmp_path, files)
+    document = run_json(capsys, str(wheel), "--gpu", "9.0")
+    saved = {one["name"]: one["gpus"][0]["saved"] for one in document["inputs"][0]["libraries"]}
+    assert saved.keys() == {"x/libx.so", "x/bin/tool", "x/bin/installer"}
+    assert saved["x/libx.so"] == saved["x/bin/tool"] > saved["x/bin/installer"] == 0
+    assert main(["inspect", str(wheel), "--gpu", "9.0"]) == ExitCode.OK
+    said = " ".join(capsys.readouterr().out.split())
+    assert "`tailor` leaves x/bin/installer as it is: other data follows its last section." in said
+
+
+def test_what_would_only_be_zeros_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = random.Random(1)
+    images = tuple(Entry(code.randbytes(50_000), sm=sm) for sm in (80, 90))
+    (tmp_path / "tool").write_bytes(library(Recipe(wrapped=[images], program=True)))
+    (tmp_path / "libx.so").write_bytes(library(Recipe(wrapped=[images])))
+    (tailored,) = run_json(capsys, str(tmp_path), "--gpu", "9.0")["totals"]["tailored"]
+    assert tailored["saved"] == 2 * tailored["saved_as_zeros"] > 100_000
+    assert main(["inspect", str(tmp_path), "--gpu", "9.0"]) == ExitCode.OK
+    assert "of that may stay in the files as zeros" in " ".join(capsys.readouterr().out.split())
+
+
+def test_libraries_with_nothing_but_ptx_for_the_gpu_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ptx = (Entry(bytes(5_000), sm=80, kind=1),)
+    for name, entries in {"libptx.so": ptx, "libboth.so": (*ptx, Entry(cubin("90"), sm=90))}.items():
+        (tmp_path / name).write_bytes(library(Recipe(wrapped=[entries])))
+    (tailored,) = run_json(capsys, str(tmp_path), "--gpu", "9.0")["totals"]["tailored"]
+    assert tailored["only_ptx"] == 1
+    assert main(["inspect", str(tmp_path), "--gpu", "9.0"]) == ExitCode.OK
+    assert "1 library has no machine code for 9.0, only PTX" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtailor.licences import needs_nvidia_option
+from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.wheels.metadata import Metadata
 
 PROPRIETARY = "License :: Other/Proprietary License"
@@ -36,6 +36,13 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
         (package("nvidia-nvtx-cu12", "Apache 2.0", PROPRIETARY), "nvidia/nvtx/lib/libnvtx3interop.so.1", False),
         (package("cuda-bindings", "LicenseRef-NVIDIA-SOFTWARE-LICENSE"), "cuda/bindings/driver.so", True),
         (package("nvidia-something-new", ""), "nvidia/new/lib/libnew.so", True),
+        (
+            package("nvidia-cutlass-dsl-libs-base", "", PROPRIETARY),
+            "nvidia_cutlass_dsl/lib/libcute_dsl_runtime.so",
+            True,
+        ),
+        (package("nvidia-x", "See LICENSE"), "nvidia_x/libx.so", True),
+        (package("somebody-x", "NVIDIA Proprietary Software"), "x/libx.so", True),
         (package("triton", "", "License :: OSI Approved :: MIT License"), "triton/_C/libtriton.so", False),
         # RAPIDS: made by NVIDIA, under an open licence, with every library in the package
         (package("libcuvs-cu13", "Apache-2.0"), "libcuvs/lib64/libcuvs.so", False),
@@ -60,3 +67,16 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
 )
 def test_whose(metadata: Metadata | None, library: str, expected: bool) -> None:
     assert needs_nvidia_option(library, metadata) is expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (package("nvidia-cuda-nvcc", "LicenseRef-NVIDIA-Proprietary"), True),
+        (package("nvidia-x", ""), True),
+        (package("nvidia-nccl-cu12", "BSD-3-Clause", PROPRIETARY), False),
+        (package("triton", "MIT"), False),  # whose copies of CUPTI are part of it
+    ],
+)
+def test_whose_files_are_left_out_only_with_the_option(metadata: Metadata, expected: bool) -> None:
+    assert is_proprietary(metadata) is expected

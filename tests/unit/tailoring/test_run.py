@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.gpucode.builders import Entry, cubin
+from tests.unit.surgery.libraries import Recipe
+from tests.unit.surgery.libraries import library as build_library
 from tests.unit.tailoring.helpers import install, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import ArtifactKind
@@ -263,7 +267,7 @@ def test_drop_rules_are_listed_and_what_they_save_is_said(
     _, out, _ = run(capsys, "inspect", wheel)
     assert "`tailor --drop` could leave out: static-libs 5 kB, headers 700 B." in out
     document = json.loads(run(capsys, "inspect", wheel, "--json")[1])
-    assert document["droppable"][0] == {"rule": "static-libs", "files": 1, "size": 5000}
+    assert document["droppable"][0] == {"rule": "static-libs", "files": 1, "size": 5000, "only_with_nvidia": 0}
     words = [
         "tailor",
         wheel,
@@ -305,7 +309,20 @@ def test_nothing_saved_is_explained(capsys: pytest.CaptureFixture[str], tmp_path
     code, out, _ = run(capsys, "tailor", tmp_path / "once.so", "--gpu", "9.0", "-o", tmp_path / "twice.so")
     assert code == ExitCode.OK
     assert "Saved 0 B" in out
-    assert "Nothing is smaller: 1 library: all of its GPU code is needed" in out
+    assert "Nothing is smaller: 1 library: all of the GPU code is needed" in out
+
+
+def test_libraries_without_gpu_code_are_not_counted_among_those_that_need_theirs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    needed = build_library(Recipe(wrapped=[(Entry(cubin("90"), sm=90),)], symtab=False))
+    files = {"x/a.so": needed, "x/b.so": needed, "x/host.so": build_library(Recipe(symtab=True))}
+    wheel = build_wheel(tmp_path, files, name="x")
+    code, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    why = " ".join(out.split()).partition("Nothing is smaller: ")[2]
+    assert why.startswith("2 libraries: all of the GPU code is needed, or")
+    assert "; 1 library: no GPU code." in why
 
 
 def test_the_environment_of_a_project_is_meant_where_none_is_active(
@@ -356,3 +373,64 @@ def test_keep_removed_tells_what_the_disk_gained(
     assert code == ExitCode.OK
     assert kept > 0
     assert f"What was cut out is kept ({human_bytes(kept)}): the disk gained" in out
+
+
+def test_why_relr_had_no_effect_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    code, out, _ = run(capsys, "tailor", library, "--gpu", "9.0", "--relr", "-o", tmp_path / "out.so")
+    said = " ".join(out.split())
+    assert code == ExitCode.OK
+    assert "--relr packed nothing: 1 library: fewer relative relocations than are worth it" in said
+    cublas = tmp_path / "libcublas.so.12"
+    cublas.write_bytes(library.read_bytes())
+    _, out, _ = run(capsys, "tailor", cublas, "--gpu", "9.0", "--relr", "-o", tmp_path / "new" / "libcublas.so.12")
+    assert "--relr packed nothing: 1 library: NVIDIA's own, unchanged without --nvidia." in " ".join(out.split())
+    _, out, _ = run(capsys, "tailor", library, "--gpu", "9.0", "--relr", "--dry-run")
+    assert "a dry run does not count it" in " ".join(out.split())
+
+
+def test_libraries_with_nothing_but_ptx_for_the_target_are_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whether they are cut or not."""
+    ptx = Entry(random.Random(1).randbytes(50_000), sm=80, kind=1)
+    old = Entry(random.Random(2).randbytes(50_000), sm=80)
+    files = {
+        "x/cut.so": build_library(Recipe(wrapped=[(old, ptx)], symtab=False, phdr_slack=bytes(600))),
+        "x/whole.so": build_library(Recipe(wrapped=[(ptx,)], symtab=False)),
+        "x/native.so": build_library(Recipe(wrapped=[(Entry(cubin("90"), sm=90), ptx)], symtab=False)),
+    }
+    wheel = build_wheel(tmp_path, files, name="x")
+    code, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.OK
+    assert "2 libraries have no machine code for 9.0, only PTX" in " ".join(out.split())
+    _, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out", "--json")
+    rows = {row["path"]: row.get("only_ptx") for row in json.loads(out)["inputs"][0]["libraries"]}
+    assert rows == {"x/cut.so": ["9.0"], "x/whole.so": ["9.0"], "x/native.so": None}
+
+
+def test_files_of_nvidias_packages_are_left_out_only_when_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    files = {"nvidia/x/lib/libx.a": b"0" * 5000, "nvidia/x/lib/libx.so": fat}
+    licence = "NVIDIA Proprietary Software"
+    wheel = build_wheel(tmp_path, files, name="nvidia-x", licence=licence)
+    words = ["tailor", wheel, "--gpu", "9.0", "--drop", "static-libs", "-o", tmp_path / "out"]
+    code, out, _ = run(capsys, *words)
+    assert code == ExitCode.OK
+    assert "Kept 1 file of 5 kB of NVIDIA's packages: --nvidia leaves such files out too" in " ".join(out.split())
+    assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
+    (row,) = json.loads(run(capsys, *words, "--json")[1])["inputs"]
+    assert (row["could_leave_out"], row["dropped_files"]) == (5000, [])
+    code, out, _ = run(capsys, *words, "--nvidia")
+    assert code == ExitCode.OK
+    assert "Left out 1 file of 5 kB, libx.a" in out and "Kept" not in out
+    install(wheel, tmp_path / "site-packages")
+    for nvidia in (False, True):
+        (result,) = tailor(
+            tmp_path / "site-packages", gpus="9.0", drop=["static-libs"], nvidia=nvidia, output=tmp_path / f"{nvidia}"
+        )
+        assert (tmp_path / f"{nvidia}" / "nvidia/x/lib/libx.a").exists() is not nvidia
+        assert bool(result.kept_files) is not nvidia
+    for nvidia in (False, True):
+        (result,) = tailor(env=tmp_path / "site-packages", gpus="9.0", drop=["static-libs"], nvidia=nvidia)
+        assert (tmp_path / "site-packages" / "nvidia/x/lib/libx.a").exists() is not nvidia

@@ -17,9 +17,10 @@ from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
-from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel, tailor_wheel_each
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
 from torchtailor.wheels.archive import WheelArchive
+from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import WheelDistribution
 
 
@@ -192,7 +193,7 @@ def test_a_wheel_is_not_made_anew_for_symbol_tables_alone(tmp_path: Path) -> Non
     assert tailor_wheel(wheel, tmp_path / "one", options()).output == tmp_path / "one" / wheel.name
     stripped = tailor_wheel(wheel, tmp_path / "two", options(strip=True))
     assert stripped.libraries[0].status is LibraryStatus.STRIPPED
-    assert stripped.output and stripped.output.name == "demo-1.0+sm90-py3-none-any.whl"
+    assert stripped.output and stripped.output.name == "demo-1.0+tailored-py3-none-any.whl"
 
 
 def test_what_strip_would_save_is_always_reported(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_a_library_that_is_dropped_is_not_cut(tmp_path: Path, fat: bytes) -> Non
     wheel = build_wheel(tmp_path, {cupti: fat, "triton/__init__.py": b""}, name="triton")
     outcome = tailor_wheel(wheel, tmp_path / "out", options(drop=("triton-profiler", "headers")))
     assert (outcome.libraries, [file.path for file in outcome.dropped_files]) == ((), [cupti])
-    assert outcome.output and outcome.output.name == "triton-1.0+sm90-py3-none-any.whl"
+    assert outcome.output and outcome.output.name == "triton-1.0+tailored-py3-none-any.whl"
     check_wheel(outcome.output)
     tools = {f"triton/backends/nvidia/bin/{name}": fat for name in ("ptxas", "ptxas-blackwell")}
     (tmp_path / "two").mkdir()
@@ -336,3 +337,38 @@ def test_a_library_that_is_dropped_is_not_cut(tmp_path: Path, fat: bytes) -> Non
     for one in made:
         assert one.output
         check_wheel(one.output)
+
+
+def test_a_label_names_a_gpu_only_if_something_was_taken_out_for_it(tmp_path: Path, fat: bytes) -> None:
+    symbols = {"demo/libx.so": library(Recipe(symtab=True)), "demo/libx.a": b"!<arch>\n" * 9}
+    for more in ({"strip": True}, {"drop": ("static-libs",)}):
+        made = tailor_wheel(build_wheel(tmp_path, symbols), tmp_path / "out", options(**more)).output
+        assert made and made.name == "demo-1.0+tailored-py3-none-any.whl"
+        check_wheel(made)
+        with zipfile.ZipFile(made) as archive:
+            assert "Version: 1.0+tailored\n" in archive.read("demo-1.0+tailored.dist-info/METADATA").decode()
+            document = json.loads(archive.read("demo-1.0+tailored.dist-info/torchtailor.json"))
+        assert document["target"]["label"] == "tailored"
+        assert document["output"] == {"name": made.name, "version": "1.0+tailored"}
+        again = tailor_wheel(made, tmp_path / "again", options(strip=True)).output
+        assert again and again.name == made.name  # an earlier label is not there twice
+    wheel = build_wheel(tmp_path, {"demo/libx.so": fat, "demo/libx.a": b"!<arch>\n" * 9})
+    cut = tailor_wheel(wheel, tmp_path / "cut", options()).output
+    assert cut and "+sm90-" in cut.name
+    less = tailor_wheel(cut, tmp_path / "less", options(drop=("static-libs",))).output  # which still is for that GPU
+    assert less and less.name == cut.name
+    with zipfile.ZipFile(less) as archive:
+        assert "demo/libx.a" not in archive.namelist()
+
+
+def test_a_wheel_from_which_little_is_taken_is_packed_as_hard_as_it_was() -> None:
+    """nvidia-cuda-cupti-cu12 was 9 % larger with --relr than without: quick packing lost more than that gained."""
+    little = [LibraryResult(LibraryStatus.STRIPPED, 40_000_000, 38_000_000)]
+    much = [LibraryResult(LibraryStatus.CUT, 1_044_000_000, 229_000_000)]
+    zeroed = [LibraryResult(LibraryStatus.CUT, 300_000_000, 300_000_000, zeroed=200_000_000)]
+    small = [LibraryResult(LibraryStatus.CUT, 9_000_000, 1_000_000)]
+    assert _effort(options(), little, 9_450_000) is Effort.SMALL
+    assert _effort(options(), much, 800_000_000) is Effort.FAST
+    assert _effort(options(), zeroed, 280_000_000) is Effort.FAST
+    assert _effort(options(), small, 8_000_000) is Effort.SMALL
+    assert _effort(options(recompress=True), much, 800_000_000) is Effort.SMALL

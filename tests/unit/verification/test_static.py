@@ -29,6 +29,7 @@ from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.host_checks import host_checks
 from torchtailor.verification.static.read import LibraryFacts
 from torchtailor.verification.static.verify import StaticProof, verify_static
+from torchtailor.workload.hook import HOOK_NAME
 
 CATALOG = load_catalog()
 H100 = Capability.parse("9.0")
@@ -398,6 +399,21 @@ class TestFiles:
         (check,) = [check for check in elf_checks(artifact, [facts]) if check.name.startswith("glibc")]
         assert check.outcome is (CheckOutcome.FAIL if step == "built" else CheckOutcome.NOT_APPLICABLE)
         assert "needs glibc 2.27 (libx.so); its tag promises 2.17" in check.reason
+
+    def test_a_hook_that_needs_a_newer_glibc_than_the_tag(self, tmp_path: Path) -> None:
+        """It is ours, so it fails, also where a library of the publisher's needs a still newer one."""
+        wheel = tmp_path / "x-1.0-py3-none-manylinux2014_x86_64.whl"
+        wheel.write_bytes(b"")
+        names = {"nvidia/libx.so": "GLIBC_2.38", f"torchtailor-packs/x/{HOOK_NAME}": "GLIBC_2.34"}
+        libraries = [
+            LibraryFacts(LibraryFile(name, wheel.name, 1, tmp_path), elf=ElfFacts("x86_64", "", (), (), (version,), ()))
+            for name, version in names.items()
+        ]
+        artifact = Artifact(wheel, ArtifactKind.WHEEL, (wheel,))
+        (check,) = [check for check in elf_checks(artifact, libraries) if check.name.startswith("glibc")]
+        assert check.outcome is CheckOutcome.FAIL
+        assert f"needs glibc 2.34 ({HOOK_NAME}); its tag promises 2.17" in check.reason
+        assert "cut with a released torchtailor" in check.reason
 
     def test_a_byte_changed(self, stock: Path, tmp_path: Path) -> None:
         with zipfile.ZipFile(stock) as archive:

@@ -183,7 +183,9 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
         inside = [(facts, glibc) for facts, glibc in needs if facts.file.owner == wheel.name and glibc]
         if not inside or promised is None or floor is None:
             continue
-        facts, newest = max(inside, key=lambda pair: pair[1].parts)
+        oldest = floor.parts
+        ours = [pair for pair in inside if pair[0].file.short_name == HOOK_NAME and pair[1].parts > oldest]
+        facts, newest = max(ours or inside, key=lambda pair: pair[1].parts)
         package, library = wheel.name.split("-", 1)[0], facts.file.short_name
         check = _glibc_of(package, library, newest, promised, floor, built=wheel.name in built)
         if check.outcome is CheckOutcome.PASS:
@@ -203,11 +205,12 @@ def _glibc(artifact: Artifact, libraries: Sequence[LibraryFacts]) -> Iterator[Ch
 
 
 def _glibc_of(package: str, library: str, newest: Dotted, promised: Dotted, floor: Dotted, *, built: bool) -> Check:
-    """A tag that promises too much is an error of who gave it: ours where we built the wheel, else the publisher's."""
+    """A tag that promises too much is an error of who gave it: ours where we built the wheel, or put too new a hook
+    into it; else the publisher's."""
     reason = f"needs glibc {newest} ({library}); its tag promises {promised}"
     outcome = CheckOutcome.PASS
     if newest.parts > floor.parts:
-        outcome = CheckOutcome.FAIL if built else CheckOutcome.NOT_APPLICABLE
+        outcome = CheckOutcome.FAIL if built or library == HOOK_NAME else CheckOutcome.NOT_APPLICABLE
         reason += f": pip installs it on systems that cannot load it, those with glibc older than {newest}"
         if library == HOOK_NAME:
             reason += "; this hook was compiled on a newer system: cut with a released torchtailor"
