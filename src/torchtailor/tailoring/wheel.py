@@ -50,7 +50,7 @@ from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME
 
 _QUICK_TO_PACK = 16 << 20  # bytes
-_MUCH = 0.15  # of the stock bytes, as they were packed: quick packing gives a tenth more
+_MUCH = 0.1  # of the libraries: quick packing gives about a tenth more
 _WRITTEN_ANEW = (".dist-info/METADATA", ".dist-info/WHEEL")
 RELR_GLIBC = (2, 36)  # the first that reads packed relocations
 
@@ -311,8 +311,7 @@ class _Making:
             dropped,
             label=self.label,
         )
-        stock = self.distribution.archive.members
-        effort = _effort(options, [cut[name] for name in changed], sum(stock[name].packed_size for name in changed))
+        effort = _effort(options, [cut[name] for name in changed])
         standing_in = self._stand_ins()
         with new_wheel(target, effort=effort, threads=options.workers) as writer:
             added = _added([job for job in jobs if job.member.name in changed], index, cut, options)
@@ -384,11 +383,11 @@ def _added(
     return dict(sorted(files.items()))
 
 
-def _effort(options: TailorOptions, libraries: Sequence[LibraryResult], packed_before: int) -> Effort:
+def _effort(options: TailorOptions, libraries: Sequence[LibraryResult]) -> Effort:
     """How hard to pack what was changed: harder with --recompress, which is slow and for size anyway, where it takes no
     noticeable time, and where so little was taken out that quick packing could make the wheel larger than it was."""
     quick = sum(one.size_after for one in libraries) < _QUICK_TO_PACK
-    little = sum(one.saved + one.zeroed for one in libraries) < packed_before * _MUCH
+    little = sum(one.saved + one.zeroed for one in libraries) < sum(one.size_before for one in libraries) * _MUCH
     return Effort.SMALL if options.recompress or quick or little else Effort.FAST
 
 
