@@ -226,8 +226,9 @@ def start_table(starts: Iterable[dict[str, Any]]) -> list[str]:
 def report(found: Comparison) -> None:
     for name, about in (("first", found.first), ("second", found.second)):
         print(f"{name}: {about['python']}: torch {about['torch']}, {about['capability']}, {about['threads']} threads")
-    for lines in (start_table(found.starts) if found.starts else [], table(found.measured)):
-        print("\n" + "\n".join(lines))
+    if found.starts:
+        print("\n" + "\n".join(start_table(found.starts)))
+    print("\n" + "\n".join(table(found.measured)))
     means = ", ".join(f"{name} {value:.3f}" for name, value in geometric_means(found.measured).items())
     print(f"\nGeometric means of {len(found.measured)} ratios: {means}.")
     slower = [row for row in found.measured if row.ratio - row.noise > SLOWER]
