@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -38,8 +38,12 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     _said.clear()
     try:
         command = load_command(name)
-        _listen()
-        result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
+        if command.context_settings.get(
+            "allow_interspersed_args", True
+        ):  # else it starts a program with arguments of its own
+            _check_filled(arguments)
+        with _listening():
+            result = command.main(list(arguments), prog_name=f"torchtailor {name}", standalone_mode=False)
         sys.stdout.flush()
     except TorchtailorError as error:
         return _say(error.message, error.hint, error.code)
@@ -100,16 +104,51 @@ def load_command(name: str) -> Any:
     return command
 
 
-def _listen() -> None:
-    """From now on Ctrl-C is an exception, so that everything is left whole; see `__main__`."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+def _check_filled(arguments: Sequence[str]) -> None:
+    """Refuse an empty word: as a path it would be the current folder, and mostly it is a variable that is not set."""
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        option = word[:-1] if word.startswith("--") and word.endswith("=") else ""
+        if option or not word:
+            named = option or (before if before.startswith("-") and before != "--" else "An argument")
+            raise UsageError(f"{named} is empty.", "Check the variable that it comes from, or leave it out.")
+
+
+@contextmanager
+def _listening() -> Iterator[None]:
+    """Ctrl-C is an exception from now on, and so is being told to end, so that everything is left whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `__main__`
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in ours:
+        signal.signal(one, _interrupt)
+    try:
+        yield
+    finally:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
+
+
+_ended_by: list[int] = []  # the signal, if it was not Ctrl-C
+
+
+def _interrupt(number: int, _: object) -> None:
+    _ended_by.append(number)
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        for child in multiprocessing.active_children():  # as a terminal does with Ctrl-C
+            with suppress(OSError):
+                os.kill(child.pid, signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def _stop() -> int:
+    code = 128 + _ended_by[0] if _ended_by else ExitCode.INTERRUPTED
+    _ended_by.clear()
     with suppress(KeyboardInterrupt):  # a second Ctrl-C adds nothing
-        return _say("Stopped.", "Run the same command to resume.", ExitCode.INTERRUPTED)
-    return ExitCode.INTERRUPTED
+        return _say("Stopped.", "Run the same command to resume.", code)
+    return code
 
 
 _said: list[tuple[str, str]] = []  # the error of this run: its sentence and the next step
@@ -126,7 +165,7 @@ def _say_as_json(code: int) -> None:
             sys.stdout.flush()
 
 
-def _say(message: str, hint: str, code: ExitCode) -> int:
+def _say(message: str, hint: str, code: int) -> int:
     from rich.text import Text
 
     from torchtailor.ui import err

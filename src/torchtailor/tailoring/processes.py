@@ -94,7 +94,8 @@ def _begin_worker(parent: int, slots: Slots) -> None:
 
 def _die_with(parent: int) -> None:
     """A worker must not go on writing when its parent was killed: the next run may be writing the same files."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

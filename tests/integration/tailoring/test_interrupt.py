@@ -40,14 +40,19 @@ def wait_for_work(out: Path) -> None:
     wait_until(lambda: list(out.glob(".torchtailor-*/*/stock/*")), "a library is unpacked")
 
 
-def test_ctrl_c(tmp_path: Path, wheel: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopped(tmp_path: Path, wheel: Path, number: signal.Signals) -> None:
+    """By Ctrl-C, which all processes get; by `docker stop`, a CI system or a closed terminal, which tell one."""
     before = tree(wheel.parent)
     out = tmp_path / "out"
     process = start(wheel, out)
     wait_for_work(out)
-    os.killpg(process.pid, signal.SIGINT)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Stopped." in said and "Traceback" not in said
     assert not out.exists()
     assert tree(wheel.parent) == before

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import torchtailor
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
 from torchtailor.format import printable
 from torchtailor.ui import console
 
@@ -95,3 +97,26 @@ def test_ctrl_c_at_the_start() -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode in (0, 130, -signal.SIGINT)
         assert "__main__.py" not in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["inspect", ""], "An argument"),
+        (["verify", ""], "An argument"),
+        (["tailor", "", "--gpu", "9.0"], "An argument"),
+        (["tailor", "--env", "", "--gpu", "9.0"], "--env"),
+        (["restore", "--env="], "--env"),
+        (["tailor", "x.whl", "--gpu", "9.0", "-o", ""], "-o"),
+        (["build", "cpu-avx2", "--on", "here", "--store", ""], "--store"),
+    ],
+)
+def test_an_empty_word_is_no_folder(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`torchtailor tailor --env "$VENV"` without a VENV would cut the current folder."""
+    assert main(words) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith(f"error: {named} is empty.")
+
+
+def test_a_program_may_have_an_empty_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "/nonexistent/program", ""]) != ExitCode.OK
+    assert "is empty" not in capsys.readouterr().err
