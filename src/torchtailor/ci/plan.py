@@ -130,6 +130,16 @@ class CiPlan:
         return ci_tables().method[self.options.method.value]
 
     @property
+    def store(self) -> str:
+        """The store of the option, or of the section of `--on`."""
+        return self.options.store or (self.where.settings.store if self.where else "")
+
+    @property
+    def objects(self) -> str:
+        """The object cache of the option, or of the section; only builds from source have one."""
+        return self.options.objects or (self.where.settings.objects if self.where and self.compiles else "")
+
+    @property
     def minutes(self) -> int:
         return self.options.minutes or self.method.minutes
 
@@ -139,7 +149,7 @@ class CiPlan:
 
         The keys of a build from source are made of a machine's compiler, so that another machine would compile again.
         """
-        return bool(self.options.store) and self.options.method is not Method.SOURCE
+        return bool(self.store) and self.options.method is not Method.SOURCE
 
     @property
     def makes_wheels(self) -> bool:
@@ -153,20 +163,27 @@ class CiPlan:
     @property
     def caches(self) -> bool:
         """What a cluster's workers keep is theirs; and who opens a pull request may read what the system keeps."""
-        remote = self.where is not None and self.where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
-        return self.options.cache and not remote and not self.options.nvidia
+        return self.options.cache and not _is_remote(self.where) and not self.options.nvidia
 
     @property
     def trusts_merge_requests(self) -> bool:
         """Whether code of a pull request may run: not on a machine of the user's, nor with a secret."""
-        own = self.row.runner.values()
         runners = [job.runner for job in self.jobs] + [proof.runner for proof in self.proofs]
-        return not self.options.store and all(runner in own for runner in runners)
+        return not self.store and not _is_remote(self.where) and all(map(self._is_hosted, runners))
+
+    def _is_hosted(self, runner: tuple[str, ...]) -> bool:
+        """Whether a runner is the system's own, whose disk is gone after the job."""
+        return runner in self.row.runner.values()
+
+    @property
+    def publisher(self) -> tuple[str, ...]:
+        """The runner that publishes."""
+        return self.jobs[0].runner
 
     @property
     def unknown_schemes(self) -> tuple[str, ...]:
         """Schemes of stores and indexes whose credentials have to be added by hand."""
-        given = map(_scheme, (self.options.store, self.options.publish))
+        given = map(_scheme, (self.store, self.options.publish))
         return tuple(one for one in dict.fromkeys(given) if one not in ("", "file", *ci_tables().scheme))
 
     @property
@@ -174,12 +191,23 @@ class CiPlan:
         """What the workflow cannot do by itself, a sentence each."""
         found = [f"{name} matches no variant." for name in self.unmatched]
         found += [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
+        found += self._cluster_warnings()
         if not self.options.package and not _from_index():
             found.append(
                 f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
                 "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
             )
         return tuple(found)
+
+    def _cluster_warnings(self) -> Iterable[str]:
+        cluster = self.where.settings.cluster if self.where else ""
+        if cluster and cluster not in ci_tables().cluster:
+            yield f"Add the package of {cluster} to the lines with `pip install` yourself."
+        if cluster and any(self._is_hosted(job.runner) for job in self.jobs):
+            yield (
+                f"Its jobs start the workers of [farm.{self.options.on}] ({cluster}), which hosted runners can hardly "
+                "reach: name a runner of yours with --runner x86_64=LABEL."
+            )
 
     @property
     def every_variant(self) -> tuple[str, ...]:
@@ -198,20 +226,20 @@ class CiPlan:
         line = [shlex.join(words)]
         if on := HERE if elsewhere else self.on:
             line.append(f"--on {shlex.quote(on)}")
-        if options.store:
+        if self.store:
             line.append('--store "$STORE"')
-        if options.objects:
+        if self.objects:
             line.append('--objects "$OBJECTS"')
         return " ".join(line)
 
     @property
     def on(self) -> str:
         """Where it is built: a store needs a farm, if only of this process."""
-        return self.options.on or (HERE if self.options.store else "")
+        return self.options.on or (HERE if self.store else "")
 
     def _schemes(self, *, publishes: bool) -> tuple[SchemeRow, ...]:
         known = ci_tables().scheme
-        given = (self.options.store, self.options.publish if publishes else "")
+        given = (self.store, self.options.publish if publishes else "")
         return tuple(known[scheme] for scheme in dict.fromkeys(map(_scheme, given)) if scheme in known)
 
     def secrets(self, *, publishes: bool) -> tuple[str, ...]:
@@ -233,13 +261,31 @@ class CiPlan:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return _joined(row.packages for row in self._schemes(publishes=True))
+        """What pip installs beside it: plug-ins of fsspec, and of Dask for the cluster of `--on`."""
+        cluster = self.where.settings.cluster if self.where else ""
+        schemes = (row.packages for row in self._schemes(publishes=True))
+        return _joined((*schemes, ci_tables().cluster.get(cluster, ())))
 
     @cached_property
     def digest(self) -> str:
         """Of what decides the content of caches."""
         lines = (self.build_line(), *(" ".join(job.variants) for job in self.jobs))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+    def check_folders(self, store_option: str) -> None:
+        """Refuse a folder for what must stay, where a hosted runner would take it with it."""
+        builders = [job for job in self.jobs if self._is_hosted(job.runner)]
+        publishers = [self.jobs[0]] if self._is_hosted(self.publisher) else []
+        for option, where, jobs in (
+            (store_option, self.store, builders),
+            ("--publish", self.options.publish, publishers),
+        ):
+            if jobs and _is_folder(where):
+                label = next(kind for kind, labels in self.row.runner.items() if labels == jobs[0].runner)
+                raise UsageError(
+                    f"{option} {where} is a folder, which hosted runners do not keep.",
+                    f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {label}=LABEL.",
+                )
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -268,6 +314,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
     plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
+    _check_places(plan)
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
     if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:
@@ -303,14 +350,7 @@ def _check(system: CiSystem, options: CiOptions) -> None:
         raise UsageError("--publish-nvidia needs --nvidia and --publish.", "Add them, or omit it.")
     if options.nvidia and options.method is not Method.WHEEL:
         raise UsageError("--nvidia is for official wheels.", "Omit it, or --via.")
-    if options.nvidia and not options.store:
-        raise UsageError(
-            "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "
-            "forbids that for changed copies of its libraries.",
-            "Add --store with a bucket or folder of yours, or omit --nvidia.",
-        )
     _check_schedule(system, options.schedule)
-    _check_places(system, options)
 
 
 def _check_schedule(system: CiSystem, schedule: str) -> None:
@@ -323,18 +363,22 @@ def _check_schedule(system: CiSystem, schedule: str) -> None:
         raise UsageError(f"--schedule {schedule!r} is not a cron line: {why}.", "Write it like '0 3 * * 1'.")
 
 
-def _check_places(system: CiSystem, options: CiOptions) -> None:
-    _check_place("--store", options.store)
+def _check_places(plan: CiPlan) -> None:
+    options = plan.options
+    option = "--store" if options.store else f"[farm.{options.on}] store"
+    _check_place(option, plan.store)
     _check_place("--publish", options.publish)
-    if options.store and options.method is Method.NIX:
-        binary_cache(options.store)
-    if options.objects:
-        remote_storage(options.objects)
-    if options.on and _is_folder(options.store) and system is CiSystem.GITHUB and not options.runners:
+    if plan.store and options.method is Method.NIX:
+        binary_cache(plan.store)
+    if plan.objects:
+        remote_storage(plan.objects)
+    if options.nvidia and not plan.store:
         raise UsageError(
-            f"The store {options.store} is a folder, which GitHub's own runners do not keep.",
-            "Give a bucket, or a runner of yours that has it: --runner x86_64=self-hosted.",
+            "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "
+            "forbids that for changed copies of its libraries.",
+            "Add --store with a bucket or folder of yours, or omit --nvidia.",
         )
+    plan.check_folders(option)
 
 
 def _check_place(option: str, where: str) -> None:
@@ -377,7 +421,7 @@ def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
 
 def _division(options: CiOptions, where: Where | None) -> CiDivision:
     """A cluster takes all at once; else a job builds what fits on a runner's disk, or in its time."""
-    if where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+    if _is_remote(where):
         return CiDivision.ALL
     return CiDivision.GPU if options.method is Method.WHEEL else CiDivision.VARIANT
 
@@ -475,6 +519,11 @@ def _from_index() -> bool:
 def _scheme(where: str) -> str:
     scheme = urlsplit(where).scheme
     return {"s3a": "s3", "gcs": "gs", "az": "abfs", "ssh": "sftp"}.get(scheme, scheme)
+
+
+def _is_remote(where: Where | None) -> bool:
+    """Whether it is built on other machines than the runner."""
+    return where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
 
 
 def _is_folder(where: str) -> bool:

@@ -23,6 +23,7 @@ __all__ = ["shell", "site"]
 
 pytestmark = pytest.mark.xdist_group("farm")
 SELECTED = ("sm{80,90}-avx2", "--release", "main", "--cuda", "12.8", "--level", "static")
+OWN = ("--runner", "x86_64=self-hosted")  # folders stay
 
 
 class GitHubRun:
@@ -90,7 +91,7 @@ def published(folder: Path) -> list[str]:
 
 
 def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
-    run = GitHubRun(shell, workflow_of(shell, "github", "--publish", str(shell.root / "index")))
+    run = GitHubRun(shell, workflow_of(shell, "github", *OWN, "--publish", str(shell.root / "index")))
     run.job("build")
     run.job("publish")
     assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + ["Install torchtailor", "Publish"]
@@ -104,7 +105,7 @@ def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
 def test_jobs_take_what_others_built_from_the_store(shell: Shell) -> None:
     """NVIDIA's libraries are cut, and neither artifacts nor caches hold them; nothing is built twice."""
     more = ("--nvidia", "--store", str(shell.root / "store"), "--publish", str(shell.root / "index"))
-    workflow = workflow_of(shell, "github", *more, "--runner", "x86_64=self-hosted")
+    workflow = workflow_of(shell, "github", *more, *OWN)
     run = GitHubRun(shell, workflow)
     run.job("build")
     cuts = _jobs_that_ran(shell)
@@ -122,7 +123,7 @@ def _jobs_that_ran(shell: Shell) -> list[str]:
 
 def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
     """In sh, where a job's artifacts are in the folder of those after it."""
-    pipeline = workflow_of(shell, "gitlab", "--publish", str(shell.root / "index"))
+    pipeline = workflow_of(shell, "gitlab", *OWN, "--publish", str(shell.root / "index"))
     folder = shell.root / "project"
     folder.mkdir()
     jobs = [name for name in pipeline if name.startswith("build ")]

@@ -102,6 +102,62 @@ def test_secrets_are_for_the_job_that_needs_them(capsys: pytest.CaptureFixture[s
     assert "pull_request" not in load(capsys.readouterr().out)["on"]  # ... or the machine
 
 
+FARMS = """
+[farm.pods]
+cluster = "slurm"
+store = "s3://bucket/farm"
+objects = "redis://cache"
+[farm.rack]
+scheduler = "tcp://rack:8786"
+store = "/shared/farm"
+[farm.mine]
+cluster = "my_clusters:Mine"
+"""
+
+
+@pytest.mark.parametrize("system", CiSystem)
+def test_what_the_section_of_a_farm_says_is_as_if_given(
+    system: CiSystem, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "torchtailor.toml").write_text(FARMS)
+    line = ["ci", system.value, "sm{80,90}-avx2", "-n", "--publish", "s3://b/torch"]
+    assert main([*line, "--on", "pods"]) == 0
+    said = capsys.readouterr()
+    workflow = load(said.out)
+    assert problems(system, said.out) == []
+    installed = next(line for line in scripts(system, workflow) if "pip install" in line)
+    assert "s3fs" in installed and "dask-jobqueue" in installed
+    assert "AWS_SECRET_ACCESS_KEY" in said.out and '"s3://bucket/farm"' in said.out
+    assert '--on here --store "$STORE"' in said.out  # what the farm built is taken from its store
+    assert "artifact" not in said.out and "OBJECTS" not in said.out
+    assert "[farm.pods] (slurm), which hosted runners" in said.err
+    assert "--store" not in next(row for row in said.out.splitlines() if row.startswith("#   torchtailor "))
+    assert main([*line, "--on", "pods", "--via", "source", "--runner", "x86_64=mine"]) == 0
+    said = capsys.readouterr()
+    assert '"redis://cache"' in said.out and "[farm.pods]" not in said.err
+    assert main([*line, "--on", "rack"]) == ExitCode.USAGE
+    assert "[farm.rack] store /shared/farm is a folder" in capsys.readouterr().err
+    assert main([*line, "--on", "rack", "--runner", "x86_64=mine"]) == 0
+    assert main([*line, "--on", "mine"]) == 0
+    said = capsys.readouterr()
+    assert "Add the package of my_clusters:Mine" in said.err
+    assert "pull_request:" not in said.out and "merge_request_event" not in said.out  # the farm is the user's
+
+
+@pytest.mark.parametrize("system", CiSystem)
+@pytest.mark.parametrize("option", ["--store", "--publish"])
+@pytest.mark.parametrize("folder", ["/srv/index", "file:///srv/index"])
+def test_a_folder_that_a_hosted_runner_would_throw_away_is_refused(
+    system: CiSystem, option: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["ci", system.value, "sm90-avx2", option, folder, "-n"]
+    assert main(line) == ExitCode.USAGE
+    assert f"{option} {folder} is a folder, which hosted runners do not keep." in capsys.readouterr().err
+    assert main([*line, "--runner", "x86_64=mine"]) == 0
+    assert main(["ci", system.value, "sm90-armv8_2", option, folder, "-n"]) == ExitCode.USAGE
+    assert "--runner aarch64=LABEL" in capsys.readouterr().err
+
+
 def test_cut_nvidia_libraries_stay_private(capsys: pytest.CaptureFixture[str]) -> None:
     for system in CiSystem:
         assert main(["ci", system.value, "sm90-avx2", "--nvidia", "-n"]) == ExitCode.USAGE
