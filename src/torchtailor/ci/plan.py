@@ -214,6 +214,13 @@ class CiPlan:
         return _joined(job.variants for job in self.jobs)
 
     @property
+    def most_at_once(self) -> int:
+        """The jobs that the system counts: of GitHub those of a matrix, of GitLab all of a pipeline."""
+        if self.system is CiSystem.GITHUB:
+            return max(len(self.jobs), len(self.proofs))
+        return len(self.jobs) * (2 if self.options.publish else 1) + len(self.proofs)
+
+    @property
     def compiles(self) -> bool:
         return self.options.method is Method.SOURCE
 
@@ -245,6 +252,11 @@ class CiPlan:
     def secrets(self, *, publishes: bool) -> tuple[str, ...]:
         """The secrets of a job; those of the index are for the job that publishes alone."""
         return _joined(row.secrets for row in self._schemes(publishes=publishes))
+
+    @property
+    def publish_secrets(self) -> tuple[str, ...]:
+        """Those that no job but the one that publishes gets."""
+        return tuple(name for name in self.secrets(publishes=True) if name not in self.secrets(publishes=False))
 
     def variables(self, *, publishes: bool) -> Mapping[str, str]:
         """The variables of a job, addresses and no secrets, with what they are where they are not set."""
@@ -317,14 +329,9 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     _check_places(plan)
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
-    if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:
+    if plan.most_at_once > plan.row.most_jobs:
         raise UsageError(
-            "Each job would write an index of wheel variants of its own.", "Add --store, or write --per all."
-        )
-    row = ci_tables().system[system]
-    if len(jobs) > row.most_jobs:
-        raise UsageError(
-            f"{len(jobs)} jobs are more than the {row.most_jobs} that {system.value} starts.",
+            f"{plan.most_at_once} jobs are more than the {plan.row.most_jobs} that {system.value} starts.",
             "Select fewer variants, or write --per gpu or --per architecture.",
         )
     return plan

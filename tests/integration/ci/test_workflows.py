@@ -67,7 +67,7 @@ class GitHubRun:
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", script],
             cwd=place,
-            env={**self._shell.environment, **env},
+            env={**self._shell.environment, **env, **step.get("env", {})},
             capture_output=True,
             text=True,
             check=False,
@@ -94,7 +94,11 @@ def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
     run = GitHubRun(shell, workflow_of(shell, "github", *OWN, "--publish", str(shell.root / "index")))
     run.job("build")
     run.job("publish")
-    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + ["Install torchtailor", "Publish"]
+    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + [
+        "Install torchtailor",
+        "Publish sm80-x86_64",
+        "Publish sm90-x86_64",
+    ]
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
     assert "static" in (shell.root / "index" / "index.html").read_text()  # how far it was proven
     verified = list((shell.root / "artifacts").rglob("verify.json"))
@@ -122,15 +126,21 @@ def _jobs_that_ran(shell: Shell) -> list[str]:
 
 
 def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
-    """In sh, where a job's artifacts are in the folder of those after it."""
+    """In sh, with a job's artifacts in the folder of those that depend on it."""
     pipeline = workflow_of(shell, "gitlab", *OWN, "--publish", str(shell.root / "index"))
     folder = shell.root / "project"
     folder.mkdir()
+    (shell.root / "artifacts").mkdir()
     jobs = [name for name in pipeline if name.startswith("build ")]
-    for name in [*jobs, "publish"]:
+    for name in [*jobs, *(name for name in pipeline if name.startswith("publish "))]:
         job = pipeline[name]
         parent = pipeline[job["extends"]]
-        variables = pipeline[".torchtailor"]["variables"] | job["variables"]
+        if "dependencies" in job:  # it has the artifacts of those jobs, and of no other
+            shutil.rmtree(folder)
+            for other in job["dependencies"]:
+                shutil.copytree(shell.root / "artifacts" / other, folder / "dist")
+        above = (pipeline[".torchtailor"], parent, job)
+        variables = {key: value for one in above for key, value in one.get("variables", {}).items()}
         for line in job.get("script") or parent["script"]:
             done = subprocess.run(
                 ["sh", "-e", "-c", line],
@@ -144,6 +154,8 @@ def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
                 check=False,
             )
             assert done.returncode == 0, (line, done.stderr)
+        if "artifacts" in parent:
+            shutil.move(folder / "dist", shell.root / "artifacts" / name)
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
 
 

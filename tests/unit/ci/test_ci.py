@@ -158,6 +158,50 @@ def test_a_folder_that_a_hosted_runner_would_throw_away_is_refused(
     assert "--runner aarch64=LABEL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [(), ("--store", "s3://b/farm")])
+def test_what_is_published_is_on_the_disk_one_part_at_a_time(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All GPUs together are more than a hosted runner's disk."""
+    line = ["sm{80,90}-avx2", "--publish", "s3://b/torch", "-n", *more]
+    assert main(["ci", "github", *line]) == 0
+    job = load(capsys.readouterr().out)["jobs"]["publish"]
+    steps = [step for step in job["steps"] if step.get("name", "").startswith("Publish ")]
+    assert [step["name"] for step in steps] == ["Publish sm80-x86_64", "Publish sm90-x86_64"]
+    assert all(step["run"].rstrip().endswith("rm -rf dist") for step in steps)
+    if more:
+        assert ["-sm80-" in step["env"]["VARIANTS"] for step in steps] == [True, False]
+        assert all("torchtailor build $VARIANTS" in step["run"] for step in steps)
+    else:
+        taken = [step["with"]["name"] for step in job["steps"] if "download-artifact" in step.get("uses", "")]
+        assert taken == ["sm80-x86_64", "sm90-x86_64"]
+    assert main(["ci", "gitlab", *line]) == 0
+    pipeline = load(capsys.readouterr().out)
+    assert pipeline[".publish"]["resource_group"] and pipeline[".publish"]["environment"] == "publish"
+    parts = {name: job for name, job in pipeline.items() if name.startswith("publish ")}
+    assert list(parts) == ["publish sm80-x86_64", "publish sm90-x86_64"]
+    if more:
+        assert ["-sm80-" in part["variables"]["VARIANTS"] for part in parts.values()] == [True, False]
+    taken = [part["dependencies"] for part in parts.values()]
+    assert taken == ([[], []] if more else [["build sm80-x86_64"], ["build sm90-x86_64"]])
+
+
+def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["ci", "gitlab", "sm90-avx2", "--publish", "abfs://c/torch", "-n", "--store", "s3://b/farm"]
+    assert main(line) == 0
+    head = [row for row in capsys.readouterr().out.splitlines() if row.startswith("# Settings")]
+    assert len(head) == 2
+    assert "AWS_SECRET_ACCESS_KEY" in head[0] and "environment scope" not in head[0]
+    assert "AZURE_STORAGE_CONNECTION_STRING" in head[1] and "environment scope `publish`" in head[1]
+    assert "AWS" not in head[1] and "AZURE" not in head[0]
+
+
+def test_gitlab_counts_the_jobs_that_publish(catalog: Catalog) -> None:
+    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", release="2.15", publish="s3://b/torch")
+    assert many.most_at_once == 2 * len(many.jobs)
+    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", release="2.15").most_at_once == len(many.jobs)
+
+
 def test_cut_nvidia_libraries_stay_private(capsys: pytest.CaptureFixture[str]) -> None:
     for system in CiSystem:
         assert main(["ci", system.value, "sm90-avx2", "--nvidia", "-n"]) == ExitCode.USAGE
