@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
@@ -92,6 +92,7 @@ class CiJob:
     name: str
     variants: tuple[str, ...]
     runner: tuple[str, ...]
+    cache: str  # the name of what it keeps between runs; jobs that fetch or compile the same share it
 
     def to_json(self) -> dict[str, object]:
         return {"name": self.name, "variants": list(self.variants), "runner": list(self.runner)}
@@ -141,7 +142,14 @@ class CiPlan:
 
     @property
     def minutes(self) -> int:
-        return self.options.minutes or self.method.minutes
+        """Until a job is stopped; a hosted runner stops it in any case."""
+        most = self.row.most_minutes if self.uses_hosted else self.method.minutes
+        return self.options.minutes or min(self.method.minutes, most)
+
+    @property
+    def build_minutes(self) -> int:
+        """Until a build is stopped, early enough that what it compiled can still be kept."""
+        return self.minutes - min(20, self.minutes // 10)
 
     @property
     def through_store(self) -> bool:
@@ -170,6 +178,11 @@ class CiPlan:
         """Whether code of a pull request may run: not on a machine of the user's, nor with a secret."""
         runners = [job.runner for job in self.jobs] + [proof.runner for proof in self.proofs]
         return not self.store and not _is_remote(self.where) and all(map(self._is_hosted, runners))
+
+    @property
+    def uses_hosted(self) -> bool:
+        """Whether a job builds on a runner of the system."""
+        return any(self._is_hosted(job.runner) for job in self.jobs)
 
     def _is_hosted(self, runner: tuple[str, ...]) -> bool:
         """Whether a runner is the system's own, whose disk is gone after the job."""
@@ -203,7 +216,7 @@ class CiPlan:
         cluster = self.where.settings.cluster if self.where else ""
         if cluster and cluster not in ci_tables().cluster:
             yield f"Add the package of {cluster} to the lines with `pip install` yourself."
-        if cluster and any(self._is_hosted(job.runner) for job in self.jobs):
+        if cluster and self.uses_hosted:
             yield (
                 f"Its jobs start the workers of [farm.{self.options.on}] ({cluster}), which hosted runners can hardly "
                 "reach: name a runner of yours with --runner x86_64=LABEL."
@@ -280,9 +293,14 @@ class CiPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Of what decides the content of caches."""
-        lines = (self.build_line(), *(" ".join(job.variants) for job in self.jobs))
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        """Of the options, which decide what is fetched."""
+        return _hash(self.build_line())
+
+    @property
+    def cached_path(self) -> str:
+        """What is kept between runs: of official wheels those that were fetched, not what was cut for one GPU."""
+        fetched = self.options.method is Method.WHEEL and (not self.on or self.store)
+        return ".cache/torchtailor/blobs" if fetched else ".cache"
 
     def check_folders(self, store_option: str) -> None:
         """Refuse a folder for what must stay, where a hosted runner would take it with it."""
@@ -321,12 +339,18 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
             name,
             tuple(variant.unique_name for variant in some),
             runners[_architecture({variant.arch for variant in some})],
+            _cache_name(options.method, some),
         )
         for name, some in _divided(variants, division).items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
     plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
     _check_places(plan)
+    if plan.uses_hosted and plan.minutes > plan.row.most_minutes:
+        raise UsageError(
+            f"--timeout {plan.minutes}: a job on a hosted runner ends after {plan.row.most_minutes} minutes.",
+            "Write less, or name a runner of yours: --runner x86_64=LABEL.",
+        )
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
     if plan.most_at_once > plan.row.most_jobs:
@@ -452,6 +476,23 @@ def _architecture(kinds: Collection[str]) -> str:
     return "x86_64" if "x86_64" in kinds else next(iter(kinds))
 
 
+def _cache_name(method: Method, variants: Iterable[Variant]) -> str:
+    """Of what jobs share: the official wheels of a toolkit, architecture and Python; from source, an ISA's objects."""
+    names = sorted(
+        {
+            f"{one.release.tag}-{one.isa.name}"
+            if method is Method.SOURCE
+            else f"{one.release.tag}-{_toolkit(one)}-{one.arch}-python{one.python.replace('.', '')}"
+            for one in variants
+        }
+    )
+    return names[0] if len(names) == 1 else _hash(" ".join(names))
+
+
+def _toolkit(variant: Variant) -> str:
+    return f"cuda{str(variant.build.cuda).replace('.', '_')}" if variant.build.cuda else "cpu"
+
+
 def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
     runners = dict(ci_tables().system[system].runner)
     for text in given:
@@ -492,7 +533,7 @@ def _proofs(
         }
         for job in jobs:
             if mine := tuple(one for one in job.variants if one in wanted):
-                part = CiJob(job.name, mine, job.runner)
+                part = replace(job, variants=mine)
                 prefix = job.name if sm in job.name else f"{job.name}-{sm}"
                 yield CiProof(f"{prefix}-gpu", part, tuple(dict.fromkeys(wanted[one] for one in mine)), labels)
 
@@ -535,6 +576,10 @@ def _is_remote(where: Where | None) -> bool:
 
 def _is_folder(where: str) -> bool:
     return bool(where) and _scheme(where) in ("", "file")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _joined(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:

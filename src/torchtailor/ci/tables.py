@@ -25,6 +25,7 @@ class SystemRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     most_jobs: int
+    most_minutes: int  # of a job on a hosted runner
     runner: Mapping[str, tuple[str, ...]]
     image: str = ""
 

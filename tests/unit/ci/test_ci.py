@@ -202,6 +202,58 @@ def test_gitlab_counts_the_jobs_that_publish(catalog: Catalog) -> None:
     assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", release="2.15").most_at_once == len(many.jobs)
 
 
+def test_what_was_compiled_is_kept_when_a_job_fails_or_runs_out_of_time(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["sm{80,90}-avx2", "--via", "source", "--cuda", "13.0", "-n"]
+    assert main(["ci", "github", *line]) == 0
+    job = load(capsys.readouterr().out)["jobs"]["build"]
+    kinds = [step.get("uses", step.get("name")).partition("@")[0] for step in job["steps"]]
+    restore, save = kinds.index("actions/cache/restore"), kinds.index("actions/cache/save")
+    assert restore < kinds.index("Build") < kinds.index("Verify") < save and "actions/cache" not in kinds
+    assert job["steps"][save]["if"] == "always()"
+    for name in ("path", "key"):
+        assert job["steps"][save]["with"][name] == job["steps"][restore]["with"][name]
+    assert "github.run_attempt" in job["steps"][save]["with"]["key"]  # a key is written once
+    assert job["steps"][kinds.index("Build")]["timeout-minutes"] == 340 < job["timeout-minutes"] == 360
+    rows = job["strategy"]["matrix"]["include"]
+    assert len(rows) == 2 and len({row["cache"] for row in rows}) == 1 and "avx2" in rows[0]["cache"]
+    assert main(["ci", "gitlab", *line]) == 0
+    pipeline = load(capsys.readouterr().out)
+    assert pipeline[".build"]["cache"]["when"] == "always"
+    assert pipeline[".torchtailor"]["timeout"] == "180 minutes"  # no hosted job of gitlab.com has more
+    assert pipeline[".build"]["variables"]["RUNNER_SCRIPT_TIMEOUT"] == "162m"
+    assert main(["ci", "gitlab", *line, "--runner", "x86_64=mine"]) == 0
+    assert load(capsys.readouterr().out)[".torchtailor"]["timeout"] == "360 minutes"
+
+
+def test_the_three_parts_of_the_cache_action_are_of_one_release() -> None:
+    parts = [ci_tables().action[name] for name in ("cache", "restore", "save")]
+    assert len({(part.commit, part.version) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("system", CiSystem)
+def test_jobs_that_fetch_the_same_wheels_share_a_cache(system: CiSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    """GitHub keeps 10 GB; the wheels of a toolkit are 3 GB, for whichever GPU they are cut."""
+
+    def cached(*selected: str) -> tuple[list[str], str]:
+        assert main(["ci", system.value, *selected, "--release", "2.15", "-n"]) == 0
+        workflow = load(capsys.readouterr().out)
+        if system is CiSystem.GITHUB:
+            job = workflow["jobs"]["build"]
+            (step,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/cache@")]
+            assert step["with"]["path"] == ".cache/torchtailor/blobs"
+            return [row["cache"] for row in job["strategy"]["matrix"]["include"]], step["with"]["key"]
+        assert workflow[".build"]["cache"]["paths"] == [".cache/torchtailor/blobs/"]
+        jobs = [job for name, job in workflow.items() if name.startswith("build ")]
+        return [job["variables"]["CACHE"] for job in jobs], workflow[".build"]["cache"]["key"]
+
+    names, key = cached("sm{80,90,120}-avx2", "--cuda", "13.0")
+    assert names == ["pytorch215-cuda13_0-x86_64-python313"] * 3 and "name" not in key.lower()
+    assert cached("sm{80,90}-avx2", "--cuda", "13.0") == (names[:2], key)  # another GPU changes nothing
+    assert cached("sm90-avx2", "--cuda", "13.2")[0] != names[:1]
+    assert cached("sm90-armv9", "--cuda", "13.0")[0] != names[:1]
+    assert cached("sm90-avx2", "--cuda", "13.0", "--python", "3.12")[0] != names[:1]
+
+
 def test_cut_nvidia_libraries_stay_private(capsys: pytest.CaptureFixture[str]) -> None:
     for system in CiSystem:
         assert main(["ci", system.value, "sm90-avx2", "--nvidia", "-n"]) == ExitCode.USAGE
@@ -219,7 +271,7 @@ def test_actions_are_pinned_to_commits(capsys: pytest.CaptureFixture[str]) -> No
     for via in ("wheel", "source", "nix"):
         assert main(["ci", "github", "sm90-avx2", "--release", "cuda-13_0", "--via", via, "-n"]) == 0
         used = re.findall(r"uses: (\S+)@(\S+) # (v[\d.]+)\n", capsys.readouterr().out)
-        assert len(used) >= 3
+        assert len(used) >= 3 and any(name.startswith("actions/cache") for name, _, _ in used)
         known = {(action.uses, action.commit, action.version) for action in ci_tables().action.values()}
         assert set(used) <= known and all(re.fullmatch("[0-9a-f]{40}", commit) for _, commit, _ in used)
 
@@ -300,6 +352,8 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--via", "source", "--objects", "ftp://x"], ExitCode.USAGE, "ftp://x"),
         ([], ExitCode.USAGE, "No variant was named"),
         (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
+        (["sm90-avx2", "--timeout", "361"], ExitCode.USAGE, "a job on a hosted runner ends after 360 minutes"),
+        (["sm90-avx2", "--timeout", "361", "--runner", "x86_64=mine"], 0, ""),
         (["sm90-avx2", "--package", "what ever"], ExitCode.USAGE, "nothing that pip installs"),
         (["fish-*"], ExitCode.NO_MATCH, "fish-*"),
         (["*", "--per", "variant", "--python", "3.12", "--release", "cuda-13_0"], 0, ""),
