@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,12 +14,14 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import urlsplit
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 import torchtailor
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog.load import USER_FILE
 from torchtailor.ci.cron import cron_problem
 from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
@@ -29,8 +32,8 @@ from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.variants.select import unmatched
 
-_PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)\s*(?P<rest>(?:[=<>!~].*)?)", re.DOTALL)
 _BRANCH = re.compile(r"[\w./+@#-]*")
+_PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
 _LABEL = re.compile(r"[\w.:$/@{} -]+")
 
 
@@ -194,16 +197,21 @@ class CiPlan:
         return self.jobs[0].runner
 
     @property
-    def unknown_schemes(self) -> tuple[str, ...]:
-        """Schemes of stores and indexes whose credentials have to be added by hand."""
-        given = map(_scheme, (self.store, self.options.publish))
-        return tuple(one for one in dict.fromkeys(given) if one not in ("", "file", *ci_tables().scheme))
+    def by_hand(self) -> tuple[str, ...]:
+        """What stores and indexes need that is not in the file."""
+        schemes, found = ci_tables().scheme, []
+        for one in dict.fromkeys(map(_scheme, (self.store, self.options.publish))):
+            if one not in ("", "file", *schemes):
+                found.append(f"the fsspec plug-in and the credentials of {one}://")
+            elif one in schemes and not schemes[one].secrets:
+                found.append(f"the credentials of {one}://")
+        return tuple(found)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the workflow cannot do by itself, a sentence each."""
         found = [f"{name} matches no variant." for name in self.unmatched]
-        found += [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
+        found += [f"Add {what} to it yourself." for what in self.by_hand]
         found += self._cluster_warnings()
         if not self.options.package and not _from_index():
             found.append(
@@ -282,7 +290,24 @@ class CiPlan:
         extras = set(self.method.extras)
         extras |= {"farm"} if self.on else set()
         extras |= {"publish"} if self.options.publish else set()
-        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", sorted(extras))
+        if self.package_path:
+            return f"{self.options.package}[{','.join(sorted(extras))}]"
+        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", extras)
+
+    @property
+    def package_path(self) -> str:
+        """Where the repository has the torchtailor that is installed; empty if it is from elsewhere."""
+        package = self.options.package
+        local = "://" not in package and ("/" in package or package.endswith(".whl") or package == ".")
+        return posixpath.normpath(package) if local else ""
+
+    def watched(self, path: str) -> tuple[str, ...]:
+        """The files whose change starts the workflow, which is at `path`."""
+        package = self.package_path
+        inside = package and not package.startswith(("/", ".."))
+        wheel = package.endswith(".whl")
+        more = (package if wheel else "**" if package == "." else f"{package}/**",) if inside else ()
+        return (path, USER_FILE, *more)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -333,7 +358,8 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     where = parse_where(options.on, catalog) if options.on is not None else None
     variants = _variants(catalog, options)
     runners = _runners(system, options.runners)
-    division = options.division or _division(options, where)
+    divided = _divided(variants, options.division or _division(options, where))
+    _check_runners(options.runners, {_architecture({one.arch for one in some}) for some in divided.values()})
     jobs = tuple(
         CiJob(
             name,
@@ -341,7 +367,7 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
             runners[_architecture({variant.arch for variant in some})],
             _cache_name(options.method, some),
         )
-        for name, some in _divided(variants, division).items()
+        for name, some in divided.items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
     plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
@@ -369,6 +395,10 @@ def _check(system: CiSystem, options: CiOptions) -> None:
             raise UsageError(f"{text!r} has a control character.", "Write it in one line.")
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
+    if set(options.package) & set(" ;"):
+        raise UsageError(
+            f"--package {options.package!r} is nothing that pip installs: it has a space or a semicolon.", _PACKAGES
+        )
     if not options.selectors:
         raise UsageError("No variant was named.", "Add a name or glob: torchtailor ci github 'sm{80,90}-avx2'.")
     if options.objects and options.method is not Method.SOURCE:
@@ -423,7 +453,8 @@ def _check_place(option: str, where: str) -> None:
             "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://...",
         )
     if scheme in ci_tables().scheme and not bucket:
-        raise UsageError(f"{option} {redact(where)} names no bucket.", f"Write {scheme}://BUCKET/PATH.")
+        what = "host" if scheme in ("sftp", "ftp") else "bucket"
+        raise UsageError(f"{option} {redact(where)} names no {what}.", f"Write {scheme}://{what.upper()}/PATH.")
 
 
 def _writable_schemes() -> frozenset[str]:
@@ -503,6 +534,14 @@ def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, 
     return runners
 
 
+def _check_runners(given: Iterable[str], used: Collection[str]) -> None:
+    for text in given:
+        if (kind := text.partition("=")[0].strip()) not in used:
+            raise NoMatchError(
+                f"--runner {text!r}: no job runs on {kind}.", f"Omit it: all are on {', '.join(sorted(used))}."
+            )
+
+
 def _labels(text: str, option: str, example: str) -> tuple[str, tuple[str, ...]]:
     name, equals, rest = text.partition("=")
     labels = tuple(label.strip() for label in rest.split(",") if label.strip())
@@ -538,20 +577,15 @@ def _proofs(
                 yield CiProof(f"{prefix}-gpu", part, tuple(dict.fromkeys(wanted[one] for one in mine)), labels)
 
 
-def _with_extras(package: str, extras: Sequence[str]) -> str:
-    """A name and version, a folder or wheel, or a URL, with extras as pip takes them."""
-    listed = f"[{','.join(extras)}]"
+def _with_extras(package: str, extras: Collection[str]) -> str:
+    """A name and version, or a URL, with extras as pip takes them."""
     if "://" in package:
-        return f"torchtailor{listed} @ {package}"
-    if "/" in package or package.endswith(".whl") or package == ".":
-        return f"{package}{listed}"
-    parts = _PACKAGE.fullmatch(package.strip())
-    if parts is None:
-        raise UsageError(
-            f"--package {package!r} is nothing that pip installs.",
-            "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG.",
-        )
-    return f"{parts['name']}{listed}{parts['rest']}"
+        return f"torchtailor[{','.join(sorted(extras))}] @ {package}"
+    try:
+        wanted = Requirement(package)
+    except InvalidRequirement as error:
+        raise UsageError(f"--package {package!r} is nothing that pip installs.", _PACKAGES) from error
+    return f"{wanted.name}[{','.join(sorted({*extras, *wanted.extras}))}]{wanted.specifier}"
 
 
 def _from_index() -> bool:
@@ -566,7 +600,7 @@ def _from_index() -> bool:
 
 def _scheme(where: str) -> str:
     scheme = urlsplit(where).scheme
-    return {"s3a": "s3", "gcs": "gs", "az": "abfs", "ssh": "sftp"}.get(scheme, scheme)
+    return {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "ssh": "sftp"}.get(scheme, scheme)
 
 
 def _is_remote(where: Where | None) -> bool:

@@ -320,7 +320,7 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         "local:2",
     ]
     line += ["--package", "torchtailor>=0.1", "--runner", "x86_64=a,b", "--gpu-runner", "sm90=c", "--nvidia"]
-    line += ["--publish-nvidia", "--no-cache"]
+    line += ["--publish-nvidia", "--no-cache", "-o", "ci/my torch.yml"]
     assert main([*line, "-n"]) == 0
     text = capsys.readouterr().out
     again = shlex.split(next(row[1:] for row in text.splitlines() if row.startswith("#   torchtailor ")))
@@ -354,6 +354,16 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
         (["sm90-avx2", "--timeout", "361"], ExitCode.USAGE, "a job on a hosted runner ends after 360 minutes"),
         (["sm90-avx2", "--timeout", "361", "--runner", "x86_64=mine"], 0, ""),
+        (
+            ["sm90-avx2", "--package", "./nofolder"],
+            ExitCode.USAGE,
+            "--package ./nofolder: there is nothing at that path",
+        ),
+        (["sm90-avx2", "--package", "git+https://x/y@v1; echo"], ExitCode.USAGE, "a space or a semicolon"),
+        (["sm90-avx2", "--package", "torchtailor==1;echo"], ExitCode.USAGE, "a space or a semicolon"),
+        (["sm90-avx2", "--package", "torchtailor==1$(x)"], ExitCode.USAGE, "nothing that pip installs"),
+        (["sm90-avx2", "--runner", "aarch64=foo"], ExitCode.NO_MATCH, "no job runs on aarch64"),
+        (["sm90-avx2", "--publish", "sftp:///x"], ExitCode.USAGE, "names no host"),
         (["sm90-avx2", "--package", "what ever"], ExitCode.USAGE, "nothing that pip installs"),
         (["fish-*"], ExitCode.NO_MATCH, "fish-*"),
         (["*", "--per", "variant", "--python", "3.12", "--release", "cuda-13_0"], 0, ""),
@@ -366,6 +376,72 @@ def test_mistakes_get_a_sentence(
     captured = capsys.readouterr()
     assert said in captured.err and "Traceback" not in captured.err
     assert bool(list(elsewhere.rglob("*.yml"))) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--publish",
+        "--store",
+        "--objects",
+        "--schedule",
+        "--package",
+        "--branch",
+        "--per",
+        "--release",
+        "--python",
+        "--cuda",
+        "--on",
+        "--runner",
+        "--gpu-runner",
+        "--level",
+    ],
+)
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_variable_that_is_not_set_is_no_value(
+    option: str, value: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ci", "github", "sm90-avx2", "--via", "source", option, value]) == ExitCode.USAGE
+    assert option in capsys.readouterr().err and not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--store", "--publish"])
+@pytest.mark.parametrize(
+    ("where", "package", "said"),
+    [
+        ("s3://b/x", "s3fs", ""),
+        ("abfss://b/x", "adlfs", ""),
+        ("gs://b/x", "gcsfs", "Add the credentials of gs:// to it yourself."),
+        ("sftp://host/x", "paramiko", "Add the credentials of sftp:// to it yourself."),
+        ("ftp://host/x", "", "Add the credentials of ftp:// to it yourself."),
+        ("oss://b/x", "", "Add the fsspec plug-in and the credentials of oss:// to it yourself."),
+    ],
+)
+def test_the_plug_in_of_a_scheme_is_installed(
+    option: str, where: str, package: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for system in CiSystem:
+        assert main(["ci", system.value, "sm90-avx2", "-n", option, where, "--package", "torchtailor"]) == 0
+        captured = capsys.readouterr()
+        (line,) = {row for text in scripts(system, load(captured.out)) for row in text.splitlines() if "pip" in row}
+        assert line.endswith(f'"$TORCHTAILOR" {package}'.rstrip())
+        assert captured.err == (f"warning: {said}\n" if said else "")
+        assert (said.removesuffix(" to it yourself.") in captured.out) or not said
+
+
+def test_a_folder_of_the_repository_starts_the_workflow(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (elsewhere / "tools" / "tt").mkdir(parents=True)
+    (elsewhere / "tt-1-py3-none-any.whl").touch()
+    expected = {"./tools/tt": "tools/tt/**", ".": "**", "tt-1-py3-none-any.whl": "tt-1-py3-none-any.whl"}
+    for package, watched in expected.items():
+        assert main(["ci", "github", "sm90-avx2", "-n", "--package", package]) == 0
+        workflow = load(capsys.readouterr().out)
+        for event in ("push", "pull_request"):
+            paths = workflow["on"][event]["paths"]
+            assert paths == [".github/workflows/torchtailor.yml", "torchtailor.toml", watched]
+        assert workflow["env"]["TORCHTAILOR"] == f"{package}[verify]"
+    assert main(["ci", "github", "sm90-avx2", "-n", "--package", "torchtailor[site]>=1"]) == 0
+    assert load(capsys.readouterr().out)["env"]["TORCHTAILOR"] == "torchtailor[site,verify]>=1"
 
 
 def test_an_alternative_that_selects_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
