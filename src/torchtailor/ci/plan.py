@@ -180,14 +180,14 @@ class CiPlan:
     def trusts_merge_requests(self) -> bool:
         """Whether code of a pull request may run: not on a machine of the user's, nor with a secret."""
         runners = [job.runner for job in self.jobs] + [proof.runner for proof in self.proofs]
-        return not self.store and not _is_remote(self.where) and all(map(self._is_hosted, runners))
+        return not self.store and not _is_remote(self.where) and all(map(self.is_hosted, runners))
 
     @property
     def uses_hosted(self) -> bool:
         """Whether a job builds on a runner of the system."""
-        return any(self._is_hosted(job.runner) for job in self.jobs)
+        return any(self.is_hosted(job.runner) for job in self.jobs)
 
-    def _is_hosted(self, runner: tuple[str, ...]) -> bool:
+    def is_hosted(self, runner: tuple[str, ...]) -> bool:
         """Whether a runner is the system's own, whose disk is gone after the job."""
         return runner in self.row.runner.values()
 
@@ -327,21 +327,6 @@ class CiPlan:
         fetched = self.options.method is Method.WHEEL and (not self.on or self.store)
         return ".cache/torchtailor/blobs" if fetched else ".cache"
 
-    def check_folders(self, store_option: str) -> None:
-        """Refuse a folder for what must stay, where a hosted runner would take it with it."""
-        builders = [job for job in self.jobs if self._is_hosted(job.runner)]
-        publishers = [self.jobs[0]] if self._is_hosted(self.publisher) else []
-        for option, where, jobs in (
-            (store_option, self.store, builders),
-            ("--publish", self.options.publish, publishers),
-        ):
-            if jobs and _is_folder(where):
-                label = next(kind for kind, labels in self.row.runner.items() if labels == jobs[0].runner)
-                raise UsageError(
-                    f"{option} {where} is a folder, which hosted runners do not keep.",
-                    f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {label}=LABEL.",
-                )
-
     def to_json(self) -> dict[str, object]:
         return {
             "system": self.system.value,
@@ -439,7 +424,22 @@ def _check_places(plan: CiPlan) -> None:
             "forbids that for changed copies of its libraries.",
             "Add --store with a bucket or folder of yours, or omit --nvidia.",
         )
-    plan.check_folders(option)
+    _check_folders(plan, option)
+
+
+def _check_folders(plan: CiPlan, store_option: str) -> None:
+    """Refuse a folder for what must stay, where it would be on the disk of a hosted runner."""
+    used = (
+        (store_option, plan.store, [job.runner for job in plan.jobs]),
+        ("--publish", plan.options.publish, [plan.publisher]),
+    )
+    for option, where, runners in used:
+        hosted = [kind for kind, labels in plan.row.runner.items() if labels in runners]
+        if hosted and _is_folder(where):
+            raise UsageError(
+                f"{option} {where} is a folder, which hosted runners do not keep.",
+                f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {hosted[0]}=LABEL.",
+            )
 
 
 def _check_place(option: str, where: str) -> None:
