@@ -322,10 +322,11 @@ class CiPlan:
         return _hash(self.build_line())
 
     @property
-    def cached_path(self) -> str:
-        """What is kept between runs: of official wheels those that were fetched, not what was cut for one GPU."""
-        fetched = self.options.method is Method.WHEEL and (not self.on or self.store)
-        return ".cache/torchtailor/blobs" if fetched else ".cache"
+    def cached_paths(self) -> tuple[str, ...]:
+        """What is kept between runs: what was fetched, not what was cut for one GPU; ccache's objects, not the tree."""
+        farm_here = bool(self.on) and not self.store  # its store is in the cache
+        kept = ".cache/torchtailor" if farm_here else ".cache/torchtailor/blobs"
+        return (kept, ".work/ccache") if self.compiles else (kept,)
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -16,12 +16,16 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.ci.workflows import OPTIONS, load, problems, written
+from torchtailor.backends.source.ccache import ccache_environment
+from torchtailor.backends.source.folders import Folders
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.ci import plan
 from torchtailor.ci.plan import CiOptions, CiSystem, plan_ci
 from torchtailor.ci.tables import ci_tables
 from torchtailor.cli import main
+from torchtailor.disk import CACHE_VARIABLE, WORK_VARIABLE
 from torchtailor.errors import ExitCode
+from torchtailor.fetch.cache import Cache
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +229,32 @@ def test_what_was_compiled_is_kept_when_a_job_fails_or_runs_out_of_time(capsys: 
     assert load(capsys.readouterr().out)[".torchtailor"]["timeout"] == "360 minutes"
 
 
+@pytest.mark.parametrize("system", CiSystem)
+def test_what_is_kept_is_where_builds_put_it(
+    system: CiSystem, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds from source use a ccache of their own, whatever CCACHE_DIR says; it is beside trees of 20 GB."""
+    assert main(["ci", system.value, "sm90-avx2", "--via", "source", "-n"]) == 0
+    workflow = load(capsys.readouterr().out)
+    if system is CiSystem.GITHUB:
+        steps = workflow["jobs"]["build"]["steps"]
+        (save,) = [step for step in steps if "actions/cache/save" in step.get("uses", "")]
+        (trim,) = [step for step in steps if "ccache --cleanup" in step.get("run", "")]
+        assert trim["if"] == "always()" and steps.index(trim) < steps.index(save)
+        kept, environment = save["with"]["path"].split(), workflow["env"]
+    else:
+        kept, environment = workflow[".build"]["cache"]["paths"], workflow[".torchtailor"]["variables"]
+        assert "ccache --cleanup" in workflow[".build"]["after_script"][0]
+    for name in (CACHE_VARIABLE, WORK_VARIABLE):
+        text = environment[name]
+        place = re.sub(r"\$\{\{ github.workspace \}\}|\$CI_PROJECT_DIR", lambda _: str(elsewhere), text)
+        monkeypatch.setenv(name, place)
+    folders, blobs = Folders.default(), Cache().root / "blobs"
+    used = ccache_environment("ccache", folders, folders.build("x"))["CCACHE_DIR"]
+    assert [elsewhere / path for path in kept] == [blobs, Path(used)]
+    assert not any(folders.build("x").is_relative_to(elsewhere / path) for path in kept)
+
+
 def test_the_three_parts_of_the_cache_action_are_of_one_release() -> None:
     parts = [ci_tables().action[name] for name in ("cache", "restore", "save")]
     assert len({(part.commit, part.version) for part in parts}) == 1
@@ -240,9 +270,9 @@ def test_jobs_that_fetch_the_same_wheels_share_a_cache(system: CiSystem, capsys:
         if system is CiSystem.GITHUB:
             job = workflow["jobs"]["build"]
             (step,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/cache@")]
-            assert step["with"]["path"] == ".cache/torchtailor/blobs"
+            assert step["with"]["path"].split() == [".cache/torchtailor/blobs"]
             return [row["cache"] for row in job["strategy"]["matrix"]["include"]], step["with"]["key"]
-        assert workflow[".build"]["cache"]["paths"] == [".cache/torchtailor/blobs/"]
+        assert workflow[".build"]["cache"]["paths"] == [".cache/torchtailor/blobs"]
         jobs = [job for name, job in workflow.items() if name.startswith("build ")]
         return [job["variables"]["CACHE"] for job in jobs], workflow[".build"]["cache"]["key"]
 
