@@ -32,6 +32,8 @@ class GitHubRun:
     def __init__(self, shell: Shell, workflow: Mapping[str, Any], installed: str = "true") -> None:
         self._shell, self._workflow, self._installed = shell, workflow, installed
         self.ran: list[str] = []
+        self.fetched: dict[str, set[str]] = {}  # the wheels that each row of a matrix asked the index for
+        self._kept: list[tuple[Path, Path]] = []  # what the row that runs will put into the system's cache, and where
 
     def job(self, name: str) -> None:
         """All rows of a job's matrix, each in a checkout of its own."""
@@ -44,8 +46,14 @@ class GitHubRun:
             values = {"github.workspace": str(place), "github.run_id": "1"}
             values |= {f"matrix.{key}": value for key, value in row.items()}
             environment = self._evaluated({**self._workflow["env"], **job["env"]}, values)
+            asked = len(self._shell.site.requests)
             for step in job["steps"]:
                 self._step(step, place, values, environment)
+            paths = (request.path for request in self._shell.site.requests[asked:])
+            self.fetched[place.name] = {path for path in paths if path.endswith(".whl")}
+            for source, cached in self._kept:
+                shutil.copytree(source, cached)
+            self._kept = []
 
     def _step(self, step: Mapping[str, Any], place: Path, values: Mapping[str, Any], env: Mapping[str, str]) -> None:
         if "run" not in step:
@@ -57,7 +65,14 @@ class GitHubRun:
                 case "actions/download-artifact":
                     source = artifacts / given["name"] if "name" in given else artifacts
                     shutil.copytree(source, place / given["path"])
-                case "actions/checkout" | "actions/setup-python" | "actions/cache":
+                case "actions/cache":
+                    path = given["path"].strip()
+                    cached = self._shell.root / "caches" / given["key"] / path
+                    if cached.exists():
+                        shutil.copytree(cached, place / path)
+                    else:
+                        self._kept.append((place / path, cached))
+                case "actions/checkout" | "actions/setup-python":
                     pass
                 case other:
                     raise AssertionError(other)
@@ -103,6 +118,13 @@ def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
     assert "static" in (shell.root / "index" / "index.html").read_text()  # how far it was proven
     verified = list((shell.root / "artifacts").rglob("verify.json"))
     assert len(verified) == 2 and all(json.loads(path.read_text())["passed"] for path in verified)
+
+
+def test_jobs_of_a_toolkit_share_the_wheels_that_the_first_one_fetched(shell: Shell) -> None:
+    run = GitHubRun(shell, workflow_of(shell, "github"))
+    run.job("build")
+    assert any("/torch-" in path for path in run.fetched["build-0"])
+    assert run.fetched["build-1"] == set()
 
 
 @pytest.mark.slow
