@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import urlsplit
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 import torchtailor
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.catalog import Catalog, Method
+from torchtailor.catalog.load import USER_FILE
 from torchtailor.ci.cron import cron_problem
 from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
@@ -29,8 +32,8 @@ from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.variants.select import unmatched
 
-_PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)\s*(?P<rest>(?:[=<>!~].*)?)", re.DOTALL)
 _BRANCH = re.compile(r"[\w./+@#-]*")
+_PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
 _LABEL = re.compile(r"[\w.:$/@{} -]+")
 
 
@@ -92,6 +95,7 @@ class CiJob:
     name: str
     variants: tuple[str, ...]
     runner: tuple[str, ...]
+    cache: str  # the name of what it keeps between runs; jobs that fetch or compile the same share it
 
     def to_json(self) -> dict[str, object]:
         return {"name": self.name, "variants": list(self.variants), "runner": list(self.runner)}
@@ -130,8 +134,25 @@ class CiPlan:
         return ci_tables().method[self.options.method.value]
 
     @property
+    def store(self) -> str:
+        """The store of the option, or of the section of `--on`."""
+        return self.options.store or (self.where.settings.store if self.where else "")
+
+    @property
+    def objects(self) -> str:
+        """The object cache of the option, or of the section; only builds from source have one."""
+        return self.options.objects or (self.where.settings.objects if self.where and self.compiles else "")
+
+    @property
     def minutes(self) -> int:
-        return self.options.minutes or self.method.minutes
+        """Until a job is stopped; a hosted runner stops it in any case."""
+        most = self.row.most_minutes if self.uses_hosted else self.method.minutes
+        return self.options.minutes or min(self.method.minutes, most)
+
+    @property
+    def build_minutes(self) -> int:
+        """Until a build is stopped, early enough that what it compiled can still be kept."""
+        return self.minutes - min(20, self.minutes // 10)
 
     @property
     def through_store(self) -> bool:
@@ -139,7 +160,7 @@ class CiPlan:
 
         The keys of a build from source are made of a machine's compiler, so that another machine would compile again.
         """
-        return bool(self.options.store) and self.options.method is not Method.SOURCE
+        return bool(self.store) and self.options.method is not Method.SOURCE
 
     @property
     def makes_wheels(self) -> bool:
@@ -153,27 +174,45 @@ class CiPlan:
     @property
     def caches(self) -> bool:
         """What a cluster's workers keep is theirs; and who opens a pull request may read what the system keeps."""
-        remote = self.where is not None and self.where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
-        return self.options.cache and not remote and not self.options.nvidia
+        return self.options.cache and not _is_remote(self.where) and not self.options.nvidia
 
     @property
     def trusts_merge_requests(self) -> bool:
         """Whether code of a pull request may run: not on a machine of the user's, nor with a secret."""
-        own = self.row.runner.values()
         runners = [job.runner for job in self.jobs] + [proof.runner for proof in self.proofs]
-        return not self.options.store and all(runner in own for runner in runners)
+        return not self.store and not _is_remote(self.where) and all(map(self.is_hosted, runners))
 
     @property
-    def unknown_schemes(self) -> tuple[str, ...]:
-        """Schemes of stores and indexes whose credentials have to be added by hand."""
-        given = map(_scheme, (self.options.store, self.options.publish))
-        return tuple(one for one in dict.fromkeys(given) if one not in ("", "file", *ci_tables().scheme))
+    def uses_hosted(self) -> bool:
+        """Whether a job builds on a runner of the system."""
+        return any(self.is_hosted(job.runner) for job in self.jobs)
+
+    def is_hosted(self, runner: tuple[str, ...]) -> bool:
+        """Whether a runner is the system's own, whose disk is gone after the job."""
+        return runner in self.row.runner.values()
+
+    @property
+    def publisher(self) -> tuple[str, ...]:
+        """The runner that publishes."""
+        return self.jobs[0].runner
+
+    @property
+    def by_hand(self) -> tuple[str, ...]:
+        """What stores and indexes need that is not in the file."""
+        schemes, found = ci_tables().scheme, []
+        for one in dict.fromkeys(map(_scheme, (self.store, self.options.publish))):
+            if one not in ("", "file", *schemes):
+                found.append(f"the fsspec plug-in and the credentials of {one}://")
+            elif one in schemes and not schemes[one].secrets:
+                found.append(f"the credentials of {one}://")
+        return tuple(found)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the workflow cannot do by itself, a sentence each."""
         found = [f"{name} matches no variant." for name in self.unmatched]
-        found += [f"Add the credentials of {scheme}:// to it yourself." for scheme in self.unknown_schemes]
+        found += [f"Add {what} to it yourself." for what in self.by_hand]
+        found += self._cluster_warnings()
         if not self.options.package and not _from_index():
             found.append(
                 f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
@@ -181,9 +220,26 @@ class CiPlan:
             )
         return tuple(found)
 
+    def _cluster_warnings(self) -> Iterable[str]:
+        cluster = self.where.settings.cluster if self.where else ""
+        if cluster and cluster not in ci_tables().cluster:
+            yield f"Add the package of {cluster} to the lines with `pip install` yourself."
+        if cluster and self.uses_hosted:
+            yield (
+                f"Its jobs start the workers of [farm.{self.options.on}] ({cluster}), which hosted runners can hardly "
+                "reach: name a runner of yours with --runner x86_64=LABEL."
+            )
+
     @property
     def every_variant(self) -> tuple[str, ...]:
         return _joined(job.variants for job in self.jobs)
+
+    @property
+    def most_at_once(self) -> int:
+        """The jobs that the system counts: of GitHub those of a matrix, of GitLab all of a pipeline."""
+        if self.system is CiSystem.GITHUB:
+            return max(len(self.jobs), len(self.proofs))
+        return len(self.jobs) * (2 if self.options.publish else 1) + len(self.proofs)
 
     @property
     def compiles(self) -> bool:
@@ -198,25 +254,30 @@ class CiPlan:
         line = [shlex.join(words)]
         if on := HERE if elsewhere else self.on:
             line.append(f"--on {shlex.quote(on)}")
-        if options.store:
+        if self.store:
             line.append('--store "$STORE"')
-        if options.objects:
+        if self.objects:
             line.append('--objects "$OBJECTS"')
         return " ".join(line)
 
     @property
     def on(self) -> str:
         """Where it is built: a store needs a farm, if only of this process."""
-        return self.options.on or (HERE if self.options.store else "")
+        return self.options.on or (HERE if self.store else "")
 
     def _schemes(self, *, publishes: bool) -> tuple[SchemeRow, ...]:
         known = ci_tables().scheme
-        given = (self.options.store, self.options.publish if publishes else "")
+        given = (self.store, self.options.publish if publishes else "")
         return tuple(known[scheme] for scheme in dict.fromkeys(map(_scheme, given)) if scheme in known)
 
     def secrets(self, *, publishes: bool) -> tuple[str, ...]:
         """The secrets of a job; those of the index are for the job that publishes alone."""
         return _joined(row.secrets for row in self._schemes(publishes=publishes))
+
+    @property
+    def publish_secrets(self) -> tuple[str, ...]:
+        """Those that no job but the one that publishes gets."""
+        return tuple(name for name in self.secrets(publishes=True) if name not in self.secrets(publishes=False))
 
     def variables(self, *, publishes: bool) -> Mapping[str, str]:
         """The variables of a job, addresses and no secrets, with what they are where they are not set."""
@@ -229,17 +290,43 @@ class CiPlan:
         extras = set(self.method.extras)
         extras |= {"farm"} if self.on else set()
         extras |= {"publish"} if self.options.publish else set()
-        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", sorted(extras))
+        if self.package_path:
+            return f"{self.options.package}[{','.join(sorted(extras))}]"
+        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", extras)
+
+    @property
+    def package_path(self) -> str:
+        """Where the repository has the torchtailor that is installed; empty if it is from elsewhere."""
+        package = self.options.package
+        local = "://" not in package and ("/" in package or package.endswith(".whl") or package == ".")
+        return posixpath.normpath(package) if local else ""
+
+    def watched(self, path: str) -> tuple[str, ...]:
+        """The files whose change starts the workflow, which is at `path`."""
+        package = self.package_path
+        inside = package and not package.startswith(("/", ".."))
+        wheel = package.endswith(".whl")
+        more = (package if wheel else "**" if package == "." else f"{package}/**",) if inside else ()
+        return (path, USER_FILE, *more)
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return _joined(row.packages for row in self._schemes(publishes=True))
+        """What pip installs beside it: plug-ins of fsspec, and of Dask for the cluster of `--on`."""
+        cluster = self.where.settings.cluster if self.where else ""
+        schemes = (row.packages for row in self._schemes(publishes=True))
+        return _joined((*schemes, ci_tables().cluster.get(cluster, ())))
 
     @cached_property
     def digest(self) -> str:
-        """Of what decides the content of caches."""
-        lines = (self.build_line(), *(" ".join(job.variants) for job in self.jobs))
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        """Of the options, which decide what is fetched."""
+        return _hash(self.build_line())
+
+    @property
+    def cached_paths(self) -> tuple[str, ...]:
+        """What is kept between runs: what was fetched, not what was cut for one GPU; ccache's objects, not the tree."""
+        farm_here = bool(self.on) and not self.store  # its store is in the cache
+        kept = ".cache/torchtailor" if farm_here else ".cache/torchtailor/blobs"
+        return (kept, ".work/ccache") if self.compiles else (kept,)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -257,27 +344,30 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     where = parse_where(options.on, catalog) if options.on is not None else None
     variants = _variants(catalog, options)
     runners = _runners(system, options.runners)
-    division = options.division or _division(options, where)
+    divided = _divided(variants, options.division or _division(options, where))
+    _check_runners(options.runners, {_architecture({one.arch for one in some}) for some in divided.values()})
     jobs = tuple(
         CiJob(
             name,
             tuple(variant.unique_name for variant in some),
             runners[_architecture({variant.arch for variant in some})],
+            _cache_name(options.method, some),
         )
-        for name, some in _divided(variants, division).items()
+        for name, some in divided.items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
     plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
+    _check_places(plan)
+    if plan.uses_hosted and plan.minutes > plan.row.most_minutes:
+        raise UsageError(
+            f"--timeout {plan.minutes}: a job on a hosted runner ends after {plan.row.most_minutes} minutes.",
+            "Write less, or name a runner of yours: --runner x86_64=LABEL.",
+        )
     if proofs and not plan.makes_wheels and not plan.through_store:
         raise UsageError("What Nix built on one runner is not on another.", "Add --store, which is its binary cache.")
-    if system is CiSystem.GITLAB and "--variants" in options.build_options and plan.hands_files and len(jobs) > 1:
+    if plan.most_at_once > plan.row.most_jobs:
         raise UsageError(
-            "Each job would write an index of wheel variants of its own.", "Add --store, or write --per all."
-        )
-    row = ci_tables().system[system]
-    if len(jobs) > row.most_jobs:
-        raise UsageError(
-            f"{len(jobs)} jobs are more than the {row.most_jobs} that {system.value} starts.",
+            f"{plan.most_at_once} jobs are more than the {plan.row.most_jobs} that {system.value} starts.",
             "Select fewer variants, or write --per gpu or --per architecture.",
         )
     return plan
@@ -291,6 +381,10 @@ def _check(system: CiSystem, options: CiOptions) -> None:
             raise UsageError(f"{text!r} has a control character.", "Write it in one line.")
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
+    if set(options.package) & set(" ;"):
+        raise UsageError(
+            f"--package {options.package!r} is nothing that pip installs: it has a space or a semicolon.", _PACKAGES
+        )
     if not options.selectors:
         raise UsageError("No variant was named.", "Add a name or glob: torchtailor ci github 'sm{80,90}-avx2'.")
     if options.objects and options.method is not Method.SOURCE:
@@ -303,14 +397,7 @@ def _check(system: CiSystem, options: CiOptions) -> None:
         raise UsageError("--publish-nvidia needs --nvidia and --publish.", "Add them, or omit it.")
     if options.nvidia and options.method is not Method.WHEEL:
         raise UsageError("--nvidia is for official wheels.", "Omit it, or --via.")
-    if options.nvidia and not options.store:
-        raise UsageError(
-            "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "
-            "forbids that for changed copies of its libraries.",
-            "Add --store with a bucket or folder of yours, or omit --nvidia.",
-        )
     _check_schedule(system, options.schedule)
-    _check_places(system, options)
 
 
 def _check_schedule(system: CiSystem, schedule: str) -> None:
@@ -323,18 +410,37 @@ def _check_schedule(system: CiSystem, schedule: str) -> None:
         raise UsageError(f"--schedule {schedule!r} is not a cron line: {why}.", "Write it like '0 3 * * 1'.")
 
 
-def _check_places(system: CiSystem, options: CiOptions) -> None:
-    _check_place("--store", options.store)
+def _check_places(plan: CiPlan) -> None:
+    options = plan.options
+    option = "--store" if options.store else f"[farm.{options.on}] store"
+    _check_place(option, plan.store)
     _check_place("--publish", options.publish)
-    if options.store and options.method is Method.NIX:
-        binary_cache(options.store)
-    if options.objects:
-        remote_storage(options.objects)
-    if options.on and _is_folder(options.store) and system is CiSystem.GITHUB and not options.runners:
+    if plan.store and options.method is Method.NIX:
+        binary_cache(plan.store)
+    if plan.objects:
+        remote_storage(plan.objects)
+    if options.nvidia and not plan.store:
         raise UsageError(
-            f"The store {options.store} is a folder, which GitHub's own runners do not keep.",
-            "Give a bucket, or a runner of yours that has it: --runner x86_64=self-hosted.",
+            "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "
+            "forbids that for changed copies of its libraries.",
+            "Add --store with a bucket or folder of yours, or omit --nvidia.",
         )
+    _check_folders(plan, option)
+
+
+def _check_folders(plan: CiPlan, store_option: str) -> None:
+    """Refuse a folder for what must stay, where it would be on the disk of a hosted runner."""
+    used = (
+        (store_option, plan.store, [job.runner for job in plan.jobs]),
+        ("--publish", plan.options.publish, [plan.publisher]),
+    )
+    for option, where, runners in used:
+        hosted = [kind for kind, labels in plan.row.runner.items() if labels in runners]
+        if hosted and _is_folder(where):
+            raise UsageError(
+                f"{option} {where} is a folder, which hosted runners do not keep.",
+                f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {hosted[0]}=LABEL.",
+            )
 
 
 def _check_place(option: str, where: str) -> None:
@@ -348,7 +454,8 @@ def _check_place(option: str, where: str) -> None:
             "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://...",
         )
     if scheme in ci_tables().scheme and not bucket:
-        raise UsageError(f"{option} {redact(where)} names no bucket.", f"Write {scheme}://BUCKET/PATH.")
+        what = "host" if scheme in ("sftp", "ftp") else "bucket"
+        raise UsageError(f"{option} {redact(where)} names no {what}.", f"Write {scheme}://{what.upper()}/PATH.")
 
 
 def _writable_schemes() -> frozenset[str]:
@@ -377,7 +484,7 @@ def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:
 
 def _division(options: CiOptions, where: Where | None) -> CiDivision:
     """A cluster takes all at once; else a job builds what fits on a runner's disk, or in its time."""
-    if where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+    if _is_remote(where):
         return CiDivision.ALL
     return CiDivision.GPU if options.method is Method.WHEEL else CiDivision.VARIANT
 
@@ -401,6 +508,23 @@ def _architecture(kinds: Collection[str]) -> str:
     return "x86_64" if "x86_64" in kinds else next(iter(kinds))
 
 
+def _cache_name(method: Method, variants: Iterable[Variant]) -> str:
+    """Of what jobs share: the official wheels of a toolkit, architecture and Python; from source, an ISA's objects."""
+    names = sorted(
+        {
+            f"{one.release.tag}-{one.isa.name}"
+            if method is Method.SOURCE
+            else f"{one.release.tag}-{_toolkit(one)}-{one.arch}-python{one.python.replace('.', '')}"
+            for one in variants
+        }
+    )
+    return names[0] if len(names) == 1 else _hash(" ".join(names))
+
+
+def _toolkit(variant: Variant) -> str:
+    return f"cuda{str(variant.build.cuda).replace('.', '_')}" if variant.build.cuda else "cpu"
+
+
 def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
     runners = dict(ci_tables().system[system].runner)
     for text in given:
@@ -409,6 +533,14 @@ def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, 
             raise UsageError(f"--runner {text!r} names no architecture.", f"Known are {', '.join(runners)}.")
         runners[kind] = labels
     return runners
+
+
+def _check_runners(given: Iterable[str], used: Collection[str]) -> None:
+    for text in given:
+        if (kind := text.partition("=")[0].strip()) not in used:
+            raise NoMatchError(
+                f"--runner {text!r}: no job runs on {kind}.", f"Omit it: all are on {', '.join(sorted(used))}."
+            )
 
 
 def _labels(text: str, option: str, example: str) -> tuple[str, tuple[str, ...]]:
@@ -441,25 +573,20 @@ def _proofs(
         }
         for job in jobs:
             if mine := tuple(one for one in job.variants if one in wanted):
-                part = CiJob(job.name, mine, job.runner)
+                part = replace(job, variants=mine)
                 prefix = job.name if sm in job.name else f"{job.name}-{sm}"
                 yield CiProof(f"{prefix}-gpu", part, tuple(dict.fromkeys(wanted[one] for one in mine)), labels)
 
 
-def _with_extras(package: str, extras: Sequence[str]) -> str:
-    """A name and version, a folder or wheel, or a URL, with extras as pip takes them."""
-    listed = f"[{','.join(extras)}]"
+def _with_extras(package: str, extras: Collection[str]) -> str:
+    """A name and version, or a URL, with extras as pip takes them."""
     if "://" in package:
-        return f"torchtailor{listed} @ {package}"
-    if "/" in package or package.endswith(".whl") or package == ".":
-        return f"{package}{listed}"
-    parts = _PACKAGE.fullmatch(package.strip())
-    if parts is None:
-        raise UsageError(
-            f"--package {package!r} is nothing that pip installs.",
-            "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG.",
-        )
-    return f"{parts['name']}{listed}{parts['rest']}"
+        return f"torchtailor[{','.join(sorted(extras))}] @ {package}"
+    try:
+        wanted = Requirement(package)
+    except InvalidRequirement as error:
+        raise UsageError(f"--package {package!r} is nothing that pip installs.", _PACKAGES) from error
+    return f"{wanted.name}[{','.join(sorted({*extras, *wanted.extras}))}]{wanted.specifier}"
 
 
 def _from_index() -> bool:
@@ -474,11 +601,20 @@ def _from_index() -> bool:
 
 def _scheme(where: str) -> str:
     scheme = urlsplit(where).scheme
-    return {"s3a": "s3", "gcs": "gs", "az": "abfs", "ssh": "sftp"}.get(scheme, scheme)
+    return {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "ssh": "sftp"}.get(scheme, scheme)
+
+
+def _is_remote(where: Where | None) -> bool:
+    """Whether it is built on other machines than the runner."""
+    return where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
 
 
 def _is_folder(where: str) -> bool:
     return bool(where) and _scheme(where) in ("", "file")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _joined(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ from torchtailor.templates import template_environment
 def render_ci(plan: CiPlan, path: str) -> str:
     """The text of a workflow; `path` is where the repository has it. The same plan gives the same text."""
     template = _environment().get_template(f"{plan.system.value}.yml.j2")
-    return str(template.render(plan=plan, options=plan.options, path=path, command=command_of(plan), **_actions()))
+    return str(
+        template.render(plan=plan, options=plan.options, path=path, command=command_of(plan, path), **_actions())
+    )
 
 
-def command_of(plan: CiPlan) -> str:
-    """The command that writes this workflow, as it would be typed."""
+def command_of(plan: CiPlan, path: str) -> str:
+    """The command that writes this workflow to a path, as it would be typed."""
     options = plan.options
     words = ["torchtailor", "ci", plan.system.value, *options.selectors]
     valued = {
@@ -38,6 +40,7 @@ def command_of(plan: CiPlan) -> str:
         "--branch": options.branch,
         "--timeout": str(options.minutes or ""),
         "--package": options.package,
+        "-o": path if path != plan.row.path else "",
     }
     words += [word for name, value in valued.items() if value for word in (name, value)]
     words += [word for text in options.runners for word in ("--runner", text)]

@@ -25,6 +25,7 @@ class SystemRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     most_jobs: int
+    most_minutes: int  # of a job on a hosted runner
     runner: Mapping[str, tuple[str, ...]]
     image: str = ""
 
@@ -53,6 +54,7 @@ class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     system: Mapping[str, SystemRow]
     method: Mapping[str, MethodRow]
     scheme: Mapping[str, SchemeRow]
+    cluster: Mapping[str, tuple[str, ...]]  # packages, by the kind of a farm's cluster
     writable: tuple[str, ...]  # schemes that fsspec can write to, some with a plug-in
     read_only: tuple[str, ...]  # schemes of its own that are not for stores
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +59,7 @@ Timeout = Annotated[
     int | None, typer.Option(min=1, metavar="MINUTES", help="After which a job is stopped.", rich_help_panel=_WHERE)
 ]
 Package = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="WHAT",
         help="The torchtailor that pip installs: a version, a folder, git+URL. Default: this version.",
@@ -66,17 +67,17 @@ Package = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str, typer.Option(metavar="CRON", help="Also at these times: '0 3 * * 1' (github).", rich_help_panel=_WHERE)
+    str | None, typer.Option(metavar="CRON", help="Also at these times: '0 3 * * 1' (github).", rich_help_panel=_WHERE)
 ]
 Publish = Annotated[
-    str,
+    str | None,
     typer.Option(metavar="WHERE", help="The index: s3://bucket/torch, as for `publish --to`.", rich_help_panel=_GOES),
 ]
 PublishNvidia = Annotated[
     bool, typer.Option("--publish-nvidia", help="As for `publish`: you confirm that you may.", rich_help_panel=_GOES)
 ]
 Branch = Annotated[
-    str,
+    str | None,
     typer.Option(metavar="NAME", help="The branch that is published. Default: the main one.", rich_help_panel=_GOES),
 ]
 Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write; - is stdout.")]
@@ -102,14 +103,14 @@ def command(
     gpu_runner: GpuRunner = None,
     cache: Cached = True,
     timeout: Timeout = None,
-    package: Package = "",
-    schedule: Schedule = "",
+    package: Package = None,
+    schedule: Schedule = None,
     on: options.On = None,
     store: options.Store = None,
     objects: options.Objects = None,
-    publish: Publish = "",
+    publish: Publish = None,
     publish_nvidia: PublishNvidia = False,
-    branch: Branch = "",
+    branch: Branch = None,
     out: Out = None,
     force: Force = False,
     dry_run: DryRun = False,
@@ -126,6 +127,20 @@ def command(
     from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
     from torchtailor.ci.render import render_ci
 
+    _refuse_empty(
+        {
+            "--release": release,
+            "--python": python,
+            "--cuda": cuda,
+            "--per": per,
+            "--package": package,
+            "--schedule": schedule,
+            "--store": store,
+            "--objects": objects,
+            "--publish": publish,
+            "--branch": branch,
+        }
+    )
     plan = plan_ci(
         load_catalog(),
         CiSystem(_one_of("The system", system, CiSystem)),
@@ -144,15 +159,17 @@ def command(
             on=on,
             store=store or "",
             objects=objects or "",
-            publish=publish,
+            publish=publish or "",
             publish_nvidia=publish_nvidia,
             cache=cache,
-            schedule=schedule,
-            branch=branch,
+            schedule=schedule or "",
+            branch=branch or "",
             minutes=timeout,
-            package=package,
+            package=package or "",
         ),
     )
+    if plan.package_path and not Path(plan.package_path).exists():
+        raise UsageError(f"--package {package}: there is nothing at that path.", "Run this in the repository's folder.")
     printed = dry_run or out == _STDOUT
     path = Path(plan.row.path) if out is None or out == _STDOUT else out
     text = render_ci(plan, path.as_posix())
@@ -167,6 +184,13 @@ def command(
         _show(plan, path)
     for warning in plan.warnings:
         ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
+def _refuse_empty(given: Mapping[str, str | None]) -> None:
+    """Else a variable that is not set would silently turn an option off."""
+    for option, value in given.items():
+        if value is not None and not value.strip():
+            raise UsageError(f"{option} is empty.", "Give it a value, or omit it.")
 
 
 def _write(plan: CiPlan, path: Path, text: str, *, force: bool) -> None:

@@ -23,6 +23,7 @@ __all__ = ["shell", "site"]
 
 pytestmark = pytest.mark.xdist_group("farm")
 SELECTED = ("sm{80,90}-avx2", "--release", "main", "--cuda", "12.8", "--level", "static")
+OWN = ("--runner", "x86_64=self-hosted")  # folders stay
 
 
 class GitHubRun:
@@ -31,6 +32,8 @@ class GitHubRun:
     def __init__(self, shell: Shell, workflow: Mapping[str, Any], installed: str = "true") -> None:
         self._shell, self._workflow, self._installed = shell, workflow, installed
         self.ran: list[str] = []
+        self.fetched: dict[str, set[str]] = {}  # the wheels that each row of a matrix asked the index for
+        self._kept: list[tuple[Path, Path]] = []  # what the row that runs will put into the system's cache, and where
 
     def job(self, name: str) -> None:
         """All rows of a job's matrix, each in a checkout of its own."""
@@ -43,8 +46,14 @@ class GitHubRun:
             values = {"github.workspace": str(place), "github.run_id": "1"}
             values |= {f"matrix.{key}": value for key, value in row.items()}
             environment = self._evaluated({**self._workflow["env"], **job["env"]}, values)
+            asked = len(self._shell.site.requests)
             for step in job["steps"]:
                 self._step(step, place, values, environment)
+            paths = (request.path for request in self._shell.site.requests[asked:])
+            self.fetched[place.name] = {path for path in paths if path.endswith(".whl")}
+            for source, cached in self._kept:
+                shutil.copytree(source, cached)
+            self._kept = []
 
     def _step(self, step: Mapping[str, Any], place: Path, values: Mapping[str, Any], env: Mapping[str, str]) -> None:
         if "run" not in step:
@@ -56,7 +65,14 @@ class GitHubRun:
                 case "actions/download-artifact":
                     source = artifacts / given["name"] if "name" in given else artifacts
                     shutil.copytree(source, place / given["path"])
-                case "actions/checkout" | "actions/setup-python" | "actions/cache":
+                case "actions/cache":
+                    path = given["path"].strip()
+                    cached = self._shell.root / "caches" / given["key"] / path
+                    if cached.exists():
+                        shutil.copytree(cached, place / path)
+                    else:
+                        self._kept.append((place / path, cached))
+                case "actions/checkout" | "actions/setup-python":
                     pass
                 case other:
                     raise AssertionError(other)
@@ -66,7 +82,7 @@ class GitHubRun:
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", script],
             cwd=place,
-            env={**self._shell.environment, **env},
+            env={**self._shell.environment, **env, **step.get("env", {})},
             capture_output=True,
             text=True,
             check=False,
@@ -90,21 +106,32 @@ def published(folder: Path) -> list[str]:
 
 
 def test_the_steps_of_a_workflow_build_prove_and_publish(shell: Shell) -> None:
-    run = GitHubRun(shell, workflow_of(shell, "github", "--publish", str(shell.root / "index")))
+    run = GitHubRun(shell, workflow_of(shell, "github", *OWN, "--publish", str(shell.root / "index")))
     run.job("build")
     run.job("publish")
-    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + ["Install torchtailor", "Publish"]
+    assert run.ran == ["Install torchtailor", "Build", "Verify"] * 2 + [
+        "Install torchtailor",
+        "Publish sm80-x86_64",
+        "Publish sm90-x86_64",
+    ]
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
     assert "static" in (shell.root / "index" / "index.html").read_text()  # how far it was proven
     verified = list((shell.root / "artifacts").rglob("verify.json"))
     assert len(verified) == 2 and all(json.loads(path.read_text())["passed"] for path in verified)
 
 
+def test_jobs_of_a_toolkit_share_the_wheels_that_the_first_one_fetched(shell: Shell) -> None:
+    run = GitHubRun(shell, workflow_of(shell, "github"))
+    run.job("build")
+    assert any("/torch-" in path for path in run.fetched["build-0"])
+    assert run.fetched["build-1"] == set()
+
+
 @pytest.mark.slow
 def test_jobs_take_what_others_built_from_the_store(shell: Shell) -> None:
     """NVIDIA's libraries are cut, and neither artifacts nor caches hold them; nothing is built twice."""
     more = ("--nvidia", "--store", str(shell.root / "store"), "--publish", str(shell.root / "index"))
-    workflow = workflow_of(shell, "github", *more, "--runner", "x86_64=self-hosted")
+    workflow = workflow_of(shell, "github", *more, *OWN)
     run = GitHubRun(shell, workflow)
     run.job("build")
     cuts = _jobs_that_ran(shell)
@@ -121,15 +148,21 @@ def _jobs_that_ran(shell: Shell) -> list[str]:
 
 
 def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
-    """In sh, where a job's artifacts are in the folder of those after it."""
-    pipeline = workflow_of(shell, "gitlab", "--publish", str(shell.root / "index"))
+    """In sh, with a job's artifacts in the folder of those that depend on it."""
+    pipeline = workflow_of(shell, "gitlab", *OWN, "--publish", str(shell.root / "index"))
     folder = shell.root / "project"
     folder.mkdir()
+    (shell.root / "artifacts").mkdir()
     jobs = [name for name in pipeline if name.startswith("build ")]
-    for name in [*jobs, "publish"]:
+    for name in [*jobs, *(name for name in pipeline if name.startswith("publish "))]:
         job = pipeline[name]
         parent = pipeline[job["extends"]]
-        variables = pipeline[".torchtailor"]["variables"] | job["variables"]
+        if "dependencies" in job:  # it has the artifacts of those jobs, and of no other
+            shutil.rmtree(folder)
+            for other in job["dependencies"]:
+                shutil.copytree(shell.root / "artifacts" / other, folder / "dist")
+        above = (pipeline[".torchtailor"], parent, job)
+        variables = {key: value for one in above for key, value in one.get("variables", {}).items()}
         for line in job.get("script") or parent["script"]:
             done = subprocess.run(
                 ["sh", "-e", "-c", line],
@@ -143,6 +176,8 @@ def test_the_scripts_of_a_pipeline_of_gitlab(shell: Shell) -> None:
                 check=False,
             )
             assert done.returncode == 0, (line, done.stderr)
+        if "artifacts" in parent:
+            shutil.move(folder / "dist", shell.root / "artifacts" / name)
     assert published(shell.root / "index") == ["cu128-sm80", "cu128-sm90"]
 
 

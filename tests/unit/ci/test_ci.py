@@ -16,12 +16,16 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.ci.workflows import OPTIONS, load, problems, written
+from torchtailor.backends.source.ccache import ccache_environment
+from torchtailor.backends.source.folders import Folders
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.ci import plan
 from torchtailor.ci.plan import CiOptions, CiSystem, plan_ci
 from torchtailor.ci.tables import ci_tables
 from torchtailor.cli import main
+from torchtailor.disk import CACHE_VARIABLE, WORK_VARIABLE
 from torchtailor.errors import ExitCode
+from torchtailor.fetch.cache import Cache
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,184 @@ def test_secrets_are_for_the_job_that_needs_them(capsys: pytest.CaptureFixture[s
     assert "pull_request" not in load(capsys.readouterr().out)["on"]  # ... or the machine
 
 
+FARMS = """
+[farm.pods]
+cluster = "slurm"
+store = "s3://bucket/farm"
+objects = "redis://cache"
+[farm.rack]
+scheduler = "tcp://rack:8786"
+store = "/shared/farm"
+[farm.mine]
+cluster = "my_clusters:Mine"
+"""
+
+
+@pytest.mark.parametrize("system", CiSystem)
+def test_what_the_section_of_a_farm_says_is_as_if_given(
+    system: CiSystem, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "torchtailor.toml").write_text(FARMS)
+    line = ["ci", system.value, "sm{80,90}-avx2", "-n", "--publish", "s3://b/torch"]
+    assert main([*line, "--on", "pods"]) == 0
+    said = capsys.readouterr()
+    workflow = load(said.out)
+    assert problems(system, said.out) == []
+    installed = next(line for line in scripts(system, workflow) if "pip install" in line)
+    assert "s3fs" in installed and "dask-jobqueue" in installed
+    assert "AWS_SECRET_ACCESS_KEY" in said.out and '"s3://bucket/farm"' in said.out
+    assert '--on here --store "$STORE"' in said.out  # what the farm built is taken from its store
+    assert "artifact" not in said.out and "OBJECTS" not in said.out
+    assert "[farm.pods] (slurm), which hosted runners" in said.err
+    assert "--store" not in next(row for row in said.out.splitlines() if row.startswith("#   torchtailor "))
+    assert main([*line, "--on", "pods", "--via", "source", "--runner", "x86_64=mine"]) == 0
+    said = capsys.readouterr()
+    assert '"redis://cache"' in said.out and "[farm.pods]" not in said.err
+    assert main([*line, "--on", "rack"]) == ExitCode.USAGE
+    assert "[farm.rack] store /shared/farm is a folder" in capsys.readouterr().err
+    assert main([*line, "--on", "rack", "--runner", "x86_64=mine"]) == 0
+    assert main([*line, "--on", "mine"]) == 0
+    said = capsys.readouterr()
+    assert "Add the package of my_clusters:Mine" in said.err
+    assert "pull_request:" not in said.out and "merge_request_event" not in said.out  # the farm is the user's
+
+
+@pytest.mark.parametrize("system", CiSystem)
+@pytest.mark.parametrize("option", ["--store", "--publish"])
+@pytest.mark.parametrize("folder", ["/srv/index", "file:///srv/index"])
+def test_a_folder_that_a_hosted_runner_would_throw_away_is_refused(
+    system: CiSystem, option: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["ci", system.value, "sm90-avx2", option, folder, "-n"]
+    assert main(line) == ExitCode.USAGE
+    assert f"{option} {folder} is a folder, which hosted runners do not keep." in capsys.readouterr().err
+    assert main([*line, "--runner", "x86_64=mine"]) == 0
+    assert main(["ci", system.value, "sm90-armv8_2", option, folder, "-n"]) == ExitCode.USAGE
+    assert "--runner aarch64=LABEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--store", "s3://b/farm")])
+def test_what_is_published_is_on_the_disk_one_part_at_a_time(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All GPUs together are more than a hosted runner's disk."""
+    line = ["sm{80,90}-avx2", "--publish", "s3://b/torch", "-n", *more]
+    assert main(["ci", "github", *line]) == 0
+    job = load(capsys.readouterr().out)["jobs"]["publish"]
+    steps = [step for step in job["steps"] if step.get("name", "").startswith("Publish ")]
+    assert [step["name"] for step in steps] == ["Publish sm80-x86_64", "Publish sm90-x86_64"]
+    assert all(step["run"].rstrip().endswith("rm -rf dist") for step in steps)
+    if more:
+        assert ["-sm80-" in step["env"]["VARIANTS"] for step in steps] == [True, False]
+        assert all("torchtailor build $VARIANTS" in step["run"] for step in steps)
+    else:
+        taken = [step["with"]["name"] for step in job["steps"] if "download-artifact" in step.get("uses", "")]
+        assert taken == ["sm80-x86_64", "sm90-x86_64"]
+    assert main(["ci", "gitlab", *line]) == 0
+    pipeline = load(capsys.readouterr().out)
+    assert pipeline[".publish"]["resource_group"] and pipeline[".publish"]["environment"] == "publish"
+    parts = {name: job for name, job in pipeline.items() if name.startswith("publish ")}
+    assert list(parts) == ["publish sm80-x86_64", "publish sm90-x86_64"]
+    if more:
+        assert ["-sm80-" in part["variables"]["VARIANTS"] for part in parts.values()] == [True, False]
+    taken = [part["dependencies"] for part in parts.values()]
+    assert taken == ([[], []] if more else [["build sm80-x86_64"], ["build sm90-x86_64"]])
+
+
+def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["ci", "gitlab", "sm90-avx2", "--publish", "abfs://c/torch", "-n", "--store", "s3://b/farm"]
+    assert main(line) == 0
+    head = [row for row in capsys.readouterr().out.splitlines() if row.startswith("# Settings")]
+    assert len(head) == 2
+    assert "AWS_SECRET_ACCESS_KEY" in head[0] and "environment scope" not in head[0]
+    assert "AZURE_STORAGE_CONNECTION_STRING" in head[1] and "environment scope `publish`" in head[1]
+    assert "AWS" not in head[1] and "AZURE" not in head[0]
+
+
+def test_gitlab_counts_the_jobs_that_publish(catalog: Catalog) -> None:
+    many = plan_of(catalog, CiSystem.GITLAB, "sm*-avx2", release="2.15", publish="s3://b/torch")
+    assert many.most_at_once == 2 * len(many.jobs)
+    assert plan_of(catalog, CiSystem.GITHUB, "sm*-avx2", release="2.15").most_at_once == len(many.jobs)
+
+
+def test_what_was_compiled_is_kept_when_a_job_fails_or_runs_out_of_time(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["sm{80,90}-avx2", "--via", "source", "--cuda", "13.0", "-n"]
+    assert main(["ci", "github", *line]) == 0
+    job = load(capsys.readouterr().out)["jobs"]["build"]
+    kinds = [step.get("uses", step.get("name")).partition("@")[0] for step in job["steps"]]
+    restore, save = kinds.index("actions/cache/restore"), kinds.index("actions/cache/save")
+    assert restore < kinds.index("Build") < kinds.index("Verify") < save and "actions/cache" not in kinds
+    assert job["steps"][save]["if"] == "always()"
+    for name in ("path", "key"):
+        assert job["steps"][save]["with"][name] == job["steps"][restore]["with"][name]
+    assert "github.run_attempt" in job["steps"][save]["with"]["key"]  # a key is written once
+    assert job["steps"][kinds.index("Build")]["timeout-minutes"] == 340 < job["timeout-minutes"] == 360
+    rows = job["strategy"]["matrix"]["include"]
+    assert len(rows) == 2 and len({row["cache"] for row in rows}) == 1 and "avx2" in rows[0]["cache"]
+    assert main(["ci", "gitlab", *line]) == 0
+    pipeline = load(capsys.readouterr().out)
+    assert pipeline[".build"]["cache"]["when"] == "always"
+    assert pipeline[".torchtailor"]["timeout"] == "180 minutes"  # no hosted job of gitlab.com has more
+    assert pipeline[".build"]["variables"]["RUNNER_SCRIPT_TIMEOUT"] == "162m"
+    assert main(["ci", "gitlab", *line, "--runner", "x86_64=mine"]) == 0
+    assert load(capsys.readouterr().out)[".torchtailor"]["timeout"] == "360 minutes"
+
+
+@pytest.mark.parametrize("system", CiSystem)
+def test_what_is_kept_is_where_builds_put_it(
+    system: CiSystem, elsewhere: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds from source use a ccache of their own, whatever CCACHE_DIR says; it is beside trees of 20 GB."""
+    assert main(["ci", system.value, "sm90-avx2", "--via", "source", "-n"]) == 0
+    workflow = load(capsys.readouterr().out)
+    if system is CiSystem.GITHUB:
+        steps = workflow["jobs"]["build"]["steps"]
+        (save,) = [step for step in steps if "actions/cache/save" in step.get("uses", "")]
+        (trim,) = [step for step in steps if "ccache --cleanup" in step.get("run", "")]
+        assert trim["if"] == "always()" and steps.index(trim) < steps.index(save)
+        kept, environment = save["with"]["path"].split(), workflow["env"]
+    else:
+        kept, environment = workflow[".build"]["cache"]["paths"], workflow[".torchtailor"]["variables"]
+        assert "ccache --cleanup" in workflow[".build"]["after_script"][0]
+    for name in (CACHE_VARIABLE, WORK_VARIABLE):
+        text = environment[name]
+        place = re.sub(r"\$\{\{ github.workspace \}\}|\$CI_PROJECT_DIR", lambda _: str(elsewhere), text)
+        monkeypatch.setenv(name, place)
+    folders, blobs = Folders.default(), Cache().root / "blobs"
+    used = ccache_environment("ccache", folders, folders.build("x"))["CCACHE_DIR"]
+    assert [elsewhere / path for path in kept] == [blobs, Path(used)]
+    assert not any(folders.build("x").is_relative_to(elsewhere / path) for path in kept)
+
+
+def test_the_three_parts_of_the_cache_action_are_of_one_release() -> None:
+    parts = [ci_tables().action[name] for name in ("cache", "restore", "save")]
+    assert len({(part.commit, part.version) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("system", CiSystem)
+def test_jobs_that_fetch_the_same_wheels_share_a_cache(system: CiSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    """GitHub keeps 10 GB; the wheels of a toolkit are 3 GB, for whichever GPU they are cut."""
+
+    def cached(*selected: str) -> tuple[list[str], str]:
+        assert main(["ci", system.value, *selected, "--release", "2.15", "-n"]) == 0
+        workflow = load(capsys.readouterr().out)
+        if system is CiSystem.GITHUB:
+            job = workflow["jobs"]["build"]
+            (step,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/cache@")]
+            assert step["with"]["path"].split() == [".cache/torchtailor/blobs"]
+            return [row["cache"] for row in job["strategy"]["matrix"]["include"]], step["with"]["key"]
+        assert workflow[".build"]["cache"]["paths"] == [".cache/torchtailor/blobs"]
+        jobs = [job for name, job in workflow.items() if name.startswith("build ")]
+        return [job["variables"]["CACHE"] for job in jobs], workflow[".build"]["cache"]["key"]
+
+    names, key = cached("sm{80,90,120}-avx2", "--cuda", "13.0")
+    assert names == ["pytorch215-cuda13_0-x86_64-python313"] * 3 and "name" not in key.lower()
+    assert cached("sm{80,90}-avx2", "--cuda", "13.0") == (names[:2], key)  # another GPU changes nothing
+    assert cached("sm90-avx2", "--cuda", "13.2")[0] != names[:1]
+    assert cached("sm90-armv9", "--cuda", "13.0")[0] != names[:1]
+    assert cached("sm90-avx2", "--cuda", "13.0", "--python", "3.12")[0] != names[:1]
+
+
 def test_cut_nvidia_libraries_stay_private(capsys: pytest.CaptureFixture[str]) -> None:
     for system in CiSystem:
         assert main(["ci", system.value, "sm90-avx2", "--nvidia", "-n"]) == ExitCode.USAGE
@@ -119,7 +301,7 @@ def test_actions_are_pinned_to_commits(capsys: pytest.CaptureFixture[str]) -> No
     for via in ("wheel", "source", "nix"):
         assert main(["ci", "github", "sm90-avx2", "--release", "cuda-13_0", "--via", via, "-n"]) == 0
         used = re.findall(r"uses: (\S+)@(\S+) # (v[\d.]+)\n", capsys.readouterr().out)
-        assert len(used) >= 3
+        assert len(used) >= 3 and any(name.startswith("actions/cache") for name, _, _ in used)
         known = {(action.uses, action.commit, action.version) for action in ci_tables().action.values()}
         assert set(used) <= known and all(re.fullmatch("[0-9a-f]{40}", commit) for _, commit, _ in used)
 
@@ -168,7 +350,7 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         "local:2",
     ]
     line += ["--package", "torchtailor>=0.1", "--runner", "x86_64=a,b", "--gpu-runner", "sm90=c", "--nvidia"]
-    line += ["--publish-nvidia", "--no-cache"]
+    line += ["--publish-nvidia", "--no-cache", "-o", "ci/my torch.yml"]
     assert main([*line, "-n"]) == 0
     text = capsys.readouterr().out
     again = shlex.split(next(row[1:] for row in text.splitlines() if row.startswith("#   torchtailor ")))
@@ -200,6 +382,18 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--via", "source", "--objects", "ftp://x"], ExitCode.USAGE, "ftp://x"),
         ([], ExitCode.USAGE, "No variant was named"),
         (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
+        (["sm90-avx2", "--timeout", "361"], ExitCode.USAGE, "a job on a hosted runner ends after 360 minutes"),
+        (["sm90-avx2", "--timeout", "361", "--runner", "x86_64=mine"], 0, ""),
+        (
+            ["sm90-avx2", "--package", "./nofolder"],
+            ExitCode.USAGE,
+            "--package ./nofolder: there is nothing at that path",
+        ),
+        (["sm90-avx2", "--package", "git+https://x/y@v1; echo"], ExitCode.USAGE, "a space or a semicolon"),
+        (["sm90-avx2", "--package", "torchtailor==1;echo"], ExitCode.USAGE, "a space or a semicolon"),
+        (["sm90-avx2", "--package", "torchtailor==1$(x)"], ExitCode.USAGE, "nothing that pip installs"),
+        (["sm90-avx2", "--runner", "aarch64=foo"], ExitCode.NO_MATCH, "no job runs on aarch64"),
+        (["sm90-avx2", "--publish", "sftp:///x"], ExitCode.USAGE, "names no host"),
         (["sm90-avx2", "--package", "what ever"], ExitCode.USAGE, "nothing that pip installs"),
         (["fish-*"], ExitCode.NO_MATCH, "fish-*"),
         (["*", "--per", "variant", "--python", "3.12", "--release", "cuda-13_0"], 0, ""),
@@ -212,6 +406,72 @@ def test_mistakes_get_a_sentence(
     captured = capsys.readouterr()
     assert said in captured.err and "Traceback" not in captured.err
     assert bool(list(elsewhere.rglob("*.yml"))) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--publish",
+        "--store",
+        "--objects",
+        "--schedule",
+        "--package",
+        "--branch",
+        "--per",
+        "--release",
+        "--python",
+        "--cuda",
+        "--on",
+        "--runner",
+        "--gpu-runner",
+        "--level",
+    ],
+)
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_variable_that_is_not_set_is_no_value(
+    option: str, value: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ci", "github", "sm90-avx2", "--via", "source", option, value]) == ExitCode.USAGE
+    assert option in capsys.readouterr().err and not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--store", "--publish"])
+@pytest.mark.parametrize(
+    ("where", "package", "said"),
+    [
+        ("s3://b/x", "s3fs", ""),
+        ("abfss://b/x", "adlfs", ""),
+        ("gs://b/x", "gcsfs", "Add the credentials of gs:// to it yourself."),
+        ("sftp://host/x", "paramiko", "Add the credentials of sftp:// to it yourself."),
+        ("ftp://host/x", "", "Add the credentials of ftp:// to it yourself."),
+        ("oss://b/x", "", "Add the fsspec plug-in and the credentials of oss:// to it yourself."),
+    ],
+)
+def test_the_plug_in_of_a_scheme_is_installed(
+    option: str, where: str, package: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for system in CiSystem:
+        assert main(["ci", system.value, "sm90-avx2", "-n", option, where, "--package", "torchtailor"]) == 0
+        captured = capsys.readouterr()
+        (line,) = {row for text in scripts(system, load(captured.out)) for row in text.splitlines() if "pip" in row}
+        assert line.endswith(f'"$TORCHTAILOR" {package}'.rstrip())
+        assert captured.err == (f"warning: {said}\n" if said else "")
+        assert (said.removesuffix(" to it yourself.") in captured.out) or not said
+
+
+def test_a_folder_of_the_repository_starts_the_workflow(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (elsewhere / "tools" / "tt").mkdir(parents=True)
+    (elsewhere / "tt-1-py3-none-any.whl").touch()
+    expected = {"./tools/tt": "tools/tt/**", ".": "**", "tt-1-py3-none-any.whl": "tt-1-py3-none-any.whl"}
+    for package, watched in expected.items():
+        assert main(["ci", "github", "sm90-avx2", "-n", "--package", package]) == 0
+        workflow = load(capsys.readouterr().out)
+        for event in ("push", "pull_request"):
+            paths = workflow["on"][event]["paths"]
+            assert paths == [".github/workflows/torchtailor.yml", "torchtailor.toml", watched]
+        assert workflow["env"]["TORCHTAILOR"] == f"{package}[verify]"
+    assert main(["ci", "github", "sm90-avx2", "-n", "--package", "torchtailor[site]>=1"]) == 0
+    assert load(capsys.readouterr().out)["env"]["TORCHTAILOR"] == "torchtailor[site,verify]>=1"
 
 
 def test_an_alternative_that_selects_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
