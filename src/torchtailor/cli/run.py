@@ -61,6 +61,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         where = f" ({error.filename})" if error.filename else ""
         return _say(f"There is no space left to write to{where}.", "Make room and try again.", ExitCode.ENVIRONMENT)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a class is made is a RuntimeError
+            return _stop()
         if hasattr(error, "format_message"):  # typer's own: a wrong option or argument
             message = str(error.format_message()).rstrip(".")
             path = getattr(getattr(error, "ctx", None), "command_path", f"torchtailor {name}")
