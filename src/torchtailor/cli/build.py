@@ -75,6 +75,7 @@ def command(
     from torchtailor.cli._progress import BuildDisplay
     from torchtailor.tailoring.run import read_workload
 
+    ui.json_lines(json and on is not None)  # of a farm, stderr has events for scripts
     if margin != "exact" and not workload:
         raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
     given: dict[Method, object] = {

@@ -37,6 +37,7 @@ from torchtailor.farm.where import PlaceKind, Where, started
 from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
+from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
@@ -450,6 +451,7 @@ class _Run:
             return take(variant.name, variant.derivation, out, self.farm.store, self.store)
         name = str(self.store.need(variant.key).facts["variant"])
         earlier = "An earlier wheelhouse is unchanged."
+        check_place(out / name)
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
         return read_wheelhouse(out / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 from dataclasses import fields
@@ -20,8 +21,8 @@ from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.cli.build import option_of
 from torchtailor.cli.run import load_command
-from torchtailor.errors import ExitCode
-from torchtailor.farm import address, where
+from torchtailor.errors import ExitCode, NetworkError
+from torchtailor.farm import address, perform, where
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.where import PlaceKind, parse_where
 
@@ -210,6 +211,35 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert "found in the store" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("on", ["here", "tcp://127.0.0.1:9"])
+def test_an_error_is_the_last_of_the_events_for_scripts(
+    index: Site, on: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise NetworkError("The index went away.", "Try again.")
+
+    monkeypatch.setattr(perform, "fetch_all", fails)
+    code = main([*BUILD, "--on", on, "--store", "store", "--json"])
+    seen = capsys.readouterr()
+    *events, last = [json.loads(line) for line in seen.err.splitlines()]
+    assert code != 0 and last["kind"] == "error" and last["exit_code"] == code and last["text"] and last["hint"]
+    assert json.loads(seen.out)["schema"].startswith("torchtailor-")
+    assert bool(events) == (on == "here")
+    assert main([*BUILD, "--on", on]) == code  # and words again without it
+    assert "error: " in capsys.readouterr().err
+
+
+def test_no_logger_of_dask_prints_its_own_tracebacks() -> None:
+    import distributed  # noqa: F401
+
+    from torchtailor.farm.daskengine import quiet_dask
+
+    logging.getLogger("distributed.client").setLevel(logging.WARNING)  # as its own configuration does
+    quiet_dask()
+    for name in ("distributed", "distributed.client", "distributed.comm", "distributed.shuffle.new", "asyncio"):
+        assert not logging.getLogger(name).isEnabledFor(logging.ERROR), name
+
+
 def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
     check = ["farm", "check", "here", "--store"]
     assert main([*check, "store"]) == 0
@@ -249,6 +279,52 @@ def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
     catalog = load_catalog(tmp_path)
     waits = {"queue": 60, "rack": 10, "tcp://h:1": 10, "patient": 600}
     assert {name: parse_where(name, catalog).patience / 60 for name in waits} == waits
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+def test_what_no_build_made_is_not_replaced(
+    index: Site, on: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is anything fetched, and a dry run says so too."""
+    place = Path("dist", NAME)
+    place.mkdir(parents=True)
+    notes = place / "notes.txt"
+    notes.write_text("mine")
+    for more in ([], ["--dry-run"]):
+        assert main([*BUILD, *on, *more]) == ExitCode.USAGE
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{place} already exists, and nothing says that torchtailor made it: it is not replaced." in said
+    assert notes.read_text() == "mine" and not Path("store").exists()
+    assert not [
+        one for one in index.requests if one.path.endswith(".whl") and one.status == 200 and one.method == "GET"
+    ]
+    notes.unlink()
+    place.rmdir()
+    place.write_text("mine")
+    assert main([*BUILD, *on]) == ExitCode.USAGE and place.read_text() == "mine"
+    place.unlink()
+    place.mkdir()  # an empty folder is as good as none
+    for _ in range(2):
+        assert main([*BUILD, *on, "--quiet"]) == 0
+    index_folder = Path("dist", "variants")
+    index_folder.mkdir()
+    (index_folder / "notes.txt").write_text("mine")
+    assert main([*BUILD, *on, "--variants"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_place_that_cannot_be_written_is_refused_first(
+    on: tuple[str, ...], more: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing is asked of an index
+    Path("file").write_text("mine")
+    for out in ("file", "file/dist"):
+        assert main([*BUILD, *on, *more, "-o", out]) == ExitCode.USAGE
+        assert "file is not a folder. Give a folder with -o." in " ".join(capsys.readouterr().err.split())
+    assert main([*BUILD, *on, *more, "-o", "/proc/dist"]) == ExitCode.ENVIRONMENT
+    assert "/proc cannot be written" in " ".join(capsys.readouterr().err.split())
+    assert not Path("store").exists()
 
 
 @pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])

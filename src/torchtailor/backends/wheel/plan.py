@@ -25,6 +25,7 @@ from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requireme
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ledger.rates import Rates
 from torchtailor.variants import Variant, coverage
+from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS_FOLDER
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
 _HOST_SHARE = 0.25
@@ -132,6 +133,11 @@ class WheelPlan:
     @property
     def variants(self) -> tuple[Variant, ...]:
         return tuple(plan.variant for plan in self.plans)
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        index = (VARIANTS_FOLDER,) if self.options.variants else ()
+        return tuple(self.out / name for name in (*(plan.name for plan in self.plans), *index))
 
     @property
     def files(self) -> tuple[WheelFile, ...]:
