@@ -31,6 +31,7 @@ from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
+from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
 from torchtailor.farm.where import PlaceKind, Where, started
@@ -73,6 +74,14 @@ class FarmPlan:
     rates: Rates
     objects: str = ""
     prove: bool = False
+
+    @property
+    def disk(self) -> tuple[DiskNeed, ...]:
+        """What is written to each file system of this machine; unknown of other methods, which look for themselves."""
+        if not isinstance(self.plan, WheelPlan):
+            return ()
+        here = self.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL)
+        return disk_needs(self.plan, self.to_do.jobs, self.store, here=here)
 
     @property
     def compiles(self) -> bool:
@@ -248,7 +257,18 @@ def plan_farm(
         remote_storage(shared)
         graph, variants = _source_jobs(plan, shared, shards)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
+
+
+def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
+    """The plan with the time of its jobs on this place, and with the disk that has the least room for them."""
+    seconds = simulate(farm.graph, farm.where.workers, finished=farm.finished).seconds
+    cost = replace(plan.cost, seconds=seconds)
+    if needs := farm.disk:
+        least = min(needs, key=lambda need: need.left)
+        cost = replace(cost, disk=least.size, disk_free=least.free)
+    return replace(farm, plan=replace(plan, cost=cost))
 
 
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
@@ -300,8 +320,7 @@ def run_farm(
     listen: Callable[[FarmEvent], None] = lambda _: None,
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
-    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL) and isinstance(farm.plan, WheelPlan):
-        farm.plan.check()
+    check_space(farm.disk)
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
@@ -322,7 +341,15 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
         for _ in range(_ROUNDS):
-            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget, limit=farm.limit_of)
+            result = drive(
+                farm.graph,
+                engine,
+                finished,
+                listen=run.hear,
+                remake=run.store.forget,
+                lost=run.store.lost,
+                limit=farm.limit_of,
+            )
             run.note(result)
             if run.placed():
                 break

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,21 @@ class FarmStore:
             there = pool.map(lambda key: self._try(lambda: self._place.has(_record(key))), wanted)
             return frozenset(key for key, found in zip(wanted, there, strict=True) if found)
 
+    def lost(self, keys: Iterable[str]) -> frozenset[str]:
+        """Which of these keys have no output here, or one that is not whole."""
+        wanted = tuple(dict.fromkeys(keys))
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            return frozenset(key for key, whole in zip(wanted, pool.map(self._whole, wanted), strict=True) if not whole)
+
+    def _whole(self, key: str) -> bool:
+        record = self.record(key)
+        if record is None:
+            return False
+        return all(self._has(file.sha256) for file in record.files)
+
+    def _has(self, sha256: str) -> bool:
+        return self._try(lambda: self._place.has(_blob(sha256)))
+
     def finish(self, key: str, record: JobRecord) -> None:
         """Say that a job has finished; its files must be here. Where another worker was quicker, its output stays."""
         if self.record(key) is None:
@@ -153,7 +169,7 @@ class FarmStore:
         """Store a file; what is here already is not sent again."""
         digest = sha256 or hash_file(source)
         size = source.stat().st_size
-        if not self._try(lambda: self._place.has(_blob(digest))):
+        if not self._has(digest):
             self._try(lambda: self._place.upload(source, _blob(digest), digest))
         return FarmFile(path, digest, size)
 
@@ -212,6 +228,11 @@ def open_farm_store(where: str) -> FarmStore:
     return FarmStore(_Bucket(where))
 
 
+def store_folder(where: str) -> Path | None:
+    """The folder that a store is; None of a bucket or server."""
+    return Path(absolute_store(where)) if urlsplit(where).scheme in ("", "file") else None
+
+
 def absolute_store(where: str) -> str:
     """The same store for processes in another folder."""
     if urlsplit(where).scheme in ("", "file"):
@@ -247,6 +268,8 @@ class _Folder:
             content = read_limited(self._root / path, Limit.MANIFEST)
         except FileNotFoundError:
             return None
+        except BadInputError:  # a folder, or something else that no worker wrote
+            return b""
         except OSError as error:
             raise _unreadable(self.shown, error) from error
         with suppress(OSError):
@@ -278,6 +301,8 @@ class _Folder:
             check_intact(place, sha256)
         except FileNotFoundError:
             return False
+        except IsADirectoryError as error:
+            raise DamagedFileError(place) from error
         except OSError as error:
             raise _unreadable(self.shown, error) from error
         with disk_errors(target.parent, unchanged=_KEPT):
@@ -289,12 +314,22 @@ class _Folder:
 
     def remove(self, path: str) -> None:
         with suppress(FileNotFoundError), disk_errors(self._root, unchanged=_KEPT):
-            (self._root / path).unlink(missing_ok=True)
+            _remove(self._root / path)
 
     def _made(self, path: str) -> Path:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir():
+            _remove(place)
         return place
+
+
+def _remove(path: Path) -> None:
+    """A file; or a folder of its name, which nobody but a damaged disk or a slip of the hand makes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unused_files(root: Path, before: float) -> tuple[Path, ...]:

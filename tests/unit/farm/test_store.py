@@ -91,6 +91,27 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
         store.finish(KEY, JobRecord("fetch", ()))
 
 
+def test_a_folder_in_the_place_of_a_file_is_damage_too(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    store.finish(KEY, JobRecord("fetch", (file,)))
+    assert store.lost([KEY, "ab" * 32]) == {"ab" * 32}
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    record = tmp_path / "store" / "records" / KEY[:2] / KEY
+    for path in (record, blob):
+        path.unlink()
+        (path / "inside").mkdir(parents=True)
+        assert store.lost([KEY]) == {KEY}
+        if path is blob:
+            with pytest.raises(MissingOutputError):
+                store.get(KEY, file, tmp_path / "out")
+        assert store.record(KEY) is None and not path.exists()
+        (path / "inside").mkdir(parents=True)
+        store.put(made(tmp_path), "torch.whl")
+        store.finish(KEY, JobRecord("fetch", (file,)))
+        assert store.lost([KEY]) == frozenset()
+
+
 def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
     store = open_farm_store(str(tmp_path / "store"))
     mutable, fixed = made(tmp_path, b"one", "a"), made(tmp_path, b"two", "b")
