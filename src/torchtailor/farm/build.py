@@ -320,14 +320,15 @@ def run_farm(
     listen: Callable[[FarmEvent], None] = lambda _: None,
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
-    check_space(farm.disk)
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
-        if farm.to_do.jobs or not run.placed_all():
+        if farm.to_do.jobs:
             run.store.check_writable()
+        check_space(farm.disk)
+        if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)
         return run.end()
 

@@ -50,6 +50,9 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ((*BUILD, "--on", "local:99999"), ExitCode.USAGE, "would start 99999 processes; this machine has"),
         ((*BUILD, "--on", "local:99999", "--dry-run"), ExitCode.USAGE, "of free memory"),
         ((*BUILD, "--on", "LOCAL:2"), ExitCode.USAGE, "Write --on local:2."),
+        ((*BUILD, "--on", "here:2"), ExitCode.USAGE, "takes no number. Write --on here or local:2."),
+        ((*BUILD, "--on", "Here:"), ExitCode.USAGE, "takes no number. Write --on here or local:2."),
+        ((*BUILD, "--on", "here,local:2"), ExitCode.USAGE, "names more than one place. Write --on local:2, --on tcp"),
         ((*BUILD, "--on", "Here"), ExitCode.USAGE, "Write --on here."),
         ((*BUILD, "--on", ""), ExitCode.USAGE, "--on is empty. Write --on local:2"),
         ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
@@ -93,7 +96,21 @@ def test_clear_errors(
     [
         ('scheduler = "tcp://h:1"\ncluster = "slurm"', ExitCode.USAGE, "either `scheduler` or `cluster`"),
         ("workers = 2", ExitCode.USAGE, "either `scheduler` or `cluster`"),
-        ('cluster = "teapot"', ExitCode.USAGE, "no kind of cluster"),
+        *(
+            (f'cluster = "{word}"', ExitCode.USAGE, f"{word!r} is no kind of cluster. Known are slurm")
+            for word in ("teapot", ":", "a:", ":b", "..:x", "a b:c")
+        ),
+        ('scheduler = "rack"', ExitCode.USAGE, "has no protocol. Write tcp://rack:8786."),
+        (
+            'scheduler = "tcp://h:1"\n[farm.mine.options]\nqueue = "q"',
+            ExitCode.USAGE,
+            "[farm.mine.options] is for a `cluster` that Dask starts",
+        ),
+        (
+            'cluster = "ssh"',
+            ExitCode.ENVIRONMENT,
+            "needs asyncssh, which is not installed. Install it: pip install async",
+        ),
         ('cluster = "no_such_module:Cluster"', ExitCode.ENVIRONMENT, "needs no-such-module"),
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
         (
@@ -113,12 +130,16 @@ def test_clear_errors(
         ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
-def test_sections(section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also what processes print that Dask starts."""
+def test_sections(
+    section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what processes print that Dask starts; what is known at once is said before anything is waited for."""
+    monkeypatch.setitem(sys.modules, "asyncssh", None)  # as if it was not installed
     Path("torchtailor.toml").write_text(f"[farm.mine]\n{section}\n")
     assert main(["farm", "check", "mine"]) == code
     text = " ".join(capfd.readouterr().err.split())
     assert said in text and "Traceback" not in text
+    assert ("Waiting" in text) == ("cannot be started" in text)
 
 
 class Fails:
