@@ -32,9 +32,9 @@ from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, wo
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
-from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
+from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
-from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
@@ -240,7 +240,7 @@ def plan_farm(
             "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
             "Omit --on, or --split.",
         )
-    chosen = absolute_store(store or where.store)
+    chosen = chosen_store(where, store)
     opened = open_farm_store(chosen)
     try:
         rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
-from torchtailor.disk import cache_folder, existing_parent, sharing_intact, staging_folder
+from torchtailor.disk import CACHE_VARIABLE, cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.farm.address import check_address, reach
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
+from torchtailor.farm.store import absolute_store, check_store
 from torchtailor.format import counted, human_bytes
 from torchtailor.host.capacity import capacity
 from torchtailor.host.probe import LiveProbe
@@ -147,6 +149,20 @@ def _configured(name: str, settings: FarmSettings) -> Where:
         )
     address = check_address(settings.scheduler, f"[farm.{name}]: the scheduler")
     return Where(name, PlaceKind.SCHEDULER, settings.workers, address, settings)
+
+
+def chosen_store(where: Where, given: str | None) -> str:
+    """The store of a build: the one that was given, else that of the place; refused where it cannot be one."""
+    if given is None and not where.settings.store:
+        cache = cache_folder()
+        if any(os.path.lexists(path) and not path.is_dir() for path in (cache, *cache.parents)):
+            raise EnvironmentProblem(
+                f"The cache folder {cache} cannot be used: it is not a folder.",
+                f"Set {CACHE_VARIABLE} to a folder you can write to.",
+            )
+    chosen = where.store if given is None else given
+    check_store(chosen, "--store" if given is not None else f"[farm.{where.name}]: the store")
+    return absolute_store(chosen)
 
 
 def check_room(where: Where) -> None:

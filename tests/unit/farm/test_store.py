@@ -21,6 +21,7 @@ from torchtailor.farm.store import (
     _Bucket,
     _Folder,
     absolute_store,
+    check_store,
     open_farm_store,
     unused_files,
 )
@@ -123,6 +124,23 @@ def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
         assert blob.stat().st_mode & 0o222 == 0
         store.get(KEY, file, tmp_path / "own" / path.name, link=False)
         assert (tmp_path / "own" / path.name).stat().st_mode & 0o200  # what the user gets may be changed
+
+
+def test_tokens_of_killed_runs_go_after_a_day(store: FarmStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_text("tokens/old", "x")
+    store.check_writable()
+    assert store.read_text("tokens/old") == "x"  # perhaps of a run that goes on
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 90_000)
+    store.check_writable()
+    assert store.read_text("tokens/old") is None
+
+
+def test_a_colon_alone_makes_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_store("my:folder")
+    open_farm_store("my:folder").put_text("tokens/a", "x")
+    assert (tmp_path / "my:folder" / "tokens" / "a").is_file()
 
 
 def test_keys_that_lead_out_of_the_store_are_refused(store: FarmStore) -> None:

@@ -78,7 +78,40 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "The store /proc/x cannot be written: No",
         ),
         ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
-        ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
+        (
+            (*BUILD, "--on", "here", "--store", "wrong://x"),
+            ExitCode.USAGE,
+            "cannot be a store: fsspec does not know wrong",
+        ),
+        *(
+            ((*BUILD, "--on", "here", *more, "--store", f"s3:{rest}"), ExitCode.USAGE, "Write s3://BUCKET/PATH.")
+            for rest in ("bucket/x", "/bucket/x", "//", "///x")
+            for more in ((), ("--dry-run",))
+        ),
+        (
+            (*BUILD, "--on", "here", "--store", "http://localhost/x"),
+            ExitCode.USAGE,
+            "nothing that files can be written",
+        ),
+        ((*BUILD, "--on", "here", "--store", "memory://x"), ExitCode.USAGE, "is lost when its process ends"),
+        ((*BUILD, "--on", "here", "--store", "s3://[x"), ExitCode.USAGE, "is not a URL"),
+        (("farm", "check", "here", "--store", "memory://x"), ExitCode.USAGE, "is lost when its process ends"),
+        *(
+            ((*words, option, text), ExitCode.USAGE, f"{option} is empty.")
+            for words in ((*BUILD, "--on", "here"), BUILD, ("farm", "check", "here"))
+            for option in ("--store", "--objects")
+            for text in ("", " ")
+        ),
+        (
+            ("farm", "check", "here", "--objects", "redis://"),
+            ExitCode.USAGE,
+            "redis:// names no host. Write redis://HOST.",
+        ),
+        (
+            ("farm", "check", "here", "--objects", __file__),
+            ExitCode.ENVIRONMENT,
+            "cannot be reached: it is a file, not a folder. Start it, or give another place with --objects.",
+        ),
         (("build", "sm90-avx512", "--via", "nix", "--on", "local:1", "--prove"), ExitCode.USAGE, "for wheels"),
         (("farm", "check", "nowhere"), ExitCode.NO_MATCH, "There is no farm"),
     ],
@@ -126,6 +159,11 @@ def test_clear_errors(
         ('schedular = "tcp://h:1"', ExitCode.USAGE, "unknown key `schedular`. `torchtailor help farm`"),
         ('scheduler = "h:1"', ExitCode.USAGE, "[farm.mine]: the scheduler 'h:1' has no protocol. Write tcp://h:1."),
         ('scheduler = "tcp://h"', ExitCode.USAGE, "[farm.mine]: the scheduler 'tcp://h' has no port"),
+        *(
+            (f'scheduler = "tcp://h:1"\n{name} = ""', ExitCode.USAGE, f"{name}: expected `str` of length >= 1")
+            for name in ("store", "objects", "cache")
+        ),
+        ('cluster = "slurm"\nstore = "s3:b"', ExitCode.USAGE, "[farm.mine]: the store s3:b names no bucket"),
         ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
         ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
@@ -363,6 +401,17 @@ def test_what_of_a_glob_is_not_available_is_said_everywhere(
         assert main([*line, *more, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["unavailable"]
         assert {row["variant"] for row in rows} >= set(missing) and all(row["reason"] for row in rows)
+
+
+def test_a_cache_that_is_a_file_is_named_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").write_text("")
+    for place in ("file", "file/cache"):
+        monkeypatch.setenv("TORCHTAILOR_CACHE", place)
+        assert main(["farm", "check", "here"]) == ExitCode.ENVIRONMENT
+        said = " ".join(capsys.readouterr().err.split())
+        assert "it is not a folder. Set TORCHTAILOR_CACHE" in said and "--store" not in said
 
 
 def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(
