@@ -268,6 +268,8 @@ def _class_path(farm: str, cluster: str) -> tuple[str, str]:
 
 
 def _class_of(where: Where) -> Any:
+    import torchtailor.farm.daskengine  # noqa: F401  (it says how Dask itself is installed)
+
     module, name = _class_path(where.name, where.settings.cluster)
     try:
         for needed in _NEEDED.get(where.settings.cluster, ()):  # which the class itself imports when it starts
