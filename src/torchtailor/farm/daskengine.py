@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -322,3 +323,4 @@ def quiet_dask() -> None:
     configured = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
     for name in ("distributed", "asyncio", "tornado.application", *configured):  # several have levels of their own
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"distributed\b")  # of a dashboard's port that is taken

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -301,6 +302,12 @@ def test_no_logger_of_dask_prints_its_own_tracebacks() -> None:
     quiet_dask()
     for name in ("distributed", "distributed.client", "distributed.comm", "distributed.shuffle.new", "asyncio"):
         assert not logging.getLogger(name).isEnabledFor(logging.ERROR), name
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        quiet_dask()
+        warnings.warn_explicit("Port 8787 is already in use.", UserWarning, "node.py", 1, module="distributed.node")
+        warnings.warn_explicit("another", UserWarning, "other.py", 1, module="other")
+    assert [str(one.message) for one in seen] == ["another"]
 
 
 def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
