@@ -46,8 +46,6 @@ _CLUSTERS = {
     "ssh": "distributed:SSHCluster",
     "kubernetes": "dask_kubernetes.operator:KubeCluster",
 }
-
-
 _NEEDED = {"ssh": ("asyncssh",)}
 
 
@@ -116,8 +114,8 @@ def parse_where(text: str, catalog: Catalog) -> Where:
         raise UsageError(f"--on {text!r}: `here` is this process, and takes no number.", "Write --on here or local:2.")
     if head.lower() in (HERE, _LOCAL):
         raise UsageError(f"--on {text!r} is not in small letters.", f"Write --on {text.lower()}.")
-    if colon and count.isdigit() and head:
-        raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{text}.")
+    if colon and count.isdigit():
+        raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{head or 'HOST'}:{count}.")
     known = ", ".join(catalog.farms) or "none"
     raise NoMatchError(
         f"There is no farm {text!r}.",

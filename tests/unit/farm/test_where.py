@@ -72,6 +72,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "--profile, --set, --no-bundle are for --via source only. Add --via source, or omit them.",
         ),
         ((*BUILD, "--via", "source", "--with", "torchvision"), ExitCode.USAGE, "--with is for --via wheel only"),
+        ((*BUILD, "--on", ":8786"), ExitCode.USAGE, "Write --on tcp://HOST:8786"),
         ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
         (
             (*BUILD, "--on", "here", "--store", "/proc/x"),
