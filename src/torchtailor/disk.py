@@ -316,6 +316,15 @@ def check_output(path: Path) -> None:
             pass
 
 
+def check_output_folder(folder: Path) -> None:
+    """The same of a folder, which need not exist yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(f"{there} is not a folder.", "Give a folder with -o.")
+    with disk_errors(there), tempfile.TemporaryFile(dir=there, prefix=_TEMPORARY):
+        pass
+
+
 def write_output(path: Path, data: bytes, *, parents: bool = True, unchanged: str = "Nothing was changed.") -> None:
     """Write a file that the user asked for, and the folder it is in; a device or pipe is written to."""
     with disk_errors(path.parent, unchanged=unchanged):

@@ -33,6 +33,10 @@ class BuildPlan(Protocol):
     def unavailable(self) -> Unavailable: ...
 
     @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders that the result replaces."""
+
+    @property
     def cost_text(self) -> str:
         """Download, disk, memory and time in a sentence."""
 

@@ -11,9 +11,11 @@ from torchtailor.backends.base import Backend, BuildPlan, BuildResult, load_back
 from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants.select import unmatched
+from torchtailor.wheelhouse.places import check_place
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,13 @@ def plan_build(
 
 
 def plan_choices(backend: Backend[Any], choices: Sequence[VariantChoice], out: Path | str) -> PlannedBuild:
-    """The plan of variants that were chosen already."""
-    return PlannedBuild(backend.plan(choices, Path(out)), backend)
+    """The plan of variants that were chosen already; an `out` that nothing can be written to is refused first."""
+    folder = Path(out)
+    check_output_folder(folder)
+    planned = PlannedBuild(backend.plan(choices, folder), backend)
+    for place in planned.plan.places:
+        check_place(place)
+    return planned
 
 
 def make_backend(

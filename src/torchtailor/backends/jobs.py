@@ -25,6 +25,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
+from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
 from torchtailor.wheels.name import WheelName
 
@@ -178,6 +179,7 @@ def _cut(job: CutWheel, context: JobContext) -> WheelCut:
 def pack(job: PackWheelhouse, context: JobContext) -> Wheelhouse:
     """Write a wheelhouse into the context's `out`."""
     entries = packed_entries(job, context)
+    check_place(context.out / job.description.variant)
     with disk_errors(context.out, unchanged="An earlier wheelhouse is unchanged."):
         try:
             return write_wheelhouse(job.description, entries, context.out, cache=context.cache.root)

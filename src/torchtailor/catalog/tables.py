@@ -55,9 +55,11 @@ class FarmSettings(Strict, frozen=True, kw_only=True):
         Mapping[str, Any], Meta(description="The arguments of that class, handed to Dask as they are.")
     ] = {}
     workers: Annotated[int, Meta(description="How many workers are asked for.", ge=1)] = 1
-    store: Annotated[str, Meta(description="The store, where --store is not given.")] = ""
-    objects: Annotated[str, Meta(description="The object cache, where --objects is not given.")] = ""
-    cache: Annotated[str, Meta(description="A folder of each worker's own disk, for what it fetches.")] = ""
+    store: Annotated[str, Meta(description="The store, where --store is not given.", min_length=1)] = ""
+    objects: Annotated[str, Meta(description="The object cache, where --objects is not given.", min_length=1)] = ""
+    cache: Annotated[
+        str, Meta(description="A folder of each worker's own disk, for what it fetches.", min_length=1)
+    ] = ""
     processes: Annotated[int, Meta(description="Processes that one job of a worker may use.", ge=1)] = 1
     job_timeout: Annotated[
         int,

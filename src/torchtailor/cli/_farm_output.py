@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -110,8 +109,7 @@ class FarmDisplay:
         if self._quiet:
             return
         if self._as_json:
-            sys.stderr.write(json.dumps(event.to_json()) + "\n")
-            sys.stderr.flush()
+            ui.print_event(event.to_json())
         elif event.kind in _SAID and (self._live is None or event.kind is not EventKind.JOB_DONE):
             text = _SAID[event.kind].format(
                 worker=event.worker, job=event.job, text=event.text, took=ui.human_seconds(event.seconds)

@@ -75,6 +75,7 @@ def command(
     from torchtailor.cli._progress import BuildDisplay
     from torchtailor.tailoring.run import read_workload
 
+    ui.json_lines(json and on is not None)  # of a farm, stderr has events for scripts
     if margin != "exact" and not workload:
         raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
     given: dict[Method, object] = {
@@ -110,6 +111,8 @@ def command(
             objects=objects or "",
         ),
     }
+    options.not_empty("--store", store)
+    options.not_empty("--objects", objects)
     _check_method(via, given)
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
@@ -192,10 +195,10 @@ def _check_farm(
 ) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
     from torchtailor.catalog import load_catalog
-    from torchtailor.farm.where import check_answers, check_room, parse_where
+    from torchtailor.farm.where import check_answers, check_room, chosen_store, parse_where
 
     if on is None:
-        if store or shards or prove:
+        if store is not None or shards or prove:
             raise UsageError(
                 "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
             )
@@ -207,6 +210,7 @@ def _check_farm(
     if prove and via is Method.NIX:
         raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
     where = parse_where(on, load_catalog())
+    chosen_store(where, store)
     if dry_run:
         check_room(where)
     else:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from torchtailor.errors import NoMatchError
+
 
 def command(
     variant: Annotated[
         str | None,
-        typer.Argument(metavar="VARIANT", help="Only attempts at this variant (its full name), or its jobs."),
+        typer.Argument(metavar="VARIANT", help="Only attempts at variants of this name or glob, or their jobs."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many of the last attempts.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
@@ -30,6 +32,8 @@ def command(
         _show_jobs(variant, limit, json=json, markdown=markdown)
         return
     attempts = Ledger().attempts(variant=variant, limit=limit)
+    if variant and not attempts:
+        raise NoMatchError(f"There are no attempts at {variant!r}.", "`torchtailor history` lists all.")
     if json:
         ui.print_json("history", {"attempts": attempts})
         return
@@ -80,6 +84,8 @@ def _show_jobs(variant: str | None, limit: int, *, json: bool, markdown: bool) -
     from torchtailor.ledger.ledger import Ledger, jobs_as_markdown
 
     jobs = Ledger().jobs(variant=variant, limit=limit)
+    if variant and not jobs:
+        raise NoMatchError(f"There are no jobs of {variant!r}.", "`torchtailor history --jobs` lists all.")
     if json:
         ui.print_json("history-jobs", {"jobs": jobs})
         return
@@ -102,5 +108,5 @@ def _show_jobs(variant: str | None, limit: int, *, json: bool, markdown: bool) -
         for job in jobs
     ]
     columns = ("run", "ended", "job", "worker", "result", "took", "hits", "error", "fix", "log")
-    nothing = f"No jobs of {variant} on many machines." if variant else "No jobs on many machines yet."
-    ui.out().print(ui.table(columns, rows, optional=("run", "ended")) if rows else nothing)
+    shown = ui.table(columns, rows, optional=("run", "ended")) if rows else "No jobs on many machines yet."
+    ui.out().print(shown)

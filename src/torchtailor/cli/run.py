@@ -25,10 +25,13 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run the command of this name with these arguments."""
     if "--json" not in arguments:
         return _run(name, arguments)
-    from torchtailor.ui import printed_documents
+    from torchtailor.ui import json_lines, printed_documents
 
     before = printed_documents()
-    code = _run(name, arguments)
+    try:
+        code = _run(name, arguments)
+    finally:
+        json_lines(False)
     if printed_documents() == before:
         _say_as_json(code)
     return code
@@ -170,9 +173,12 @@ def _say_as_json(code: int) -> None:
 def _say(message: str, hint: str, code: int) -> int:
     from rich.text import Text
 
-    from torchtailor.ui import err
+    from torchtailor.ui import err, json_lines, print_event
 
     _said.append((message, hint))
+    if json_lines():
+        print_event({"kind": "error", "text": message, "hint": hint, "exit_code": int(code)})
+        return code
     err().print(Text.assemble(("error: ", "bold red"), message))
     if hint:
         err().print(Text(f"       {hint}"))

@@ -23,7 +23,8 @@ def check_address(address: str, where: str) -> str:
     shown = f"{where} {address!r}"
     scheme, separator, rest = address.partition("://")
     if not separator:
-        raise UsageError(f"{shown} has no protocol.", f"Write tcp://{address}.")
+        name, _, number = address.partition(":")
+        raise UsageError(f"{shown} has no protocol.", f"Write tcp://{name or 'HOST'}:{number or _PORT}.")
     if scheme not in _PROTOCOLS:
         raise UsageError(
             f"{shown}: {scheme}:// is no protocol of a scheduler.",

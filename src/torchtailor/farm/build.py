@@ -31,12 +31,14 @@ from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
-from torchtailor.farm.store import FarmStore, MissingOutputError, absolute_store, open_farm_store
+from torchtailor.farm.space import DiskNeed, check_space, disk_needs
+from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
-from torchtailor.farm.where import PlaceKind, Where, started
+from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
+from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, read_wheelhouse
 
 _SHOWN_WORKERS = (1, 8, 32, 128)
@@ -72,6 +74,14 @@ class FarmPlan:
     rates: Rates
     objects: str = ""
     prove: bool = False
+
+    @property
+    def disk(self) -> tuple[DiskNeed, ...]:
+        """What is written to each file system of this machine; unknown of other methods, which look for themselves."""
+        if not isinstance(self.plan, WheelPlan):
+            return ()
+        here = self.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL)
+        return disk_needs(self.plan, self.to_do.jobs, self.store, here=here)
 
     @property
     def compiles(self) -> bool:
@@ -230,7 +240,7 @@ def plan_farm(
             "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
             "Omit --on, or --split.",
         )
-    chosen = absolute_store(store or where.store)
+    chosen = chosen_store(where, store)
     opened = open_farm_store(chosen)
     try:
         rates = learned((ledger or Ledger()).attempts(limit=_ATTEMPTS))
@@ -247,7 +257,18 @@ def plan_farm(
         remote_storage(shared)
         graph, variants = _source_jobs(plan, shared, shards)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    return FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
+
+
+def _with_cost(farm: FarmPlan, plan: WheelPlan) -> FarmPlan:
+    """The plan with the time of its jobs on this place, and with the disk that has the least room for them."""
+    seconds = simulate(farm.graph, farm.where.workers, finished=farm.finished).seconds
+    cost = replace(plan.cost, seconds=seconds)
+    if needs := farm.disk:
+        least = min(needs, key=lambda need: need.left)
+        cost = replace(cost, disk=least.size, disk_free=least.free)
+    return replace(farm, plan=replace(plan, cost=cost))
 
 
 def _wheel_variant(plan: WheelPlan, variant: VariantPlan) -> FarmVariant:
@@ -299,15 +320,15 @@ def run_farm(
     listen: Callable[[FarmEvent], None] = lambda _: None,
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
-    if farm.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL) and isinstance(farm.plan, WheelPlan):
-        farm.plan.check()
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
     settings = farm.where.settings
     setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
-        if farm.to_do.jobs or not run.placed_all():
+        if farm.to_do.jobs:
             run.store.check_writable()
+        check_space(farm.disk)
+        if farm.to_do.jobs or not run.placed_all():
             _drive(farm, setup, run)
         return run.end()
 
@@ -321,7 +342,15 @@ def _drive(farm: FarmPlan, setup: WorkerSetup, run: _Run) -> None:
             run.hear(FarmEvent(EventKind.DASHBOARD, 0.0, text=engine.dashboard))
         finished = farm.finished if farm.to_do.jobs else run.store.finished(farm.graph.makers)
         for _ in range(_ROUNDS):
-            result = drive(farm.graph, engine, finished, listen=run.hear, remake=run.store.forget, limit=farm.limit_of)
+            result = drive(
+                farm.graph,
+                engine,
+                finished,
+                listen=run.hear,
+                remake=run.store.forget,
+                lost=run.store.lost,
+                limit=farm.limit_of,
+            )
             run.note(result)
             if run.placed():
                 break
@@ -450,6 +479,7 @@ class _Run:
             return take(variant.name, variant.derivation, out, self.farm.store, self.store)
         name = str(self.store.need(variant.key).facts["variant"])
         earlier = "An earlier wheelhouse is unchanged."
+        check_place(out / name)
         with disk_errors(out, unchanged=earlier), new_folder(out / name) as stage:
             restore_folder(variant.key, stage, self.store)
         return read_wheelhouse(out / name)

@@ -13,8 +13,8 @@ from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.objects import why_unreachable
 from torchtailor.farm.perform import WorkerSetup
 from torchtailor.farm.policy import THIS_PROCESS
-from torchtailor.farm.store import absolute_store, open_farm_store
-from torchtailor.farm.where import PlaceKind, Where, check_answers, started
+from torchtailor.farm.store import open_farm_store
+from torchtailor.farm.where import PlaceKind, Where, check_answers, chosen_store, started
 from torchtailor.fetch.locations import redact
 from torchtailor.format import human_seconds
 
@@ -79,8 +79,9 @@ def check_farm(
     shared = objects or where.settings.objects
     if shared:
         remote_storage(shared)
+    chosen = chosen_store(where, store)
     check_answers(where)
-    setup = WorkerSetup(absolute_store(store or where.store), objects=shared)
+    setup = WorkerSetup(chosen, objects=shared)
     opened = open_farm_store(setup.store)
     opened.check_writable()
     if where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
@@ -91,7 +92,8 @@ def check_farm(
 
 def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     why = why_unreachable(setup.objects) if setup.objects else ""
-    return (WorkerCheck(THIS_PROCESS, not why, f"{why[:1].upper()}{why[1:]}", describe_worker()),)
+    said = f"{why[0].upper()}{why[1:]} Start it, or give another place with --objects." if why else ""
+    return (WorkerCheck(THIS_PROCESS, not why, said, describe_worker()),)
 
 
 def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:

@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -318,6 +319,8 @@ def _read_token(store: str, name: str) -> str:
 
 
 def quiet_dask() -> None:
-    """What Dask logs about workers that come and go, the farm says itself."""
-    for name in ("distributed", "distributed.worker", "distributed.scheduler", "distributed.nanny", "distributed.core"):
+    """What Dask logs of workers and schedulers that come and go, the farm says itself, in a sentence."""
+    configured = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
+    for name in ("distributed", "asyncio", "tornado.application", *configured):  # several have levels of their own
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"distributed\b")  # of a dashboard's port that is taken

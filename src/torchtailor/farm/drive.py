@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -127,14 +128,15 @@ def drive(
     *,
     listen: Callable[[FarmEvent], None] = lambda _: None,
     remake: Callable[[str], None] = lambda _: None,
+    lost: Callable[[Iterable[str]], AbstractSet[str]] = lambda _: frozenset(),
     limit: Callable[[GraphJob], float] = lambda _: math.inf,
 ) -> DriveResult:
     """Run all jobs whose outputs are not `finished`.
 
-    `remake` is told the key of an output that turned out missing. A job of which nothing was heard for `limit` seconds
-    is taken for hung.
+    `remake` is told the key of an output that turned out missing, and `lost` says which of some others are missing too.
+    A job of which nothing was heard for `limit` seconds is taken for hung.
     """
-    return _Driver(graph, engine, finished, listen, remake, limit).run()
+    return _Driver(graph, engine, finished, listen, remake, lost, limit).run()
 
 
 class _Driver:
@@ -145,10 +147,11 @@ class _Driver:
         finished: frozenset[str],
         listen: Callable[[FarmEvent], None],
         remake: Callable[[str], None],
+        lost: Callable[[Iterable[str]], AbstractSet[str]],
         limit: Callable[[GraphJob], float],
     ) -> None:
         self._graph, self._engine, self._listen, self._remake = graph, engine, listen, remake
-        self._limit = limit
+        self._limit, self._lost_of = limit, lost
         self._finished = set(finished)
         self._to_do = set(graph.to_do(finished))
         self._state = _State()
@@ -353,20 +356,24 @@ class _Driver:
         self._say(EventKind.JOB_DONE, name, worker, outcome=outcome)
 
     def _make_again(self, name: str, worker: str, outcome: JobOutcome) -> None:
-        """An input is gone from the store, or was damaged: its job runs again, and then this one."""
-        state = self._state
-        maker = self._graph.makers.get(outcome.missing)
+        """An input is gone from the store, or was damaged: its job runs again, and then this one.
+
+        What else of its inputs is gone is looked for at once: a job that has many would start for each of them.
+        """
+        state, makers = self._state, self._graph.makers
         state.remakes[name, outcome.missing] += 1
-        if maker is None or state.remakes[name, outcome.missing] > _MOST_REMAKES:
+        if outcome.missing not in makers or state.remakes[name, outcome.missing] > _MOST_REMAKES:
             self._failed(name, worker, outcome)
             return
-        self._remake(outcome.missing)
-        lost = set(self._graph.jobs[maker].gives)
-        self._finished -= lost
-        state.done.pop(maker, None)
-        self._to_do.add(maker)
-        # what the maker itself needs may never have been asked for in this run
-        self._to_do |= self._graph.to_do(frozenset(self._finished)) & self._ancestors(maker)
+        others = self._lost_of(key for key in self._graph.jobs[name].needs if key in self._finished)
+        for key in {outcome.missing, *others} & makers.keys():
+            maker = makers[key]
+            self._remake(key)
+            self._finished -= set(self._graph.jobs[maker].gives)
+            state.done.pop(maker, None)
+            self._to_do.add(maker)
+            # what the maker itself needs may never have been asked for in this run
+            self._to_do |= self._graph.to_do(frozenset(self._finished)) & self._ancestors(maker)
         self._say(EventKind.JOB_AGAIN, name, worker, "an input was missing in the store; it is made again")
 
     def _ancestors(self, name: str) -> set[str]:

@@ -77,11 +77,19 @@ def _ask_http(objects: str) -> str:
     with urllib3.PoolManager(timeout=_PATIENCE, retries=False) as pool:
         try:
             status = pool.request("HEAD", objects).status
+        except urllib3.exceptions.NameResolutionError:
+            return f"the host {urlsplit(objects).hostname!r} is not known"
         except urllib3.exceptions.HTTPError as error:
-            return str(error.args[-1] if error.args else error)
+            number = getattr(error.__cause__ or error.__context__, "errno", None)
+            if number:
+                return os.strerror(number)
+            late = isinstance(error, urllib3.exceptions.TimeoutError)
+            return "no answer" if late else "what listens there is no server for HTTP"
     return f"it answers with status {status}" if status in (401, 403) or status >= 500 else ""
 
 
 def _try_folder(folder: Path) -> str:
+    if folder.exists() and not folder.is_dir():
+        return "it is a file, not a folder"
     folder.mkdir(parents=True, exist_ok=True)
     return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,7 @@ from torchtailor.trust import Limit, RelativePath, Sha256, Size, decode_json, is
 _KEPT = "Finished jobs are kept in the store."
 _PIECE = 8 << 20
 _PAUSES = (0.2, 1.0, 3.0)  # seconds before each further try
+_DAY = 86_400.0  # seconds; a token that is older is of a run that was killed
 _PARALLEL = 16  # questions at a time, of a bucket that answers in 50 ms
 # Errors of botocore and google-auth where nobody has logged in: asking again changes nothing.
 _NO_LOGIN = (
@@ -50,6 +52,14 @@ _NO_LOGIN = (
     "DefaultCredentialsError",
 )
 _S3 = ("s3", "s3a")
+_BUCKETS = (*_S3, "gs", "gcs", "abfs", "az", "oss", "tos", "oci")
+# What of fsspec only reads, or wraps another place.
+_READ_ONLY = frozenset(
+    {"http", "https", "data", "git", "github", "gist", "zip", "tar", "libarchive", "reference", "cached", "filecache"}
+    | {"simplecache", "blockcache", "dir", "generic", "asyncwrapper", "async_wrapper", "asynclocal", "pyscript", "jlab"}
+    | {"jupyter", "dvc", "wandb"}
+)
+_STORES = "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://..."
 _S3_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
 
 T = TypeVar("T")
@@ -102,6 +112,9 @@ class _Place(Protocol):
 
     def remove(self, path: str) -> None: ...
 
+    def remove_older(self, folder: str, before: float) -> None:
+        """Remove files of a folder that were written before a time, where that is known."""
+
 
 class FarmStore:
     """Outputs by key; may be used by several threads."""
@@ -137,6 +150,21 @@ class FarmStore:
             there = pool.map(lambda key: self._try(lambda: self._place.has(_record(key))), wanted)
             return frozenset(key for key, found in zip(wanted, there, strict=True) if found)
 
+    def lost(self, keys: Iterable[str]) -> frozenset[str]:
+        """Which of these keys have no output here, or one that is not whole."""
+        wanted = tuple(dict.fromkeys(keys))
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            return frozenset(key for key, whole in zip(wanted, pool.map(self._whole, wanted), strict=True) if not whole)
+
+    def _whole(self, key: str) -> bool:
+        record = self.record(key)
+        if record is None:
+            return False
+        return all(self._has(file.sha256) for file in record.files)
+
+    def _has(self, sha256: str) -> bool:
+        return self._try(lambda: self._place.has(_blob(sha256)))
+
     def finish(self, key: str, record: JobRecord) -> None:
         """Say that a job has finished; its files must be here. Where another worker was quicker, its output stays."""
         if self.record(key) is None:
@@ -153,7 +181,7 @@ class FarmStore:
         """Store a file; what is here already is not sent again."""
         digest = sha256 or hash_file(source)
         size = source.stat().st_size
-        if not self._try(lambda: self._place.has(_blob(digest))):
+        if not self._has(digest):
             self._try(lambda: self._place.upload(source, _blob(digest), digest))
         return FarmFile(path, digest, size)
 
@@ -175,11 +203,12 @@ class FarmStore:
     # Tokens
 
     def check_writable(self) -> None:
-        """Say that a store cannot be used before workers are started for it."""
+        """Say that a store cannot be used before workers are started for it; old tokens are removed."""
         name = f"tokens/{secrets.token_hex(8)}"
         try:
             self.put_text(name, name)
             self.remove_text(name)
+            self._place.remove_older("tokens", time.time() - _DAY)
         except EnvironmentProblem as error:
             reason = error.message.rpartition(": ")[2].rstrip(".")
             raise EnvironmentProblem(
@@ -205,16 +234,50 @@ class FarmStore:
         return work()
 
 
+def check_store(where: str, option: str = "--store") -> None:
+    """Refuse what no job could write to, whether its plug-in is here or not; `option` is what has it."""
+    if not where.strip():
+        raise UsageError(f"{option} is empty.", "Give a folder or a URL such as s3://BUCKET/PATH, or omit it.")
+    shown = f"{option} {redact(where)}"
+    try:
+        scheme, bucket = urlsplit(where).scheme, urlsplit(where).netloc
+    except ValueError as error:  # of brackets
+        raise UsageError(f"{shown} is not a URL: {error}.", _STORES) from error
+    if scheme in _BUCKETS and not bucket:
+        raise UsageError(f"{shown} names no bucket.", f"Write {scheme}://BUCKET/PATH.")
+    if is_local(where):
+        return
+    if scheme == "memory":
+        raise UsageError(f"{shown} cannot be a store: it is lost when its process ends.", _STORES)
+    if scheme in _READ_ONLY:
+        raise UsageError(f"{shown} cannot be a store: {scheme}:// is nothing that files can be written to.", _STORES)
+    with suppress(ImportError):
+        import fsspec
+
+        if scheme not in fsspec.available_protocols():
+            raise UsageError(f"{shown} cannot be a store: fsspec does not know {scheme}://.", _STORES)
+
+
+def is_local(where: str) -> bool:
+    """Whether a store is a folder of this machine, or one that it sees."""
+    return "://" not in where or urlsplit(where).scheme == "file"
+
+
 def open_farm_store(where: str) -> FarmStore:
     """The store of `--store`: a folder, or a URL that fsspec supports."""
-    if urlsplit(where).scheme in ("", "file"):
+    if is_local(where):
         return FarmStore(_Folder(Path(absolute_store(where))))
     return FarmStore(_Bucket(where))
 
 
+def store_folder(where: str) -> Path | None:
+    """The folder that a store is; None of a bucket or server."""
+    return Path(absolute_store(where)) if is_local(where) else None
+
+
 def absolute_store(where: str) -> str:
     """The same store for processes in another folder."""
-    if urlsplit(where).scheme in ("", "file"):
+    if is_local(where):
         return str(Path(local_path(where) or where).expanduser().absolute())
     return where
 
@@ -247,6 +310,8 @@ class _Folder:
             content = read_limited(self._root / path, Limit.MANIFEST)
         except FileNotFoundError:
             return None
+        except BadInputError:  # a folder, or something else that no worker wrote
+            return b""
         except OSError as error:
             raise _unreadable(self.shown, error) from error
         with suppress(OSError):
@@ -278,6 +343,8 @@ class _Folder:
             check_intact(place, sha256)
         except FileNotFoundError:
             return False
+        except IsADirectoryError as error:
+            raise DamagedFileError(place) from error
         except OSError as error:
             raise _unreadable(self.shown, error) from error
         with disk_errors(target.parent, unchanged=_KEPT):
@@ -289,12 +356,28 @@ class _Folder:
 
     def remove(self, path: str) -> None:
         with suppress(FileNotFoundError), disk_errors(self._root, unchanged=_KEPT):
-            (self._root / path).unlink(missing_ok=True)
+            _remove(self._root / path)
+
+    def remove_older(self, folder: str, before: float) -> None:
+        with suppress(OSError):
+            for path in (self._root / folder).iterdir():
+                if path.stat().st_mtime < before:
+                    _remove(path)
 
     def _made(self, path: str) -> Path:
         place = self._root / path
         place.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir():
+            _remove(place)
         return place
+
+
+def _remove(path: Path) -> None:
+    """A file; or a folder of its name, which nobody but a damaged disk or a slip of the hand makes."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unused_files(root: Path, before: float) -> tuple[Path, ...]:
@@ -400,6 +483,12 @@ class _Bucket:
                 self._system.rm_file(self._at(path))
 
         self._explained("written to", work)
+
+    def remove_older(self, folder: str, before: float) -> None:
+        with suppress(Exception):  # of plug-ins that know no times, too
+            for path in self._system.ls(self._at(folder), detail=False):
+                if self._system.modified(path).timestamp() < before:
+                    self._system.rm_file(path)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"

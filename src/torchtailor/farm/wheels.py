@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchtailor.backends.jobs import FetchWheel
-from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
+from torchtailor.backends.wheel.plan import HOST_SHARE, PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.farm.jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant, gives_of
@@ -15,6 +15,7 @@ from torchtailor.ledger.rates import Rates
 _CUT_MEMORY = 500_000_000
 _COPIED = 400e6  # bytes per second that are read, hashed and linked or copied
 _PROVED = 60e6  # bytes of wheels per second that are verified
+_READ_CODE = 6e6  # bytes of wheels with host code per second: every function is read for its instruction set
 _STARTED = 0.05  # seconds of any job
 
 
@@ -75,9 +76,16 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterat
         yield GraphJob(pack, f"pack {variant.name}", weight, (variant.name,))
         if prove:
             (key,) = gives_of(pack)
-            weight = JobWeight(_STARTED + variant.output_size / _PROVED, _CUT_MEMORY)
+            weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
             proof = ProveVariant(key, variant.name, pack.description.gpu)
             yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
+
+
+def _prove_seconds(variant: VariantPlan) -> float:
+    """By the bytes to verify: host code takes ten times as long as all else."""
+    compiled = sum(wheel.size for wheel in variant.wheels if not wheel.file.filename.endswith("-none-any.whl"))
+    host = compiled * (HOST_SHARE if variant.variant.gpu else 1.0)
+    return variant.output_size / _PROVED + host / _READ_CODE
 
 
 def _cut_seconds(size: int, gpus: int, rates: Rates) -> float:

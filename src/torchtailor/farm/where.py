@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from torchtailor.catalog import Catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.catalog.tables import FarmSettings
 from torchtailor.cgroups import available_cores
-from torchtailor.disk import cache_folder, existing_parent, sharing_intact, staging_folder
+from torchtailor.disk import CACHE_VARIABLE, cache_folder, existing_parent, sharing_intact, staging_folder
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.farm.address import check_address, reach
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
+from torchtailor.farm.store import absolute_store, check_store
 from torchtailor.format import counted, human_bytes
 from torchtailor.host.capacity import capacity
 from torchtailor.host.probe import LiveProbe
@@ -44,6 +46,7 @@ _CLUSTERS = {
     "ssh": "distributed:SSHCluster",
     "kubernetes": "dask_kubernetes.operator:KubeCluster",
 }
+_NEEDED = {"ssh": ("asyncssh",)}
 
 
 class PlaceKind(Enum):
@@ -105,10 +108,14 @@ def parse_where(text: str, catalog: Catalog) -> Where:
         return Where(text, PlaceKind.SCHEDULER, _EXPECTED, address=check_address(text, "--on"))
     if not text.strip():
         raise UsageError("--on is empty.", _WRITE)
+    if "," in text:
+        raise UsageError(f"--on {text!r} names more than one place.", _WRITE)
+    if colon and head.lower() == HERE:
+        raise UsageError(f"--on {text!r}: `here` is this process, and takes no number.", "Write --on here or local:2.")
     if head.lower() in (HERE, _LOCAL):
         raise UsageError(f"--on {text!r} is not in small letters.", f"Write --on {text.lower()}.")
     if colon and count.isdigit():
-        raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{text}.")
+        raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{head or 'HOST'}:{count}.")
     known = ", ".join(catalog.farms) or "none"
     raise NoMatchError(
         f"There is no farm {text!r}.",
@@ -131,9 +138,29 @@ def _configured(name: str, settings: FarmSettings) -> Where:
             'Write scheduler = "tcp://HOST:8786", or cluster = "slurm" with its [farm.NAME.options].',
         )
     if not settings.scheduler:
+        _class_path(name, settings.cluster)
         return Where(name, PlaceKind.CLUSTER, settings.workers, settings=settings)
+    if settings.options:
+        raise UsageError(
+            f"[farm.{name}.options] is for a `cluster` that Dask starts, and [farm.{name}] has a `scheduler`.",
+            "Omit one of them.",
+        )
     address = check_address(settings.scheduler, f"[farm.{name}]: the scheduler")
     return Where(name, PlaceKind.SCHEDULER, settings.workers, address, settings)
+
+
+def chosen_store(where: Where, given: str | None) -> str:
+    """The store of a build: the one that was given, else that of the place; refused where it cannot be one."""
+    if given is None and not where.settings.store:
+        cache = cache_folder()
+        if any(os.path.lexists(path) and not path.is_dir() for path in (cache, *cache.parents)):
+            raise EnvironmentProblem(
+                f"The cache folder {cache} cannot be used: it is not a folder.",
+                f"Set {CACHE_VARIABLE} to a folder you can write to.",
+            )
+    chosen = where.store if given is None else given
+    check_store(chosen, "--store" if given is not None else f"[farm.{where.name}]: the store")
+    return absolute_store(chosen)
 
 
 def check_room(where: Where) -> None:
@@ -151,10 +178,12 @@ def check_room(where: Where) -> None:
 
 
 def check_answers(where: Where) -> None:
-    """Refuse a place where nobody listens, before anything is fetched or built for it."""
+    """Refuse a place where nobody listens or that cannot be started, before anything is fetched or built for it."""
     check_room(where)
     if where.address:
         reach(where.address)
+    elif where.kind is PlaceKind.CLUSTER:
+        _class_of(where)
 
 
 @contextmanager
@@ -220,25 +249,38 @@ def _client(where: Where, stack: ExitStack) -> Any:
 
 def _cluster(where: Where) -> Any:
     """The cluster of a section, made of Dask's class with the section's options as they are."""
-    settings = where.settings
-    path = _CLUSTERS.get(settings.cluster, settings.cluster)
-    module, colon, name = path.partition(":")
-    if not colon:
+    kind = _class_of(where)
+    with _explained(where.name):
+        return kind(**{**_quietly(kind), **where.settings.options})
+
+
+def _class_path(farm: str, cluster: str) -> tuple[str, str]:
+    """The module and the name of Dask's class for a section."""
+    module, _, name = _CLUSTERS.get(cluster, cluster).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(
-            f"[farm.{where.name}]: {settings.cluster!r} is no kind of cluster.",
+            f"[farm.{farm}]: {cluster!r} is no kind of cluster.",
             f"Known are {', '.join(_CLUSTERS)}; any other as module:Class.",
         )
+    return module, name
+
+
+def _class_of(where: Where) -> Any:
+    import torchtailor.farm.daskengine  # noqa: F401  (it says how Dask itself is installed)
+
+    module, name = _class_path(where.name, where.settings.cluster)
     try:
+        for needed in _NEEDED.get(where.settings.cluster, ()):  # which the class itself imports when it starts
+            importlib.import_module(needed)
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        package = module.partition(".")[0].replace("_", "-")
+        package = (error.name or module).partition(".")[0].replace("_", "-")
         raise EnvironmentProblem(
             f"[farm.{where.name}] needs {package}, which is not installed.", f"Install it: pip install {package}."
         ) from error
     if kind is None:
         raise UsageError(f"[farm.{where.name}]: {module} has no class {name}.", "Check the name.")
-    with _explained(where.name):
-        return kind(**{**_quietly(kind), **settings.options})
+    return kind
 
 
 def _quietly(kind: Any) -> dict[str, int]:

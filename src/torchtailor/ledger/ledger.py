@@ -20,6 +20,7 @@ from pathlib import Path
 from torchtailor.catalog.releases import Method
 from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
+from torchtailor.variants.select import expand_braces, name_matches
 
 _SCHEMA_VERSION = 5
 _WAIT_FOR_LOCK = 30.0
@@ -189,15 +190,8 @@ class Ledger:
         self._end(running, time.monotonic() - began, Result.FOUND if running.found else Result.DONE)
 
     def attempts(self, *, variant: str | None = None, limit: int | None = None) -> tuple[Attempt, ...]:
-        """Attempts in the order they were made; the last `limit` of them."""
-        if not self.path.is_file():
-            return ()
-        where = "WHERE variant = ?" if variant else ""
-        query = f"SELECT * FROM attempt {where} ORDER BY id DESC LIMIT ?"
-        with self._connect() as connection:
-            connection.row_factory = sqlite3.Row
-            rows = connection.execute(query, (*([variant] if variant else []), limit or -1)).fetchall()
-        return tuple(_attempt(row) for row in reversed(rows))
+        """Attempts in the order they were made, of the variants of a name or glob; the last `limit` of them."""
+        return tuple(_attempt(row) for row in self._rows("attempt", "variant", variant, limit))
 
     def add_job(self, job: LedgerJob) -> None:
         """Note a job that has ended."""
@@ -224,14 +218,7 @@ class Ledger:
             )
 
     def jobs(self, *, variant: str | None = None, limit: int | None = None) -> tuple[LedgerJob, ...]:
-        """Jobs in the order they ended, of one variant or of all; the last `limit` of them."""
-        if not self.path.is_file():
-            return ()
-        where = "WHERE instr(' ' || variants || ' ', ' ' || ? || ' ')" if variant else ""
-        query = f"SELECT * FROM job {where} ORDER BY id DESC LIMIT ?"
-        with self._connect() as connection:
-            connection.row_factory = sqlite3.Row
-            rows = connection.execute(query, (*([variant] if variant else []), limit or -1)).fetchall()
+        """Jobs in the order they ended, for the variants of a name or glob or for all; the last `limit` of them."""
         return tuple(
             LedgerJob(
                 run=row["run"],
@@ -249,8 +236,22 @@ class Ledger:
                 variants=tuple(row["variants"].split()),
                 ended=datetime.fromisoformat(row["ended"]),
             )
-            for row in reversed(rows)
+            for row in self._rows("job", "variants", variant, limit)
         )
+
+    def _rows(self, table: str, column: str, variant: str | None, limit: int | None) -> list[sqlite3.Row]:
+        """The last rows of a table, of which a column has names of variants."""
+        if not self.path.is_file():
+            return []
+        patterns = expand_braces(variant.lower()) if variant else ("*",)
+        where = f"WHERE wanted({column})" if variant else ""
+        with self._connect() as connection:
+            connection.row_factory = sqlite3.Row
+            connection.create_function(
+                "wanted", 1, lambda names: any(name_matches(name, patterns) for name in names.split())
+            )
+            query = f"SELECT * FROM {table} {where} ORDER BY id DESC LIMIT ?"
+            return connection.execute(query, (limit or -1,)).fetchall()[::-1]
 
     def _start(
         self,

@@ -18,20 +18,20 @@ from torchtailor.workload.pack import PACK_FOLDER
 def check_wheel_place(target: Path, source: Path | None = None) -> None:
     """Refuse to replace a wheel that is neither an output nor a copy of `source`."""
     if os.path.lexists(target) and not _same(target, source) and not _is_cut_wheel(target):
-        raise _exists(target)
+        raise refusal(target)
 
 
 def check_library_place(target: Path, library: Path) -> None:
     """Refuse to replace a file that is neither an output, with its manifest beside it, nor a copy of the input."""
     if os.path.lexists(target) and not _same(target, library) and not manifest_beside(target).is_file():
-        raise _exists(target)
+        raise refusal(target)
 
 
 def check_folder_place(output: Path) -> None:
     """Refuse to replace what is not the output of a folder; an empty folder is as good as none, a link is not."""
     empty = output.is_dir() and not any(output.iterdir())
     if output.is_symlink() or (output.exists() and not empty and not _is_cut_folder(output)):
-        raise _exists(output)
+        raise refusal(output)
 
 
 def check_nothing_lost(output: Path, new: Path) -> None:
@@ -50,7 +50,8 @@ def manifest_beside(library: Path) -> Path:
     return library.with_name(f"{library.name}.{MANIFEST}")
 
 
-def _exists(path: Path) -> UsageError:
+def refusal(path: Path) -> UsageError:
+    """Why something that is there is not replaced."""
     return UsageError(
         f"{path} already exists, and nothing says that torchtailor made it: it is not replaced.",
         "Remove it or choose another -o.",

@@ -2,14 +2,27 @@
 
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ui.bar import ProgressBar
-from torchtailor.ui.console import err, out, print_json, print_text, printed_documents, progress, schema_of, table
+from torchtailor.ui.console import (
+    err,
+    json_lines,
+    out,
+    print_event,
+    print_json,
+    print_text,
+    printed_documents,
+    progress,
+    schema_of,
+    table,
+)
 
 __all__ = [
     "ProgressBar",
     "err",
     "human_bytes",
     "human_seconds",
+    "json_lines",
     "out",
+    "print_event",
     "print_json",
     "print_text",
     "printed_documents",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,22 @@ def print_json(name: str, value: Any) -> None:
         text = json.dumps(document, indent=2)
     sys.stdout.write(_TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
     _documents += 1
+
+
+_lines_are_json = False
+
+
+def json_lines(wanted: bool | None = None) -> bool:
+    """Whether stderr has one JSON object a line, and nothing else; a command sets it, for all that is said later."""
+    global _lines_are_json  # noqa: PLW0603
+    _lines_are_json = _lines_are_json if wanted is None else wanted
+    return _lines_are_json
+
+
+def print_event(event: Mapping[str, object]) -> None:
+    """Write one JSON object to stderr, in a line of its own."""
+    sys.stderr.write(json.dumps(event) + "\n")
+    sys.stderr.flush()
 
 
 def printed_documents() -> int:

@@ -13,6 +13,7 @@ from torchtailor.variants.matrix import Matrix
 from torchtailor.variants.variant import Variant
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_SHORT = re.compile(r"-((?:sm\d+[a-z]*|cpu)-.+)$")
 _NO_GPU = ("cpu", "none")
 _MOST_COMPARED = 200
 _MOST_PATTERNS = 10_000  # more than the matrix has names; each pair of braces multiplies them
@@ -48,6 +49,13 @@ def matches(variant: Variant, patterns: Iterable[str]) -> bool:
     """Whether any glob matches the variant's short, seeds' or unique name."""
     names = (variant.short_name, variant.name, variant.unique_name)
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def name_matches(name: str, patterns: Iterable[str]) -> bool:
+    """The same of a unique name alone, as a list of past builds has it."""
+    short = _SHORT.search(name)
+    names = (name, f"pytorch-{name.partition('-')[2]}", short[1] if short else name)
+    return any(fnmatchcase(one, pattern) for pattern in patterns for one in names)
 
 
 def unmatched(variants: Sequence[Variant], globs: Sequence[str]) -> tuple[str, ...]:

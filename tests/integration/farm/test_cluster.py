@@ -139,6 +139,7 @@ def test_two_workers_survive_what_is_killed_and_give_the_same_bytes(
         cluster.kill(cluster.scheduler)
         stopped = first.end(ExitCode.NETWORK)
         assert "does not answer any more" in str(stopped["error"]) and "same command" in str(stopped["hint"])
+        assert not first.other and first.events[-1]["kind"] == "error"  # and no traceback of Dask's
         done = len(first.seen("job-done"))
         assert not (tmp_path / "dist" / NAME).exists()
         for worker in cluster.workers.values():

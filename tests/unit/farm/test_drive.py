@@ -193,6 +193,18 @@ def test_a_lost_input_is_made_again_with_all_that_it_needs() -> None:
     assert [label for label in "abcde" if engine.starts[label]] == ["a", "b", "d"]
 
 
+def test_inputs_that_are_lost_with_it_are_made_again_at_once() -> None:
+    engine = Scripted(graph(FORK), 1)
+    missing = JobOutcome(done=False, missing=key("b"), error="gone", code=ExitCode.ENVIRONMENT)
+    engine.bad = {"d": [missing]}
+    forgotten: list[str] = []
+    done = frozenset(map(key, "abce"))
+    engine.made |= done
+    drive(engine.whole, engine, done, lost=lambda keys: {*keys} & {key("c")}, remake=forgotten.append)
+    assert sorted(forgotten) == sorted([key("b"), key("c")])
+    assert engine.starts == Counter("bcdd")
+
+
 def test_without_workers_it_stops_with_their_reasons() -> None:
     engine = Scripted(graph(FORK), 0)
     why = "node1 has no torchtailor."

@@ -68,7 +68,10 @@ def test_nobody_there(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         assert "Connection refused" in why_unreachable(f"redis://127.0.0.1:{port}")
-        assert "refused" in why_unreachable(f"http://127.0.0.1:{port}/ccache")
+        where = f"http://127.0.0.1:{port}/ccache"
+        assert why_unreachable(where) == f"the objects {where} cannot be reached: Connection refused."
+    why = why_unreachable("http://no-such-host.invalid/x")
+    assert why.endswith("cannot be reached: the host 'no-such-host.invalid' is not known.")
     assert "cannot be reached: " in why_unreachable("redis://no-such-host.invalid")
     assert "No such file" in why_unreachable(f"redis+unix://{tmp_path}/no.sock")
 
@@ -80,4 +83,5 @@ def test_a_server_for_http_and_a_folder(tmp_path: Path) -> None:
         assert said in why and bool(said) == bool(why)
     assert why_unreachable(str(tmp_path / "new" / "objects")) == ""
     (tmp_path / "file").write_text("")
+    assert why_unreachable(str(tmp_path / "file")).endswith("cannot be reached: it is a file, not a folder.")
     assert "Not a directory" in why_unreachable(str(tmp_path / "file" / "objects"))

@@ -21,6 +21,7 @@ from torchtailor.farm.store import (
     _Bucket,
     _Folder,
     absolute_store,
+    check_store,
     open_farm_store,
     unused_files,
 )
@@ -91,6 +92,27 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
         store.finish(KEY, JobRecord("fetch", ()))
 
 
+def test_a_folder_in_the_place_of_a_file_is_damage_too(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    store.finish(KEY, JobRecord("fetch", (file,)))
+    assert store.lost([KEY, "ab" * 32]) == {"ab" * 32}
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    record = tmp_path / "store" / "records" / KEY[:2] / KEY
+    for path in (record, blob):
+        path.unlink()
+        (path / "inside").mkdir(parents=True)
+        assert store.lost([KEY]) == {KEY}
+        if path is blob:
+            with pytest.raises(MissingOutputError):
+                store.get(KEY, file, tmp_path / "out")
+        assert store.record(KEY) is None and not path.exists()
+        (path / "inside").mkdir(parents=True)
+        store.put(made(tmp_path), "torch.whl")
+        store.finish(KEY, JobRecord("fetch", (file,)))
+        assert store.lost([KEY]) == frozenset()
+
+
 def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
     store = open_farm_store(str(tmp_path / "store"))
     mutable, fixed = made(tmp_path, b"one", "a"), made(tmp_path, b"two", "b")
@@ -102,6 +124,23 @@ def test_read_only_files_are_linked_and_others_copied(tmp_path: Path) -> None:
         assert blob.stat().st_mode & 0o222 == 0
         store.get(KEY, file, tmp_path / "own" / path.name, link=False)
         assert (tmp_path / "own" / path.name).stat().st_mode & 0o200  # what the user gets may be changed
+
+
+def test_tokens_of_killed_runs_go_after_a_day(store: FarmStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_text("tokens/old", "x")
+    store.check_writable()
+    assert store.read_text("tokens/old") == "x"  # perhaps of a run that goes on
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 90_000)
+    store.check_writable()
+    assert store.read_text("tokens/old") is None
+
+
+def test_a_colon_alone_makes_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_store("my:folder")
+    open_farm_store("my:folder").put_text("tokens/a", "x")
+    assert (tmp_path / "my:folder" / "tokens" / "a").is_file()
 
 
 def test_keys_that_lead_out_of_the_store_are_refused(store: FarmStore) -> None:

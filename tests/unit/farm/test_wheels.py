@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +15,9 @@ from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
 from torchtailor.backends.jobs import decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
-from torchtailor.backends.wheel.plan import WheelPlan
-from torchtailor.errors import ExitCode
+from torchtailor.backends.wheel.plan import Treatment, WheelPlan
+from torchtailor.errors import EnvironmentProblem, ExitCode
+from torchtailor.farm import space
 from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
@@ -215,3 +219,53 @@ def test_proof_is_a_job(farm: Farm) -> None:
     done = farm.run(plan)
     assert not done.failed
     assert [label for label, _ in done.outcomes.values()][-1] == f"prove {NAME}"
+
+
+@pytest.mark.parametrize(
+    ("devices", "needs"),
+    [
+        ({"store": 1, "farm-dist": 1}, {"worker-cache"}),
+        ({"store": 1, "farm-dist": 2}, {"worker-cache", "farm-dist"}),
+        ({"store": 2, "farm-dist": 1}, {"worker-cache", "store"}),  # with what -o needs, which is not linked
+        ({"store": 2, "farm-dist": 2}, {"worker-cache", "store"}),
+        ({"store": 2, "farm-dist": 3}, {"worker-cache", "store", "farm-dist"}),
+    ],
+)
+def test_disk_is_counted_by_where_the_store_is(
+    farm: Farm, devices: dict[str, int], needs: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "_device", lambda path: devices.get(path.name, 1))
+    plan = farm.plan("sm90-avx512")
+    assert isinstance(plan.plan, WheelPlan)
+    output = sum(variant.output_size for variant in plan.plan.plans)
+    found = {need.place.name: need.size for need in plan.disk}
+    assert set(found) == needs
+    if "farm-dist" in needs:
+        assert found["farm-dist"] == output
+    if devices == {"store": 2, "farm-dist": 1}:
+        assert found["worker-cache"] > output + 500_000_000
+    elsewhere = space.disk_needs(plan.plan, plan.to_do.jobs, "s3://bucket/farm", here=False)
+    assert [(need.place.name, need.size) for need in elsewhere] == [("farm-dist", output)]
+
+
+def test_a_disk_that_is_too_small_is_refused_before_any_job(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = farm.plan("sm90-avx512")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(EnvironmentProblem, match=r"1 kB are free for .*worker-cache") as caught:
+        farm.run(plan)
+    assert "--store" in caught.value.hint and not farm.events
+
+
+def test_a_proof_is_expected_to_take_as_long_as_its_bytes_do(farm: Farm) -> None:
+    plan = farm.plan("sm90-avx512", prove=True)
+    wheel_plan = plan.plan
+    assert isinstance(wheel_plan, WheelPlan)
+    (variant,) = wheel_plan.plans
+    torch = replace(variant.torch, size=200_000_000, treatment=Treatment.UNCHANGED)
+    cpu = replace(variant.variant, gpu=None)
+    large = replace(variant, variant=cpu, wheels=(torch,), output_size=torch.size)
+    (proof,) = [
+        job for job in wheel_graph(replace(wheel_plan, plans=(large,)), prove=True).jobs.values() if job.kind == "prove"
+    ]
+    assert 20 < proof.weight.seconds < 60
+    assert wheel_plan.cost.seconds == pytest.approx(plan.simulated()[0].seconds)  # what the plan says before a run

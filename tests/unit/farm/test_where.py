@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +22,8 @@ from torchtailor.catalog import load_catalog
 from torchtailor.cli import main
 from torchtailor.cli.build import option_of
 from torchtailor.cli.run import load_command
-from torchtailor.errors import ExitCode
-from torchtailor.farm import address, where
+from torchtailor.errors import ExitCode, NetworkError
+from torchtailor.farm import address, perform, where
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
 from torchtailor.farm.where import PlaceKind, parse_where
 
@@ -49,6 +51,9 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ((*BUILD, "--on", "local:99999"), ExitCode.USAGE, "would start 99999 processes; this machine has"),
         ((*BUILD, "--on", "local:99999", "--dry-run"), ExitCode.USAGE, "of free memory"),
         ((*BUILD, "--on", "LOCAL:2"), ExitCode.USAGE, "Write --on local:2."),
+        ((*BUILD, "--on", "here:2"), ExitCode.USAGE, "takes no number. Write --on here or local:2."),
+        ((*BUILD, "--on", "Here:"), ExitCode.USAGE, "takes no number. Write --on here or local:2."),
+        ((*BUILD, "--on", "here,local:2"), ExitCode.USAGE, "names more than one place. Write --on local:2, --on tcp"),
         ((*BUILD, "--on", "Here"), ExitCode.USAGE, "Write --on here."),
         ((*BUILD, "--on", ""), ExitCode.USAGE, "--on is empty. Write --on local:2"),
         ((*BUILD, "--on", "tcp://127.0.0.1:9"), ExitCode.NETWORK, "does not answer: Connection refused"),
@@ -67,6 +72,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "--profile, --set, --no-bundle are for --via source only. Add --via source, or omit them.",
         ),
         ((*BUILD, "--via", "source", "--with", "torchvision"), ExitCode.USAGE, "--with is for --via wheel only"),
+        ((*BUILD, "--on", ":8786"), ExitCode.USAGE, "Write --on tcp://HOST:8786"),
         ((*BUILD, "--on", "head:8786"), ExitCode.USAGE, "Write --on tcp://head:8786"),
         (
             (*BUILD, "--on", "here", "--store", "/proc/x"),
@@ -74,7 +80,40 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "The store /proc/x cannot be written: No",
         ),
         ((*BUILD, "--store", "x"), ExitCode.USAGE, "--on local:2"),
-        ((*BUILD, "--on", "here", "--store", "wrong://x"), ExitCode.USAGE, "cannot be a store"),
+        (
+            (*BUILD, "--on", "here", "--store", "wrong://x"),
+            ExitCode.USAGE,
+            "cannot be a store: fsspec does not know wrong",
+        ),
+        *(
+            ((*BUILD, "--on", "here", *more, "--store", f"s3:{rest}"), ExitCode.USAGE, "Write s3://BUCKET/PATH.")
+            for rest in ("bucket/x", "/bucket/x", "//", "///x")
+            for more in ((), ("--dry-run",))
+        ),
+        (
+            (*BUILD, "--on", "here", "--store", "http://localhost/x"),
+            ExitCode.USAGE,
+            "nothing that files can be written",
+        ),
+        ((*BUILD, "--on", "here", "--store", "memory://x"), ExitCode.USAGE, "is lost when its process ends"),
+        ((*BUILD, "--on", "here", "--store", "s3://[x"), ExitCode.USAGE, "is not a URL"),
+        (("farm", "check", "here", "--store", "memory://x"), ExitCode.USAGE, "is lost when its process ends"),
+        *(
+            ((*words, option, text), ExitCode.USAGE, f"{option} is empty.")
+            for words in ((*BUILD, "--on", "here"), BUILD, ("farm", "check", "here"))
+            for option in ("--store", "--objects")
+            for text in ("", " ")
+        ),
+        (
+            ("farm", "check", "here", "--objects", "redis://"),
+            ExitCode.USAGE,
+            "redis:// names no host. Write redis://HOST.",
+        ),
+        (
+            ("farm", "check", "here", "--objects", __file__),
+            ExitCode.ENVIRONMENT,
+            "cannot be reached: it is a file, not a folder. Start it, or give another place with --objects.",
+        ),
         (("build", "sm90-avx512", "--via", "nix", "--on", "local:1", "--prove"), ExitCode.USAGE, "for wheels"),
         (("farm", "check", "nowhere"), ExitCode.NO_MATCH, "There is no farm"),
     ],
@@ -92,7 +131,21 @@ def test_clear_errors(
     [
         ('scheduler = "tcp://h:1"\ncluster = "slurm"', ExitCode.USAGE, "either `scheduler` or `cluster`"),
         ("workers = 2", ExitCode.USAGE, "either `scheduler` or `cluster`"),
-        ('cluster = "teapot"', ExitCode.USAGE, "no kind of cluster"),
+        *(
+            (f'cluster = "{word}"', ExitCode.USAGE, f"{word!r} is no kind of cluster. Known are slurm")
+            for word in ("teapot", ":", "a:", ":b", "..:x", "a b:c")
+        ),
+        ('scheduler = "rack"', ExitCode.USAGE, "has no protocol. Write tcp://rack:8786."),
+        (
+            'scheduler = "tcp://h:1"\n[farm.mine.options]\nqueue = "q"',
+            ExitCode.USAGE,
+            "[farm.mine.options] is for a `cluster` that Dask starts",
+        ),
+        (
+            'cluster = "ssh"',
+            ExitCode.ENVIRONMENT,
+            "needs asyncssh, which is not installed. Install it: pip install async",
+        ),
         ('cluster = "no_such_module:Cluster"', ExitCode.ENVIRONMENT, "needs no-such-module"),
         ('cluster = "distributed:NoCluster"', ExitCode.USAGE, "has no class NoCluster"),
         (
@@ -108,16 +161,25 @@ def test_clear_errors(
         ('schedular = "tcp://h:1"', ExitCode.USAGE, "unknown key `schedular`. `torchtailor help farm`"),
         ('scheduler = "h:1"', ExitCode.USAGE, "[farm.mine]: the scheduler 'h:1' has no protocol. Write tcp://h:1."),
         ('scheduler = "tcp://h"', ExitCode.USAGE, "[farm.mine]: the scheduler 'tcp://h' has no port"),
+        *(
+            (f'scheduler = "tcp://h:1"\n{name} = ""', ExitCode.USAGE, f"{name}: expected `str` of length >= 1")
+            for name in ("store", "objects", "cache")
+        ),
+        ('cluster = "slurm"\nstore = "s3:b"', ExitCode.USAGE, "[farm.mine]: the store s3:b names no bucket"),
         ("workers = 0", ExitCode.USAGE, "workers: expected `int` >= 1"),
         ("options = 7", ExitCode.USAGE, "options: expected"),
     ],
 )
-def test_sections(section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also what processes print that Dask starts."""
+def test_sections(
+    section: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what processes print that Dask starts; what is known at once is said before anything is waited for."""
+    monkeypatch.setitem(sys.modules, "asyncssh", None)  # as if it was not installed
     Path("torchtailor.toml").write_text(f"[farm.mine]\n{section}\n")
     assert main(["farm", "check", "mine"]) == code
     text = " ".join(capfd.readouterr().err.split())
     assert said in text and "Traceback" not in text
+    assert ("Waiting" in text) == ("cannot be started" in text)
 
 
 class Fails:
@@ -193,13 +255,17 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
     assert main([*words, "--json"]) == 0
     capsys.readouterr()
-    for more in ([], [NAME], [NAME, "--markdown"]):
+    for more in ([], [NAME], ["sm90-avx512"], ["sm{80,90}-*"], [NAME, "--markdown"]):
         assert main(["history", "--jobs", *more]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "cut torch for 9.0" in shown and "found in the store" in shown
     assert "| pack " in shown
-    assert main(["history", "--jobs", "other"]) == 0
-    assert "No jobs of other" in capsys.readouterr().out
+    for more in ([], ["--jobs"], ["--json"], ["--jobs", "--markdown"]):
+        assert main(["history", "avx512", *more]) == ExitCode.NO_MATCH
+        assert "of 'avx512'" in (said := capsys.readouterr().err) or "at 'avx512'" in said
+    for name in ("sm90-avx512", NAME.replace("pytorch28", "pytorch"), NAME):
+        assert main(["history", name]) == 0
+        assert "found in the store" in " ".join(capsys.readouterr().out.split())
     assert main(["history", "--jobs", NAME, "--json"]) == 0
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert [job["result"] for job in jobs] == ["done"] * 9 + ["found"] * 2
@@ -208,6 +274,41 @@ def test_the_whole_command_in_one_process(index: Site, capsys: pytest.CaptureFix
     assert [one["result"] for one in json.loads(capsys.readouterr().out)["attempts"]] == ["done", "found", "found"]
     assert main(["history"]) == 0
     assert "found in the store" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("on", ["here", "tcp://127.0.0.1:9"])
+def test_an_error_is_the_last_of_the_events_for_scripts(
+    index: Site, on: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise NetworkError("The index went away.", "Try again.")
+
+    monkeypatch.setattr(perform, "fetch_all", fails)
+    code = main([*BUILD, "--on", on, "--store", "store", "--json"])
+    seen = capsys.readouterr()
+    *events, last = [json.loads(line) for line in seen.err.splitlines()]
+    assert code != 0 and last["kind"] == "error" and last["exit_code"] == code and last["text"] and last["hint"]
+    assert json.loads(seen.out)["schema"].startswith("torchtailor-")
+    assert bool(events) == (on == "here")
+    assert main([*BUILD, "--on", on]) == code  # and words again without it
+    assert "error: " in capsys.readouterr().err
+
+
+def test_no_logger_of_dask_prints_its_own_tracebacks() -> None:
+    import distributed  # noqa: F401
+
+    from torchtailor.farm.daskengine import quiet_dask
+
+    logging.getLogger("distributed.client").setLevel(logging.WARNING)  # as its own configuration does
+    quiet_dask()
+    for name in ("distributed", "distributed.client", "distributed.comm", "distributed.shuffle.new", "asyncio"):
+        assert not logging.getLogger(name).isEnabledFor(logging.ERROR), name
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        quiet_dask()
+        warnings.warn_explicit("Port 8787 is already in use.", UserWarning, "node.py", 1, module="distributed.node")
+        warnings.warn_explicit("another", UserWarning, "other.py", 1, module="other")
+    assert [str(one.message) for one in seen] == ["another"]
 
 
 def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +353,52 @@ def test_how_long_a_place_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+def test_what_no_build_made_is_not_replaced(
+    index: Site, on: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is anything fetched, and a dry run says so too."""
+    place = Path("dist", NAME)
+    place.mkdir(parents=True)
+    notes = place / "notes.txt"
+    notes.write_text("mine")
+    for more in ([], ["--dry-run"]):
+        assert main([*BUILD, *on, *more]) == ExitCode.USAGE
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{place} already exists, and nothing says that torchtailor made it: it is not replaced." in said
+    assert notes.read_text() == "mine" and not Path("store").exists()
+    assert not [
+        one for one in index.requests if one.path.endswith(".whl") and one.status == 200 and one.method == "GET"
+    ]
+    notes.unlink()
+    place.rmdir()
+    place.write_text("mine")
+    assert main([*BUILD, *on]) == ExitCode.USAGE and place.read_text() == "mine"
+    place.unlink()
+    place.mkdir()  # an empty folder is as good as none
+    for _ in range(2):
+        assert main([*BUILD, *on, "--quiet"]) == 0
+    index_folder = Path("dist", "variants")
+    index_folder.mkdir()
+    (index_folder / "notes.txt").write_text("mine")
+    assert main([*BUILD, *on, "--variants"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_place_that_cannot_be_written_is_refused_first(
+    on: tuple[str, ...], more: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing is asked of an index
+    Path("file").write_text("mine")
+    for out in ("file", "file/dist"):
+        assert main([*BUILD, *on, *more, "-o", out]) == ExitCode.USAGE
+        assert "file is not a folder. Give a folder with -o." in " ".join(capsys.readouterr().err.split())
+    assert main([*BUILD, *on, *more, "-o", "/proc/dist"]) == ExitCode.ENVIRONMENT
+    assert "/proc cannot be written" in " ".join(capsys.readouterr().err.split())
+    assert not Path("store").exists()
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "here", "--store", "store")])
 def test_what_of_a_glob_is_not_available_is_said_everywhere(
     index: Site, on: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +413,17 @@ def test_what_of_a_glob_is_not_available_is_said_everywhere(
         assert main([*line, *more, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["unavailable"]
         assert {row["variant"] for row in rows} >= set(missing) and all(row["reason"] for row in rows)
+
+
+def test_a_cache_that_is_a_file_is_named_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").write_text("")
+    for place in ("file", "file/cache"):
+        monkeypatch.setenv("TORCHTAILOR_CACHE", place)
+        assert main(["farm", "check", "here"]) == ExitCode.ENVIRONMENT
+        said = " ".join(capsys.readouterr().err.split())
+        assert "it is not a folder. Set TORCHTAILOR_CACHE" in said and "--store" not in said
 
 
 def test_a_plan_says_what_a_short_name_stands_for_and_what_is_downloaded(

@@ -37,6 +37,7 @@ class NixPlan:
     jobs: tuple[NixJob, ...]
     out: Path
     unavailable: Unavailable = field(default_factory=dict)
+    places: tuple[Path, ...] = ()  # Nix itself replaces no more than its own links
 
     @property
     def cost_text(self) -> str:

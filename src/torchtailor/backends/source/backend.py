@@ -36,6 +36,11 @@ class SourcePlan:
         return tuple(variant for builder in self.builders for variant in builder.variants)
 
     @property
+    def places(self) -> tuple[Path, ...]:
+        made = (builder for builder in self.builders if not builder.options.targets)
+        return tuple(self.out / variant.unique_name for builder in made for variant in builder.variants)
+
+    @property
     def cost_text(self) -> str:
         return self.matrix.cost_text
 

@@ -59,6 +59,8 @@ def ccache_environment(program: str, folders: Folders, build: Path, *, remote: s
 def remote_storage(objects: str) -> str:
     """`--objects` as ccache takes it: redis:// and http:// as they are, a folder as file://."""
     scheme = urlsplit(objects).scheme
+    if scheme in ("http", "redis") and not urlsplit(objects).hostname:
+        raise UsageError(f"{redact(objects)} names no host.", f"Write {scheme}://HOST.")
     if scheme in _STORAGES:
         return objects
     if scheme == "":

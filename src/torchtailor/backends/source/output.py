@@ -26,6 +26,7 @@ from torchtailor.fetch.target import DEFAULT_GLIBC, Target
 from torchtailor.host.pythons import find_base_python
 from torchtailor.variants.variant import Variant
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
+from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
 from torchtailor.wheels.name import WheelName
 
@@ -71,6 +72,7 @@ class SourceOutput:
 
         entries = [torch, *dependencies]
         description, cache = self._description(variant), Cache().root
+        check_place(self.request.out / description.variant)
         return write_wheelhouse(description, entries, self.request.out, cache=cache, check=check)
 
     def _check_name(self, wheel: Path) -> None:

@@ -25,9 +25,10 @@ from torchtailor.fetch.torch import TorchChoice, choose_torch, closure_requireme
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.ledger.rates import Rates
 from torchtailor.variants import Variant, coverage
+from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS_FOLDER
 
 # About a quarter of a wheel with GPU code is host code; unpacked, while it is cut, it is larger.
-_HOST_SHARE = 0.25
+HOST_SHARE = 0.25
 _UNPACKED = 2.6
 _MEMORY = 500_000_000
 # Other packages that contain libraries of NVIDIA's: Triton has its own CUPTI.
@@ -117,6 +118,8 @@ class WheelCost:
     disk_free: int
     memory: int
     seconds: float
+    made: int = 0  # of `disk`, cut wheels
+    scratch: int = 0  # of `disk`, while they are cut
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,11 @@ class WheelPlan:
     @property
     def variants(self) -> tuple[Variant, ...]:
         return tuple(plan.variant for plan in self.plans)
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        index = (VARIANTS_FOLDER,) if self.options.variants else ()
+        return tuple(self.out / name for name in (*(plan.name for plan in self.plans), *index))
 
     @property
     def files(self) -> tuple[WheelFile, ...]:
@@ -276,7 +284,7 @@ class Planner:
             return item.size
         codes = variant.build.wheel_codes(variant.arch) or (None,)
         kept = 1 if item.name == "torch" else max(1, len(codes) // 3)  # NVIDIA's also keep lower minor versions
-        return round(item.size * (_HOST_SHARE + (1 - _HOST_SHARE) * min(1.0, kept / len(codes))))
+        return round(item.size * (HOST_SHARE + (1 - HOST_SHARE) * min(1.0, kept / len(codes))))
 
     def _other_methods(self, variant: Variant, fit: Fit) -> Iterable[str]:
         """What only a build from source or with Nix gives, in a sentence each."""
@@ -310,4 +318,4 @@ class Planner:
             disk = sum(plan.output_size for plan in plans) + scratch + _SPARE_DISK  # nothing can be shared
         seconds = download / self._rates.fetch + cut_bytes / self._rates.cut + 2.0
         memory = _MEMORY if cuts else _MEMORY // 5
-        return WheelCost(download, disk, shutil.disk_usage(place).free, memory, seconds)
+        return WheelCost(download, disk, shutil.disk_usage(place).free, memory, seconds, made, scratch)
