@@ -7,7 +7,6 @@ import posixpath
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -26,8 +25,8 @@ from torchtailor.ci.cron import cron_problem
 from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
+from torchtailor.farm.store import check_store
 from torchtailor.farm.where import HERE, PlaceKind, Where, parse_where
-from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.variants.select import unmatched
@@ -413,8 +412,10 @@ def _check_schedule(system: CiSystem, schedule: str) -> None:
 def _check_places(plan: CiPlan) -> None:
     options = plan.options
     option = "--store" if options.store else f"[farm.{options.on}] store"
-    _check_place(option, plan.store)
-    _check_place("--publish", options.publish)
+    if plan.store:
+        check_store(plan.store, option)
+    if options.publish:
+        check_store(options.publish, "--publish")
     if plan.store and options.method is Method.NIX:
         binary_cache(plan.store)
     if plan.objects:
@@ -441,31 +442,6 @@ def _check_folders(plan: CiPlan, store_option: str) -> None:
                 f"{option} {where} is a folder, which hosted runners do not keep.",
                 f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {hosted[0]}=LABEL.",
             )
-
-
-def _check_place(option: str, where: str) -> None:
-    """Refuse a URL that no job could write to; its plug-in need not be on this machine."""
-    scheme, bucket = _scheme(where), urlsplit(where).netloc
-    if scheme in ("", "file"):
-        return
-    if scheme not in _writable_schemes():
-        raise UsageError(
-            f"{option} {redact(where)}: {scheme}:// is nothing that files can be written to.",
-            "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://...",
-        )
-    if scheme in ci_tables().scheme and not bucket:
-        what = "host" if scheme in ("sftp", "ftp") else "bucket"
-        raise UsageError(f"{option} {redact(where)} names no {what}.", f"Write {scheme}://{what.upper()}/PATH.")
-
-
-def _writable_schemes() -> frozenset[str]:
-    """Those of the table, and what plug-ins of this machine's fsspec add."""
-    known = set(ci_tables().writable)
-    with suppress(ImportError):
-        import fsspec
-
-        known |= set(fsspec.available_protocols()) - set(ci_tables().read_only)
-    return frozenset(known)
 
 
 def _variants(catalog: Catalog, options: CiOptions) -> tuple[Variant, ...]:

@@ -55,8 +55,6 @@ class CiTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method: Mapping[str, MethodRow]
     scheme: Mapping[str, SchemeRow]
     cluster: Mapping[str, tuple[str, ...]]  # packages, by the kind of a farm's cluster
-    writable: tuple[str, ...]  # schemes that fsspec can write to, some with a plug-in
-    read_only: tuple[str, ...]  # schemes of its own that are not for stores
 
 
 @cache

@@ -59,6 +59,10 @@ _READ_ONLY = frozenset(
     | {"simplecache", "blockcache", "dir", "generic", "asyncwrapper", "async_wrapper", "asynclocal", "pyscript", "jlab"}
     | {"jupyter", "dvc", "wandb"}
 )
+# What it can write to, some of it with a plug-in that need not be on this machine.
+_WRITABLE = frozenset(
+    {*_BUCKETS, "abfss", "adl", "sftp", "ssh", "ftp", "smb", "webdav", "hdfs", "webhdfs", "hf", "dbfs"}
+)
 _STORES = "Give a folder, or a URL that fsspec writes to: s3://BUCKET/PATH, gs://..., abfs://..., sftp://..."
 _S3_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
 
@@ -243,19 +247,24 @@ def check_store(where: str, option: str = "--store") -> None:
         scheme, bucket = urlsplit(where).scheme, urlsplit(where).netloc
     except ValueError as error:  # of brackets
         raise UsageError(f"{shown} is not a URL: {error}.", _STORES) from error
-    if scheme in _BUCKETS and not bucket:
-        raise UsageError(f"{shown} names no bucket.", f"Write {scheme}://BUCKET/PATH.")
+    if scheme in _WRITABLE - {"hdfs"} and not bucket:
+        what = "bucket" if scheme in _BUCKETS else "host"
+        raise UsageError(f"{shown} names no {what}.", f"Write {scheme}://{what.upper()}/PATH.")
     if is_local(where):
         return
     if scheme == "memory":
-        raise UsageError(f"{shown} cannot be a store: it is lost when its process ends.", _STORES)
-    if scheme in _READ_ONLY:
-        raise UsageError(f"{shown} cannot be a store: {scheme}:// is nothing that files can be written to.", _STORES)
+        raise UsageError(f"{shown}: memory:// is lost when its process ends.", _STORES)
+    if scheme not in _writable():
+        raise UsageError(f"{shown}: {scheme}:// is nothing that files can be written to.", _STORES)
+
+
+def _writable() -> frozenset[str]:
+    """Also what plug-ins of this machine's fsspec add."""
     with suppress(ImportError):
         import fsspec
 
-        if scheme not in fsspec.available_protocols():
-            raise UsageError(f"{shown} cannot be a store: fsspec does not know {scheme}://.", _STORES)
+        return _WRITABLE | (frozenset(fsspec.available_protocols()) - _READ_ONLY)
+    return _WRITABLE
 
 
 def is_local(where: str) -> bool:
