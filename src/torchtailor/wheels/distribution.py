@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import Member, WheelArchive
-from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.wheels.name import WheelName
 from torchtailor.wheels.record import Record
 
@@ -43,7 +43,13 @@ def required_packages(wheel: Path) -> frozenset[str]:
 
 def read_metadata(archive: WheelArchive) -> Metadata:
     """What a wheel says about itself."""
-    return Metadata.parse(archive.read(f"{_dist_info(archive)}/METADATA"), archive.path.name)
+    dist_info = _dist_info(archive)
+    heads = (
+        archive.head(member, LICENCE_HEAD)
+        for member in archive.files
+        if member.name.startswith(f"{dist_info}/") and is_licence_file(member.name)
+    )
+    return Metadata.parse(archive.read(f"{dist_info}/METADATA"), archive.path.name, heads)
 
 
 @dataclass(frozen=True)
