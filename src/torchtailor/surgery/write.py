@@ -27,6 +27,7 @@ from torchtailor.surgery.headers import (
     find_home,
     plan_sections,
     program_headers,
+    sections_in_place,
     symbol_numbers,
 )
 from torchtailor.surgery.layout import (
@@ -116,6 +117,9 @@ def prepare(
     end = pieces[-1].offset + pieces[-1].file_size
     removed |= {index for index, span in tables.items() if not subtract([span], filler)}
     sections = plan_sections(elf, plan, AddressMap(pieces), holes, home, removed, end)
+    nothing_moves = not (holes or removed or home.moved) and all(piece.offset == piece.old_offset for piece in pieces)
+    if sections.file_size > elf.source.size and nothing_moves:
+        sections = sections_in_place(elf, sections)
     return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections, filler)
 
 

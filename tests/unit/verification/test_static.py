@@ -153,13 +153,13 @@ class TestGpuCode:
 
     def test_what_the_cut_kept_for_its_own_gpu_is_not_foreign_to_another(self, tmp_path: Path) -> None:
         """Cut for 9.0 with --keep-ptx and asked about 12.0, which runs the PTX that it would run of stock."""
-        stock, thin = tmp_path / "libx.so", tmp_path / "thin.so"
+        stock, thin = tmp_path / "libx.so", tmp_path / "out" / "libx.so"
         code = container(
             Entry(bytes(4000), kind=1, sm=90), Entry(bytes(range(200)) * 90, sm=90), Entry(bytes(80000), sm=80)
         )
         stock.write_bytes(elf(Place(".nv_fatbin", code)))
         assert main(["tailor", str(stock), "--gpu", "9.0", "--keep-ptx", "-o", str(thin)]) == 0
-        proof = prove(thin, gpus=["12.0"], against=tmp_path)
+        proof = prove(thin, gpus=["12.0"], against=stock)
         assert failures(proof) == []
         assert "1 library was cut for 9.0" in line(proof, "GPU code: nothing foreign").reason
 
