@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
 from torchtailor.binary.instructions import got_address
 from torchtailor.disk import write_at
@@ -163,7 +163,7 @@ def _check_section_places(elf: ElfFile) -> None:
         if place != (section.offset, section.file_end - 1):
             raise BadInputError(
                 f"Section {section.name} is not where its address says.",
-                "Fetch the library again and compare its hash with the publisher's.",
+                FETCH_AGAIN,
             )
     others = [s for s in elf.sections if s.in_file and not s.allocated]
     for section in others:

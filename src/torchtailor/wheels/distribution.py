@@ -17,7 +17,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import Member, WheelArchive
 from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.wheels.name import WheelName
-from torchtailor.wheels.record import Record
+from torchtailor.wheels.record import Record, UnusualRecordError
 
 MANIFEST = "torchtailor.json"
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # of RECORD; worthless once it changes
@@ -73,7 +73,12 @@ class WheelDistribution:
                 f"{owner} holds {metadata.name} {metadata.version}, which is not what its name says.",
                 "Give the file its published name.",
             )
-        record = Record.parse(archive.read(f"{dist_info}/RECORD"))
+        try:
+            record = Record.parse(archive.read(f"{dist_info}/RECORD"))
+        except UnusualRecordError:
+            raise
+        except BadInputError as error:
+            raise BadInputError(f"{owner}: {error.message.removeprefix(f'{archive.path}: ')}", error.hint) from error
         wheel = cls(archive, name, dist_info, metadata, record)
         wheel._check_record()
         return wheel
