@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchtailor.errors import BadInputError
 from torchtailor.trust import Limit, read_limited
-from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
 
 _PLAIN = re.compile(r"[^/.][^/]*(?:/[^/.][^/]*)*")  # a path that has no second spelling: nearly all
@@ -100,7 +100,8 @@ def read_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[InstalledDis
 def _read(root: Path, dist_info: Path) -> Iterator[InstalledDistribution]:
     """The distribution of a `.dist-info` folder, if it has what is needed."""
     try:
-        metadata = Metadata.parse(read_limited(dist_info / "METADATA", Limit.METADATA), dist_info.name)
+        text = read_limited(dist_info / "METADATA", Limit.METADATA)
+        metadata = Metadata.parse(text, dist_info.name, _licence_heads(dist_info))
         record = Record.parse(read_limited(dist_info / "RECORD", Limit.RECORD))
     except FileNotFoundError:
         return
@@ -111,6 +112,13 @@ def _read(root: Path, dist_info: Path) -> Iterator[InstalledDistribution]:
     except OSError as error:
         raise BadInputError(f"{dist_info} cannot be read: {error.strerror}.", "Reinstall that package.") from error
     yield InstalledDistribution(dist_info, metadata, record, _files(root, dist_info.parent, record))
+
+
+def _licence_heads(dist_info: Path) -> Iterator[bytes]:
+    for path in sorted(dist_info.rglob("*")):
+        if is_licence_file(path.name) and path.is_file():
+            with path.open("rb") as file:
+                yield file.read(LICENCE_HEAD)
 
 
 def _files(root: Path, site: Path, record: Record) -> dict[str, RecordRow]:

@@ -40,6 +40,9 @@ _BLOCK = 1 << 10  # relocations that are looked at together: most often none of 
 _EXTENDED = 0xFFFF  # the true number does not fit 16 bits and stands in section header 0
 
 
+FETCH_AGAIN = "Fetch the library again and compare its hash with the publisher's."
+
+
 class NotElfError(BadInputError):
     """The file does not begin like an ELF file at all."""
 

@@ -26,6 +26,7 @@ Seconds = Annotated[float, Meta(description="seconds")]
 Time = Annotated[str, Meta(description="ISO 8601, with the zone")]
 Date = Annotated[str, Meta(description="ISO 8601")]
 Sha256 = Annotated[str, Meta(description="hexadecimal")]
+PlannedSha256 = Annotated[str | None, Meta(description="hexadecimal; null in a dry run")]
 
 
 class ErrorDocument(Struct):
@@ -103,12 +104,12 @@ class TailoredLibrary(Struct):
     gpu_before: Bytes | UnsetType = UNSET
     gpu_after: Bytes | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    sha256_before: Sha256 | UnsetType = UNSET
-    sha256_after: Sha256 | UnsetType = UNSET
+    sha256_before: PlannedSha256 | UnsetType = UNSET
+    sha256_after: PlannedSha256 | UnsetType = UNSET
     kept: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
     dropped: Annotated[Open, Meta(description="by architecture: images, stored bytes")] | UnsetType = UNSET
     stripped: list[str] | UnsetType = UNSET
-    instructions_sha256: Annotated[Sha256, Meta(description="of its machine code")] | UnsetType = UNSET
+    instructions_sha256: Annotated[str | None, Meta(description="of its machine code")] | UnsetType = UNSET
     moved: Annotated[Open, Meta(description="to a pack, by architecture: images, stored bytes")] | UnsetType = UNSET
     packed: Annotated[Open, Meta(description="of what a split moved, for the targets")] | UnsetType = UNSET
     pack: Annotated[Open, Meta(description="name, size, sha256")] | UnsetType = UNSET
@@ -130,9 +131,9 @@ class TailoredInput(Struct):
     source: str
     output: str | None
     size_before: Bytes
-    size_after: Bytes
-    sha256_before: Sha256
-    sha256_after: Sha256
+    size_after: Annotated[int | None, Meta(description="bytes; null for a wheel in a dry run that would change it")]
+    sha256_before: Annotated[str | None, Meta(description="hexadecimal; null for folders and environments")]
+    sha256_after: Annotated[str | None, Meta(description="hexadecimal; null also in a dry run that would change it")]
     removed_size: Annotated[int, Meta(description="bytes that --keep-removed keeps")]
     unopened: Annotated[int, Meta(description="bytes of large files that the workload never opened")]
     could_save: Bytes

@@ -255,7 +255,7 @@ def _warnings(image: ImageResult) -> Iterator[str]:
     for one in image.libraries:
         name = printable(one.result.path)
         if one.result.status is LibraryStatus.SKIPPED:
-            yield f"{name} is unchanged: {one.result.reason}."
+            yield f"{name} is unchanged: {one.result.reason.rstrip('.')}."
         for warning in one.result.warnings:
             yield f"{name} {warning}."
     yield from image.notes

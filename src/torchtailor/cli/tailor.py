@@ -208,6 +208,8 @@ def _print(report: TailorReport) -> None:
         out().print(report.why_nothing, markup=False)
     if report.why_not_packed:
         out().print(report.why_not_packed, markup=False)
+    if report.why_no_ptx:
+        out().print(report.why_no_ptx, markup=False)
     for device in targets.devices:
         if number := report.only_ptx(device):
             out().print(only_ptx(number, str(device)), markup=False)
@@ -285,7 +287,7 @@ def _warn(result: TailorResult) -> None:
 
     for library in result.libraries:
         if library.status is LibraryStatus.SKIPPED:
-            err().print(f"warning: {library.path} is unchanged: {library.reason}.", markup=False)
+            err().print(f"warning: {library.path} is unchanged: {library.reason.rstrip('.')}.", markup=False)
         for warning in library.warnings:
             err().print(f"warning: {library.path} {warning}.", markup=False)
     for note in result.notes:

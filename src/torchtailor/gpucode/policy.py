@@ -39,7 +39,7 @@ class KeptCode:
 class Policy:
     """Which GPU code stays for the targets.
 
-    `keep_all_minors` is NVIDIA's rule for its own libraries: every image the target could run stays. Where the
+    `keep_all_minors` is NVIDIA's rule for its own libraries: every cubin the target could run stays. Where the
     targets say `keep_ptx` the newest PTX of each container stays as well, for GPUs that do not exist yet.
     """
 

@@ -53,6 +53,7 @@ class ContainerGroup:
     bytes_by_target: Mapping[CodeTarget | None, int]
     images: tuple[Image, ...]  # of the first container: the others have the same architectures in the same order
     stored_by_image: tuple[int, ...]  # bytes of the images at each position, of all containers together
+    recorded: bool = False  # the size of each bare cubin stands beside the pointers to it, so that it can move
 
     @property
     def can_be_cut(self) -> bool:
@@ -66,7 +67,7 @@ class ContainerGroup:
         if wrapped or self.section in (*LARGE_DATA, RECORDED_SECTION):
             return False
         small = self.stored < self.containers * _PAGES
-        return small or not (self.bare and self.reference is Reference.POINTER)
+        return small or not self.recorded
 
     def size_with(self, kept: Iterable[Image]) -> int:
         """Bytes of all containers together with these images."""
@@ -172,7 +173,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
     for found in code.containers:
         keys = tuple([image.arch_key for image in found.images])
         parts = tuple([part.arch_key for image in found.images for part in image.parts])
-        key = (found.section, found.reference._value_, found.loaded, found.container.bare, keys, parts)
+        key = (found.section, found.reference._value_, found.loaded, found.container.bare, found.recorded, keys, parts)
         counted = alike.get(key)
         if counted is None:
             counted = alike[key] = _Containers(found)
@@ -208,6 +209,7 @@ def summarise(name: str, code: LibraryCode) -> LibraryReport:
                 {images[key].first.target: size for key, size in counted.sizes.items()},
                 counted.first.images,
                 tuple(counted.stored_by_image),
+                counted.first.recorded,
             )
             for counted in alike.values()
         ),

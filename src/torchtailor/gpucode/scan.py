@@ -8,6 +8,7 @@ and consistent one. What lies inside one is never searched.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -49,6 +50,7 @@ _SEARCHED_TYPES = frozenset({SectionType.PROGBITS, SectionType.NOTE})
 _UNSEARCHED_FLAGS = SectionFlag.COMPRESSED | SectionFlag.EXECUTE
 _UNWIND_TABLES = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
 _PTX_HEAD = 256  # bytes from the version of PTX to its target, with comments between
+_NEAR = 64  # bytes of a record on either side of its pointer
 _ZEROS_STEP = 1 << 20
 _MAX_LOOKALIKES = 4096  # of whole libraries none is known that has one; more are a file made to be slow
 _MAX_WALKED = 64 << 20  # bytes of lookalikes that were walked through before they turned out to be none
@@ -95,6 +97,7 @@ class FoundContainer(NamedTuple):
     address: int | None  # None where the section is not loaded
     reference: Reference
     pointers: tuple[Relocation, ...]  # the relocated pointers to its first byte
+    recorded: bool = False  # it is bare, and its size stands beside every pointer to it
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -364,7 +367,17 @@ def _referenced(
             reference = Reference.PRELINKED
         if reference is None:
             reference = Reference.POINTER if at else Reference.CODE if address in named else Reference.NONE
-        yield FoundContainer(container, section.name, address, reference, at)
+        recorded = container.bare and bool(at) and all(_is_record(elf, container, pointer) for pointer in at)
+        yield FoundContainer(container, section.name, address, reference, at, recorded)
+
+
+def _is_record(elf: ElfFile, container: Container, pointer: Relocation) -> bool:
+    """Whether the stored size of a bare cubin, in 32 or 64 bits, stands beside a pointer to it."""
+    start = pointer.place - _NEAR
+    offset = elf.offset_of(start)
+    if offset is None or elf.offset_of(start + 2 * _NEAR - 1) != offset + 2 * _NEAR - 1:
+        return False
+    return container.stored_size in array("I", bytes(elf.read(offset, 2 * _NEAR)))
 
 
 def _named_by_code(

@@ -50,7 +50,7 @@ from torchtailor.images.transports.choose import open_source
 from torchtailor.progress import NoProgress, Progress
 
 _NAME = re.compile(r"(?:docker://|oci:|oci-archive:|docker-archive:)")
-_PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/[^/]+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
+_PACKAGE_TEXT = re.compile(r"(?:.*/)?(?:[^/]+\.dist-info/.+|torchtailor\.json|conda-meta/[^/]+\.json|pyvenv\.cfg)")
 _IN_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/.*")
 _MOST_TEXT = 64 << 20
 _ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}

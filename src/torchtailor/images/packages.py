@@ -53,7 +53,7 @@ class Packages:
         """The packages that list a path of a library or of a file of GPU code, in any layer."""
         found: dict[str, list[Metadata]] = {}
         for text in self.survey.records:
-            package = self.survey.metadata.get(text.dist_info)
+            package = self.survey.package(text.dist_info)
             record = self._parse(text)
             if record is None or package is None:
                 continue
@@ -104,7 +104,7 @@ class Packages:
             if record is None or not changes:
                 continue
             said = b""
-            if package := self.survey.metadata.get(text.dist_info):
+            if package := self.survey.package(text.dist_info):
                 said = environment_manifest(options.to_json(), package.name, package.version, libraries, dropped)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = RecordRow(own, FileHash.of(said), len(said))

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -36,16 +36,18 @@ from torchtailor.images.filesystem import (
     whiteout_of,
 )
 from torchtailor.images.tarstream import GLOBAL, HARD_LINK, SYMLINK, LayerMember, TarReader
+from torchtailor.licences import is_closed_text
 from torchtailor.surgery.strip import removable_sections
 from torchtailor.tailoring.libraries import is_program_with_code
 from torchtailor.trust import Limit
-from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 
 _IN_MEMORY = 4 << 20  # bytes: a library up to this size is scanned without a file
 _MOST_TEXT = 512 << 20  # bytes of all RECORDs and METADATAs
 _WORTH_NAMING = 4096  # bytes of a file that is doubled
 _SPARE = 1 << 30  # of the disk, which an unpacked library leaves free
 _IN_SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
+_DIST_INFO = re.compile(r"(?:.*/)?[^/]+\.dist-info(?=/)")
 # Debian's list of sums, and that of images without dpkg itself
 _DPKG_SUMS = re.compile(r"var/lib/dpkg/(?:info|status\.d)/(?P<name>[a-z0-9][a-z0-9+.-]+)(?::[a-z0-9]+)?\.md5sums")
 _PLAIN_NAME = re.compile(r"[\w.+-]{1,120}", re.ASCII)
@@ -170,6 +172,7 @@ class ImageSurvey:
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
+    closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # its licence files that are proprietary
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
@@ -222,6 +225,8 @@ class ImageSurvey:
             self._scan(file, head, rest())
         elif name in ("RECORD", "METADATA") and file.path.rpartition("/")[0].endswith(".dist-info"):
             self._package_text(file, name, head, rest())
+        elif (inside := _DIST_INFO.match(file.path)) and is_licence_file(file.path):
+            self._licence(inside[0], head[:LICENCE_HEAD])
         elif package := _DPKG_SUMS.fullmatch(file.path):
             self._debian_package(file, package["name"], head, rest())
         elif known_by_head(name) and (code := read_code_file(file.path, BufferSource(head), file.size)):
@@ -229,6 +234,16 @@ class ImageSurvey:
         for _ in rest():
             pass
         file.crc = crc
+
+    def package(self, dist_info: str) -> Metadata | None:
+        """What is known of the package of a dist-info folder."""
+        found = self.metadata.get(dist_info)
+        return replace(found, licence_heads=self.closed.get(dist_info, ())) if found else None
+
+    def _licence(self, dist_info: str, head: bytes) -> None:
+        text = head.decode("utf-8", "replace")
+        if dist_info not in self.closed and is_closed_text(text):
+            self.closed[dist_info] = (text,)
 
     def _package_text(self, file: LayerFile, name: str, head: bytes, rest: Iterable[bytes]) -> None:
         limit = Limit.RECORD if name == "RECORD" else Limit.METADATA

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.drops import files_of
 from torchtailor.artifact.libraries import LibraryFile, is_shared_name, why_not_cut
-from torchtailor.binary.elf import ElfFile, NotElfError, UnsupportedElfError
+from torchtailor.binary.elf import FETCH_AGAIN, ElfFile, NotElfError, UnsupportedElfError
 from torchtailor.binary.elf_headers import SegmentType
 from torchtailor.catalog import Capability, Catalog, load_catalog
 from torchtailor.cgroups import available_cores
@@ -80,11 +80,17 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
             result = replace(result, proprietary=proprietary)
             libraries.append(replace(result, name=str(artifact.path)) if alone else result)  # two may be named alike
         elif isinstance(result, BadInputError) and alone:
-            raise result
+            named = result.message if str(artifact.path) in result.message else f"{artifact.path}: {result.message}"
+            raise type(result)(named, result.hint or FETCH_AGAIN)
         elif isinstance(result, BadInputError):
             foreign = isinstance(result, NotElfError | UnsupportedElfError)
             skipped.append(Skipped(library.name, result.message, damaged=not foreign))
     every = dict(files_of(artifact))
+    if artifact.kind is ArtifactKind.WHEEL and not every:
+        raise BadInputError(
+            f"{artifact.path} is an empty zip file, not a wheel.",
+            "Fetch the wheel again and compare its hash with the index's.",
+        )
     nvidias = frozenset(name for name, owners in artifact.packages.items() if any(map(is_proprietary, owners)))
     path, kind = artifact.shown, artifact.kind
     return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every, nvidias)

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from torchtailor.licences.makers import maker_of
 from torchtailor.wheels.metadata import Metadata
 
+_NVIDIA = re.compile(r"\bnvidia\b", re.IGNORECASE)
 _LONGEST_NAME = 200  # characters; longer is the licence's text
 
 
@@ -23,9 +24,26 @@ class _Rules:
     closed_words: tuple[str, ...]
     open_classifier: str
     closed_classifier: str
+    closed_texts: tuple[str, ...]
+    misclassified: tuple[str, ...]
 
     def is_nvidias(self, metadata: Metadata) -> bool:
         return metadata.name.startswith(self.nvidia_packages) or self.nvidia_licence in metadata.licence.lower()
+
+    def is_closed_text(self, text: str) -> bool:
+        """Whether the beginning of a licence is that of a proprietary one."""
+        words = " ".join(text.lower().split())
+        return any(phrase in words for phrase in self.closed_texts)
+
+    def is_closed(self, metadata: Metadata) -> bool:
+        """Whether anything in the package speaks of a proprietary licence, whatever else it declares."""
+        named = self._words(metadata) if len(metadata.licence) <= _LONGEST_NAME else []
+        classified = any(kind.startswith(self.closed_classifier) for kind in metadata.classifiers)
+        return (
+            any(word in self.closed_words for word in named)
+            or (classified and not metadata.name.startswith(self.misclassified))
+            or any(map(self.is_closed_text, (metadata.licence, *metadata.licence_heads)))
+        )
 
     def is_open(self, metadata: Metadata) -> bool:
         """Whether the package declares an open licence: by name, or by classifier where the name is not given.
@@ -33,22 +51,27 @@ class _Rules:
         Some packages put the whole text of their licence into the field, where NVIDIA is named as the author.
         """
         if not metadata.licence.strip() or len(metadata.licence) > _LONGEST_NAME:
-            kinds = metadata.classifiers
-            closed = any(kind.startswith(self.closed_classifier) for kind in kinds)
-            return not closed and any(kind.startswith(self.open_classifier) for kind in kinds)
-        words = re.findall(r"[a-z]+", metadata.licence.lower())
-        closed = any(word in self.closed_words for word in words)
-        return not closed and any(word in self.open_licences for word in words)
+            return any(kind.startswith(self.open_classifier) for kind in metadata.classifiers)
+        return any(word in self.open_licences for word in self._words(metadata))
+
+    def is_proprietary(self, metadata: Metadata) -> bool:
+        if self.is_closed(metadata):
+            return self.is_nvidias(metadata) or bool(_NVIDIA.search(metadata.author))
+        return self.is_nvidias(metadata) and not self.is_open(metadata)
+
+    @staticmethod
+    def _words(metadata: Metadata) -> list[str]:
+        return re.findall(r"[a-z]+", metadata.licence.lower())
 
 
 def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
     """Whether a library is NVIDIA's and proprietary; `metadata` is that of the package it came in, where there is one.
 
-    The metadata of NVIDIA's packages names their licence, which holds for every library in them. In others (old torch
-    wheels contain cuDNN), and where there is no package, the library's name decides.
+    The metadata and the licence files of NVIDIA's packages name their licence, which holds for every library in them.
+    In others (old torch wheels contain cuDNN), and where there is no package, the library's name decides.
     """
-    if metadata and _rules().is_nvidias(metadata):
-        return not _rules().is_open(metadata)
+    if metadata and (_rules().is_nvidias(metadata) or is_proprietary(metadata)):
+        return is_proprietary(metadata)
     name = PurePosixPath(library).name
     maker = maker_of(name)
     return maker is not None and not maker.licensed_openly(name)
@@ -56,7 +79,12 @@ def needs_nvidia_option(library: str, metadata: Metadata | None) -> bool:
 
 def is_proprietary(metadata: Metadata) -> bool:
     """Whether a package is NVIDIA's and not under an open licence: its files are left out only with --nvidia."""
-    return _rules().is_nvidias(metadata) and not _rules().is_open(metadata)
+    return _rules().is_proprietary(metadata)
+
+
+def is_closed_text(text: str) -> bool:
+    """Whether a licence file that begins like this is a proprietary licence of NVIDIA's."""
+    return _rules().is_closed_text(text)
 
 
 @cache
@@ -69,4 +97,6 @@ def _rules() -> _Rules:
         closed_words=tuple(table["closed_words"]),
         open_classifier=table["open_classifier"],
         closed_classifier=table["closed_classifier"],
+        closed_texts=tuple(table["closed_texts"]),
+        misclassified=tuple(table["misclassified"]),
     )

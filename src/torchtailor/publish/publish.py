@@ -289,14 +289,13 @@ def holds_changed_nvidia(path: Path) -> bool:
     """Whether a cut wheel holds a changed proprietary library of NVIDIA's, by its own manifest."""
     from torchtailor.licences import needs_nvidia_option
     from torchtailor.wheels.archive import WheelArchive
-    from torchtailor.wheels.distribution import MANIFEST
-    from torchtailor.wheels.metadata import Metadata
+    from torchtailor.wheels.distribution import MANIFEST, read_metadata
 
     with WheelArchive(path) as archive:
         folder = next(name.split("/")[0] for name in archive.members if name.endswith(".dist-info/METADATA"))
         if f"{folder}/{MANIFEST}" not in archive.members:
             return False
-        metadata = Metadata.parse(archive.read(f"{folder}/METADATA"), path.name)
+        metadata = read_metadata(archive)
         content = archive.read(f"{folder}/{MANIFEST}")
     libraries = decode_json(content, _CutWheel, f"{path.name}: {MANIFEST}", "Build it again.").libraries
     return any(row.status.changed and needs_nvidia_option(row.path, metadata) for row in libraries)

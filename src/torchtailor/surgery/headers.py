@@ -210,6 +210,26 @@ def mark_row(home: TableHome, name: int, addresses: AddressMap) -> list[int]:
     return [name, SectionType.PROGBITS, SectionFlag.ALLOC, *where, 0, 0, 8, 0]
 
 
+def sections_in_place(elf: ElfFile, sections: SectionPlan) -> SectionPlan:
+    """The same section headers where they are now, with all that is not loaded.
+
+    patchelf puts both into the gap before the segment that it adds; behind that, the file would grow.
+    """
+    rows = [list(row) for row in SECTION_HEADER.iter_unpack(sections.table.data)]
+    for section, row in zip(elf.sections, rows, strict=True):
+        row[4] = section.offset
+    data = b"".join(SECTION_HEADER.pack(*row) for row in rows)
+    names = elf.sections[elf.header.name_section]
+    return SectionPlan(
+        table=HeaderTable(elf.header.section_table_offset, len(rows), data),
+        names_index=sections.names_index,
+        unloaded=tuple((old, old, size) for old, _, size in sections.unloaded),
+        names=(names.offset, sections.names[1]),
+        file_size=elf.source.size,
+        split=(),
+    )
+
+
 class SectionLayout:
     """Gives what is not loaded its place behind the loaded bytes, in its old order."""
 

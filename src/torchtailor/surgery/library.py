@@ -20,9 +20,10 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.binary.code_hash import instructions_sha256
-from torchtailor.catalog import Fit
+from torchtailor.binary.elf import FETCH_AGAIN
+from torchtailor.catalog import CodeKind, Fit
 from torchtailor.disk import hash_file, new_file
-from torchtailor.errors import CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.fitness import gpu_fit
 from torchtailor.gpucode.kernels import kernel_names
@@ -69,9 +70,9 @@ def tailor_library(
         with _opened(src) as stock:
             return _Tailoring(src, stock, options, sha256, pack or PackPlace(None)).run(dst, durable=durable)
     except TorchtailorError as error:
-        if str(src) not in error.message:
-            raise type(error)(f"{src}: {error.message}", error.hint) from error
-        raise
+        hint = error.hint or (FETCH_AGAIN if isinstance(error, BadInputError) else "")
+        named = error.message if str(src) in error.message else f"{src}: {error.message}"
+        raise type(error)(named, hint) from error
     except OSError as error:
         raise EnvironmentProblem(
             f"{src}: {error.strerror or error}.", "Check free space and permissions of the output folder."
@@ -308,7 +309,7 @@ class _Tailoring:
         size, gpu = self.source.size, self.code.stored_size
         could_strip = 0 if status is LibraryStatus.NOTHING_FOR_TARGET else self.could_strip
         result = LibraryResult(status, size, size, gpu, gpu, floor=size, warnings=warnings, could_strip=could_strip)
-        return replace(result, only_ptx=self.only_ptx)
+        return replace(result, only_ptx=self.only_ptx, ptx=_has_ptx(self.code.images))
 
     def _result(
         self,
@@ -343,7 +344,13 @@ class _Tailoring:
             zeroed=surgery.zeroed,
             filler=filler,
             only_ptx=self.only_ptx,
+            ptx=_has_ptx(image for images in keep.values() for image in images),
         )
+
+
+def _has_ptx(images: Iterable[Image]) -> bool:
+    pieces = (piece.target for image in images for piece in (image.parts or (image,)))
+    return any(target is not None and target.kind is CodeKind.PTX for target in pieces)
 
 
 def _sides(keep: KeptImages, moved: Mapping[int, bytes]) -> tuple[list[Image], list[Image]]:

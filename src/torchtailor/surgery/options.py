@@ -122,6 +122,11 @@ class TailorOptions:
         return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
 
     @property
+    def without_ptx(self) -> TailorOptions:
+        """The same without --keep-ptx, for what has none to keep."""
+        return replace(self, policy=replace(self.policy, targets=replace(self.targets, keep_ptx=False)))
+
+    @property
     def label(self) -> str:
         """What names the cut in the version of a wheel: `sm90`, `sm90.w1a2b3c4`, `host`."""
         if self.split:

@@ -83,6 +83,7 @@ class LibraryResult:
     zeroed: int = 0  # bytes of removed code that stay in the file as zeros
     relr: int = 0  # bytes saved by packed relocations; such a library needs glibc 2.36
     not_packed: str = ""  # why --relr packed none of its relocations
+    ptx: bool = False  # PTX is left in it, or in its pack
     only_ptx: tuple[str, ...] = ()  # the targets that have no machine code in it and use its PTX
     path: str = ""  # in the wheel, folder or environment it was found in
     reason: str = ""  # why its code was not looked at

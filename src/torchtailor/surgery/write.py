@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
 from torchtailor.binary.instructions import got_address
 from torchtailor.disk import write_at
@@ -27,6 +27,7 @@ from torchtailor.surgery.headers import (
     find_home,
     plan_sections,
     program_headers,
+    sections_in_place,
     symbol_numbers,
 )
 from torchtailor.surgery.layout import (
@@ -116,6 +117,9 @@ def prepare(
     end = pieces[-1].offset + pieces[-1].file_size
     removed |= {index for index, span in tables.items() if not subtract([span], filler)}
     sections = plan_sections(elf, plan, AddressMap(pieces), holes, home, removed, end)
+    nothing_moves = not (holes or removed or home.moved) and all(piece.offset == piece.old_offset for piece in pieces)
+    if sections.file_size > elf.source.size and nothing_moves:
+        sections = sections_in_place(elf, sections)
     return Surgery(elf, plan, tuple(holes), tuple(pieces), home, sections, filler)
 
 
@@ -159,7 +163,7 @@ def _check_section_places(elf: ElfFile) -> None:
         if place != (section.offset, section.file_end - 1):
             raise BadInputError(
                 f"Section {section.name} is not where its address says.",
-                "Fetch the library again and compare its hash with the publisher's.",
+                FETCH_AGAIN,
             )
     others = [s for s in elf.sections if s.in_file and not s.allocated]
     for section in others:

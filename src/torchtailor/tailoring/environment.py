@@ -87,6 +87,8 @@ def environment_sites(environment: Path | None) -> tuple[Path, ...]:
     if environment is None:
         paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
         return tuple(Path(path) for path in paths)
+    if not environment.exists():
+        raise NoMatchError(f"{environment} does not exist.", "Give the environment's folder: --env .venv")
     found = open_artifact(environment).site_packages or (environment,)
     sites = tuple(site for site in found if _has_packages(site))
     if not sites:

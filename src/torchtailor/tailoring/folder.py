@@ -186,6 +186,9 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             cut = cut.with_symbols()
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
+        if options.dry_run or not cut.status.changed:
+            same = hash_file(library)
+            result = replace(result, sha256_before=same, sha256_after="" if cut.status.changed else same)
         if options.dry_run or cut.status is LibraryStatus.NOTHING_FOR_TARGET:
             return result
         if not cut.status.changed:
@@ -204,7 +207,8 @@ def _check_places(folder: Path, output: Path) -> None:
         raise NoMatchError(f"{folder} is not a folder.", "Check the path.")
     source, target = folder.resolve(), output.resolve()
     if target == source or source in target.parents:
-        raise UsageError(f"{output} is inside the folder to copy.", "Choose another -o.")
+        where = "is" if target == source else "is inside"
+        raise UsageError(f"{output} {where} the folder to copy.", "Choose another -o; the input is never changed.")
     check_folder_place(output)
 
 

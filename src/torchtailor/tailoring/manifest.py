@@ -91,9 +91,9 @@ def library_json(library: LibraryResult) -> dict[str, Any]:
     }
     if library.status.changed:
         document |= {
-            "sha256_before": library.sha256_in,
-            "sha256_after": library.sha256_out,
-            "instructions_sha256": library.instructions_sha256,
+            "sha256_before": library.sha256_in or None,
+            "sha256_after": library.sha256_out or None,
+            "instructions_sha256": library.instructions_sha256 or None,
             "kept": tallies_json(library.kept),
             "dropped": tallies_json(library.dropped),
             "stripped": list(library.stripped),

@@ -57,6 +57,11 @@ class TailorResult:
         return bool(self.changed or self.dropped_files)
 
     @property
+    def has_ptx(self) -> bool:
+        """Whether PTX is left in a library."""
+        return any(library.ptx for library in self.libraries)
+
+    @property
     def could_save(self) -> int:
         """What --nvidia would save."""
         return sum(library.could_save for library in self.libraries)
@@ -85,15 +90,17 @@ class TailorResult:
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
 
     def to_json(self) -> dict[str, Any]:
-        """The input's row of `tailor --json`."""
+        """The input's row of `tailor --json`; what only a finished output has is null where there is none."""
+        planned = self.dry_run and self.differs
+        unknown = planned and self.kind is ArtifactKind.WHEEL  # how well it compresses
         return {
             "kind": self.kind.value,
             "source": str(self.source),
             "output": self.output and str(self.output),
             "size_before": self.size_before,
-            "size_after": self.size_after,
-            "sha256_before": self.sha256_before,
-            "sha256_after": self.sha256_after,
+            "size_after": None if unknown else self.size_after,
+            "sha256_before": self.sha256_before or None,
+            "sha256_after": (not planned and self.sha256_after) or None,
             "removed_size": self.removed_size,
             "unopened": self.unopened,
             "could_save": self.could_save,

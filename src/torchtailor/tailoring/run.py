@@ -113,6 +113,15 @@ class TailorReport:
         done = "; ".join(f"{counted(number, 'library', 'libraries')}: {why}" for why, number in reasons.most_common())
         return f"--relr packed nothing: {done or 'there are no libraries'}."
 
+    @property
+    def why_no_ptx(self) -> str:
+        """Where --keep-ptx found nothing to keep."""
+        if not self.options.targets.keep_ptx:
+            return ""
+        without = [result for result in self.results if result.changed and not result.has_ptx]
+        names = ", ".join(result.source.name for result in without)
+        return f"There was no PTX to keep in the libraries of {names}." if without else ""
+
     def only_ptx(self, device: Capability) -> int:
         """The number of libraries that have nothing but PTX for a target."""
         libraries = (library for result in self.results for library in result.libraries)
@@ -320,7 +329,10 @@ def _as_it_was(result: TailorResult) -> TailorResult:
 def plan_tasks(paths: Sequence[Path], output: Path | str | None, *, dry_run: bool = False) -> list[TailorTask]:
     """What each path is and where its output goes, into a folder if that ends with `/`; nothing is read or written
     yet."""
-    found = [(source, kind) for path in paths for source, kind in _expand(open_artifact(path))]
+    each: dict[tuple[Path, str], tuple[Path, ArtifactKind]] = {}  # what is given twice is cut once
+    for source, kind in (one for path in paths for one in _expand(open_artifact(path))):
+        each.setdefault((source.resolve(), source.name), (source, kind))
+    found = list(each.values())
     several = len(found) > 1
     into_folder = isinstance(output, str) and output.endswith(os.sep)
     place = Path(output) if output is not None else None

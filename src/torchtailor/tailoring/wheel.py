@@ -239,9 +239,11 @@ class _Making:
         cut = [one for name, one in libraries.items() if one.status is LibraryStatus.CUT and name not in self.dropped]
         rules = [drop_rules().get(file.rule) for file in self.dropped.values()]
         for_gpus = any(one.dropped or one.moved for one in cut) or any(rule and rule.by_target for rule in rules)
-        if for_gpus or self.options.workload:
-            return self
-        return replace(self, label=_plain_label(self.distribution))
+        if not (for_gpus or self.options.workload):
+            return replace(self, label=_plain_label(self.distribution))
+        files = (member.name for member in self.distribution.archive.files if member.name not in self.dropped)
+        ptx = any(one.ptx for one in libraries.values()) or any(name.endswith(".ptx") for name in files)
+        return self if ptx else replace(self, label=self.options.without_ptx.label)
 
     @property
     def dropped(self) -> Mapping[str, DroppedFile]:
@@ -254,7 +256,8 @@ class _Making:
     @classmethod
     def of(cls, distribution: WheelDistribution, order: WheelOrder) -> _Making:
         output, label = order.output, order.options.label
-        targets = [order.folder / _new_name(distribution, one) for one in (label, _plain_label(distribution))]
+        labels = (label, order.options.without_ptx.label, _plain_label(distribution))
+        targets = [order.folder / _new_name(distribution, one) for one in labels]
         names = {one.name for target in targets for one in (target, *_with_relr_tag(target, order.options))}
         if output.suffix == ".whl" and output.name not in {*names, distribution.path.name}:
             raise UsageError(

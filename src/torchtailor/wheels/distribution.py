@@ -15,9 +15,9 @@ from packaging.version import Version
 
 from torchtailor.errors import BadInputError
 from torchtailor.wheels.archive import Member, WheelArchive
-from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.wheels.name import WheelName
-from torchtailor.wheels.record import Record
+from torchtailor.wheels.record import Record, UnusualRecordError
 
 MANIFEST = "torchtailor.json"
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # of RECORD; worthless once it changes
@@ -43,7 +43,13 @@ def required_packages(wheel: Path) -> frozenset[str]:
 
 def read_metadata(archive: WheelArchive) -> Metadata:
     """What a wheel says about itself."""
-    return Metadata.parse(archive.read(f"{_dist_info(archive)}/METADATA"), archive.path.name)
+    dist_info = _dist_info(archive)
+    heads = (
+        archive.head(member, LICENCE_HEAD)
+        for member in archive.files
+        if member.name.startswith(f"{dist_info}/") and is_licence_file(member.name)
+    )
+    return Metadata.parse(archive.read(f"{dist_info}/METADATA"), archive.path.name, heads)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,12 @@ class WheelDistribution:
                 f"{owner} holds {metadata.name} {metadata.version}, which is not what its name says.",
                 "Give the file its published name.",
             )
-        record = Record.parse(archive.read(f"{dist_info}/RECORD"))
+        try:
+            record = Record.parse(archive.read(f"{dist_info}/RECORD"))
+        except UnusualRecordError:
+            raise
+        except BadInputError as error:
+            raise BadInputError(f"{owner}: {error.message.removeprefix(f'{archive.path}: ')}", error.hint) from error
         wheel = cls(archive, name, dist_info, metadata, record)
         wheel._check_record()
         return wheel

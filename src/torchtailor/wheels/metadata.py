@@ -14,7 +14,16 @@ from torchtailor.errors import BadInputError
 
 _TAG_LINE = re.compile(rb"Tag:", re.IGNORECASE)
 _METADATA_VERSION = re.compile(rb"^Metadata-Version:[ \t]*(\d{1,3})\.(\d{1,3})[ \t]*$", re.MULTILINE | re.IGNORECASE)
+_LICENCE_FILE = re.compile(r"(?:^|[^a-z])(?:licen[cs]es?|eula|copying)(?:[^a-z]|$)", re.IGNORECASE)
 _VERSION_LINE = re.compile(rb"^Version:[^\r\n]*", re.MULTILINE | re.IGNORECASE)
+
+
+LICENCE_HEAD = 2048  # bytes of a licence file, in which it says what it is
+
+
+def is_licence_file(path: str) -> bool:
+    """Whether a file of a `.dist-info` folder is a licence by its name; NOTICE and the like speak of others' work."""
+    return bool(_LICENCE_FILE.search(path.rpartition("/")[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +35,11 @@ class Metadata:
     licence: str
     classifiers: tuple[str, ...]
     requires: tuple[str, ...]
+    author: str = ""
+    licence_heads: tuple[str, ...] = ()  # how each licence file of the `.dist-info` folder begins
 
     @classmethod
-    def parse(cls, data: bytes, owner: str) -> Metadata:
+    def parse(cls, data: bytes, owner: str, licence_heads: Iterable[bytes] = ()) -> Metadata:
         headers = HeaderParser().parsestr(data.decode("utf-8", "replace"), headersonly=True)
         name, version = headers.get("Name", ""), headers.get("Version", "")
         try:
@@ -45,6 +56,8 @@ class Metadata:
             licence=headers.get("License-Expression", "") or headers.get("License", ""),
             classifiers=tuple(headers.get_all("Classifier", ())),
             requires=tuple(headers.get_all("Requires-Dist", ())),
+            author=" ".join(headers.get(key, "") for key in ("Author", "Author-email")).strip(),
+            licence_heads=tuple(head.decode("utf-8", "replace") for head in licence_heads),
         )
 
 

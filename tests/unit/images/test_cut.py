@@ -28,9 +28,11 @@ from tests.unit.tailoring.helpers import options as tailoring
 from tests.unit.wheels.builder import METADATA, digest, record_of
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.images.compression import LayerCompression
+from torchtailor.images.opened import opened_image
 from torchtailor.images.options import ImageOptions
 from torchtailor.images.result import ImageReport
 from torchtailor.images.run import cut_image
+from torchtailor.inspection.inspect import inspect
 from torchtailor.surgery.result import LibraryStatus
 
 SITE = "usr/lib/python3/site-packages"
@@ -43,13 +45,17 @@ def cut(source: str, tmp_path: Path, gpu: str = "9.0", to: str = "cut", **more: 
     return cut_image(source, f"oci:{tmp_path / to}:latest", ImageOptions(tailoring(gpu, **more), **own), **place)
 
 
-def package(fat: bytes, name: str = "demo", place: str = "", licence: str = "BSD-3-Clause") -> dict[str, bytes]:
+def package(
+    fat: bytes, name: str = "demo", place: str = "", licence: str = "BSD-3-Clause", terms: bytes = b""
+) -> dict[str, bytes]:
     """The files of an installed package with one library."""
     inside = place or f"{name}/lib/lib{name}.so"
     files = {inside: fat, f"{name}/__init__.py": b"1"}
     dist_info = f"{name.replace('-', '_')}-1.0.dist-info"
     text = METADATA.format(name=name, version="1.0", licence=licence, extra="")
     files[f"{dist_info}/METADATA"] = text.encode()
+    if terms:
+        files[f"{dist_info}/licenses/License.txt"] = terms
     files[f"{dist_info}/RECORD"] = record_of(files, dist_info).encode()
     return {f"{SITE}/{path}": data for path, data in files.items()}
 
@@ -203,6 +209,16 @@ def test_record_of_a_layer_below_a_replaced_library(tmp_path: Path, fat: bytes) 
     after = read_image(tmp_path / "cut")
     row = record_row(after.files(0)[f"{SITE}/demo-1.0.dist-info/RECORD"], "demo/lib/libdemo.so")
     assert row.split(",")[1] == f"sha256={digest(after.files(0)[library])}"
+
+
+def test_a_licence_file_of_nvidias_counts_more_than_what_is_declared(tmp_path: Path, fat: bytes) -> None:
+    terms = b"End User License Agreement\n---\n"
+    files = package(fat, "nvidia-demo", "nvidia/demo/lib/odd.so", "BSD-3-Clause", terms)
+    source = stock(tmp_path / "stock", [BASE, tar_of(files)])
+    report = cut(source, tmp_path, to="a")
+    assert [one.result.status for one in report.images[0].libraries] == [LibraryStatus.NEEDS_NVIDIA_OPTION]
+    with opened_image(source) as image:
+        assert inspect(image).libraries[0].proprietary
 
 
 def test_nvidia_only_when_asked_for(tmp_path: Path, fat: bytes) -> None:

@@ -18,6 +18,7 @@ from tests.unit.gpucode.builders import Entry, cubin, frame
 from tests.unit.surgery.checks import EMPTY, bare_reached, options, policy, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
 from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER
 from torchtailor.binary.instructions import named_by_code
 from torchtailor.binary.source import BufferSource
 from torchtailor.catalog import load_catalog
@@ -139,6 +140,45 @@ def test_raw_cubins_are_emptied_in_place(machine: int, by: str, reference: Refer
         assert byte_at(ranges, section.address + at, len(wanted)) == wanted
     text = next(section for section in linker.sections if section.name == ".text")
     assert byte_at(ranges, text.address, text.size) == byte_at(memory(stock), text.address, text.size)
+
+
+def with_segment_behind(stock: bytes, alignment: int) -> bytes:
+    """As patchelf leaves it: one more segment behind the section headers, which stay where they are."""
+    fields = list(HEADER.unpack_from(stock))
+    elf = ElfFile.from_buffer(stock)
+    offset = -(-len(stock) // alignment) * alignment
+    address = -(-max(load.memory_end for load in elf.loads) // alignment) * alignment
+    row = PROGRAM_HEADER.pack(1, 4, offset, address, address, 64, 64, alignment)
+    fields[10] += 1
+    image = bytearray(stock.ljust(offset, b"\0") + b"added by patchelf".ljust(64, b"."))
+    image[: HEADER.size] = HEADER.pack(*fields)
+    at = elf.header.segment_table_offset + len(elf.segments) * PROGRAM_HEADER.size
+    image[at : at + len(row)] = row
+    return bytes(image)
+
+
+def test_a_library_is_emptied_where_a_new_layout_would_be_larger(tmp_path: Path) -> None:
+    """The sanitizer's libraries for aarch64: nothing can move, and section headers lie before the last segment."""
+    raw = [cubin(arch, 300000) for arch in ARCHS]
+    recipe = framed(AARCH64, bare=raw, bare_in=".rodata", bare_by="pointers", phdr_slack=bytes(56), symtab=False)
+    stock = with_segment_behind(Linker(recipe).build(), 0x10000)
+    (tmp_path / "libtest.so").write_bytes(stock)
+    result = tailor_library(tmp_path / "libtest.so", tmp_path / "cut.so", options("9.0"))
+    output = (tmp_path / "cut.so").read_bytes()
+    assert (result.status, len(output)) == (LibraryStatus.CUT, len(stock))
+    assert result.zeroed > 1_000_000
+    assert [section.offset for section in ElfFile.from_buffer(output).sections] == [
+        section.offset for section in ElfFile.from_buffer(stock).sections
+    ]
+    assert output.endswith(b"added by patchelf".ljust(64, b"."))
+
+
+@pytest.mark.parametrize(("by", "zeros"), [("pointers", True), ("records", False)])
+def test_inspection_tells_what_would_stay_as_zeros(by: str, zeros: bool) -> None:
+    """Only a cubin whose size stands beside the pointer can move, however large it is."""
+    stock = Linker(framed(bare=[cubin("90", 60000)], bare_in=".rodata", bare_by=by)).build()
+    (group,) = summarise("libtest.so", scan_elf(ElfFile.from_buffer(stock))).container_groups
+    assert (group.reference, group.leaves_zeros) == (Reference.POINTER, zeros)
 
 
 def test_a_cubin_that_nothing_leads_to_stays(tmp_path: Path) -> None:

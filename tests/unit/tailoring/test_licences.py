@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.unit.wheels.builder import build_wheel
+from torchtailor.artifact.installed import read_installed
+from torchtailor.inspection.inspect import inspect
 from torchtailor.licences import is_proprietary, needs_nvidia_option
-from torchtailor.wheels.metadata import Metadata
+from torchtailor.wheels.archive import WheelArchive
+from torchtailor.wheels.distribution import read_metadata
+from torchtailor.wheels.metadata import Metadata, is_licence_file
 
 PROPRIETARY = "License :: Other/Proprietary License"
 OPEN = "License :: OSI Approved :: Apache Software License"
 
 
-def package(name: str, licence: str, *classifiers: str) -> Metadata:
-    return Metadata(name, "1.0", licence, classifiers, ())
+EULA = "End User License Agreement\n--------------------------\n\nPreface\n"
+AGREEMENT = "NVIDIA Software\nLicense Agreement\n\nIMPORTANT NOTICE"
+APACHE = "  Apache License\n  Version 2.0, January 2004\n"
+
+
+def package(name: str, licence: str, *classifiers: str, author: str = "", files: tuple[str, ...] = ()) -> Metadata:
+    return Metadata(name, "1.0", licence, classifiers, (), author, files)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +46,31 @@ def package(name: str, licence: str, *classifiers: str) -> Metadata:
         (package("nvidia-nccl-cu12", "BSD-3-Clause", PROPRIETARY), "nvidia/nccl/lib/libnccl.so.2", False),
         (package("nvidia-nccl-cu13", "LicenseRef-NVIDIA-Proprietary"), "nvidia/nccl/lib/libnccl.so.2", True),
         (package("nvidia-nvtx-cu12", "Apache 2.0", PROPRIETARY), "nvidia/nvtx/lib/libnvtx3interop.so.1", False),
+        # what is declared is open, and what comes with it is not
+        (
+            package("nvidia-nvimgcodec-cu12", "Apache License 2.0", files=(AGREEMENT,)),
+            "nvidia/nvimgcodec/libnvimgcodec.so.0",
+            True,
+        ),
+        (
+            package("nvidia-nvshmem-cu12", "BSD-3-Clause", PROPRIETARY, files=(EULA,)),
+            "nvidia/nvshmem/lib/libnvshmem_host.so.3",
+            True,
+        ),
+        (package("nvidia-nvshmem-cu12", "BSD-3-Clause", PROPRIETARY), "nvidia/nvshmem/lib/libnvshmem_host.so.3", True),
+        (package("nvidia-x", "BSD EULA"), "nvidia/x/libx.so", True),
+        (package("nvidia-nccl-cu12", "BSD-3-Clause", PROPRIETARY, files=(EULA,)), "nvidia/nccl/lib/libnccl.so.2", True),
+        (package("nvidia-nvtx", "Apache 2.0", PROPRIETARY, files=(APACHE,)), "nvidia/nvtx/libnvtx3.so", False),
+        (package("libcudf-cu13", "Apache-2.0", author="NVIDIA Corporation", files=(APACHE,)), "lib/libcudf.so", False),
+        (package("libcuopt-cu12", "Apache-2.0", author="NVIDIA Corporation", files=(APACHE,)), "libcuopt.so", False),
+        (
+            package("nixl-cu12", "MIT", author="NIXL <nixl@nvidia.com>", files=("LicenseRef-NvidiaProprietary",)),
+            "x.so",
+            True,
+        ),
+        (package("other", "MIT", author="Somebody", files=(EULA,)), "other/libother.so", False),
+        (None, "nvidia/nvimgcodec/libnvimgcodec.so.0", True),
+        (None, "nvidia/nvshmem/lib/libnvshmem_host.so.3", True),
         (package("cuda-bindings", "LicenseRef-NVIDIA-SOFTWARE-LICENSE"), "cuda/bindings/driver.so", True),
         (package("nvidia-something-new", ""), "nvidia/new/lib/libnew.so", True),
         (
@@ -80,3 +117,35 @@ def test_whose(metadata: Metadata | None, library: str, expected: bool) -> None:
 )
 def test_whose_files_are_left_out_only_with_the_option(metadata: Metadata, expected: bool) -> None:
     assert is_proprietary(metadata) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("x-1.0.dist-info/licenses/LICENSE.txt", True),
+        ("License.txt", True),
+        ("licenses/licenses/NVIDIA-proprietary-LICENSE.txt", True),
+        ("EULA.txt", True),
+        ("licenses/Third_party_attr.txt", False),
+        ("METADATA", False),
+        ("NOTICE", False),
+    ],
+)
+def test_which_files_are_licences(name: str, expected: bool) -> None:
+    assert is_licence_file(name) is expected
+
+
+def test_a_wheel_a_folder_and_an_environment_agree_with_the_licence_file(tmp_path: Path, fat: bytes) -> None:
+    """The package declares Apache, and the licence file in it is NVIDIA's."""
+    files = {
+        "nvidia/x/libx.so": fat,
+        "nvidia_x_cu12-1.0.dist-info/licenses/LICENSE.txt": AGREEMENT.encode(),
+    }
+    wheel = build_wheel(tmp_path, files, name="nvidia-x-cu12", licence="Apache License 2.0")
+    with WheelArchive(wheel) as archive:
+        archive.extract(tmp_path / "site")
+        assert is_proprietary(read_metadata(archive))
+    (installed,) = read_installed(tmp_path / "site", (tmp_path / "site").glob("*.dist-info"))
+    assert is_proprietary(installed.metadata)
+    for given in (wheel, tmp_path / "site"):
+        assert inspect(given).libraries[0].proprietary

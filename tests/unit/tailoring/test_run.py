@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -434,3 +435,65 @@ def test_files_of_nvidias_packages_are_left_out_only_when_asked_for(
     for nvidia in (False, True):
         (result,) = tailor(env=tmp_path / "site-packages", gpus="9.0", drop=["static-libs"], nvidia=nvidia)
         assert (tmp_path / "site-packages" / "nvidia/x/lib/libx.a").exists() is not nvidia
+
+
+@pytest.mark.parametrize("command", ["tailor", "inspect"])
+def test_a_library_that_was_cut_short(capsys: pytest.CaptureFixture[str], library: Path, command: str) -> None:
+    library.write_bytes(library.read_bytes()[:9000])
+    more = ("-o", library.with_name("out.so")) if command == "tailor" else ()
+    code, _, err = run(capsys, command, library, "--gpu", "9.0", *more)
+    said = " ".join(err.split())
+    assert code == ExitCode.BAD_INPUT
+    assert f"{library.name}: " in said
+    assert "Fetch the library again and compare its hash with the publisher's." in said
+
+
+def test_a_skipped_library_is_said_with_one_full_stop(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    old = bytearray(fat)
+    old[4] = 1  # 32-bit
+    wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat, "demo/libold.so": bytes(old)})
+    _, _, err = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert "demo/libold.so is unchanged: The ELF file is not 64-bit." in " ".join(err.split())
+    assert ".." not in err
+
+
+def test_a_damaged_record_is_said_with_the_name_of_its_wheel(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fat: bytes
+) -> None:
+    good = build_wheel(tmp_path, {"good/libgood.so": fat}, name="good")
+    bad = build_wheel(tmp_path, {"bad/libbad.so": fat}, name="bad", record="bad/libbad.so,sha256=AAAA,9\n")
+    code, _, err = run(capsys, "tailor", good, bad, "--gpu", "9.0", "-o", tmp_path / "out")
+    assert code == ExitCode.BAD_INPUT
+    assert f"{bad.name}: RECORD holds the hash 'sha256=AAAA'" in " ".join(err.split())
+
+
+def test_what_is_given_twice_is_cut_once(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat})
+    assert [task.source for task in plan_tasks([wheel, Path(wheel.name), wheel], tmp_path / "out")] == [wheel]
+
+
+def test_the_folder_itself_as_output(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    library.rename(tmp_path / "tree" / "libx.so")
+    code, _, err = run(capsys, "tailor", tmp_path / "tree", "--gpu", "9.0", "-o", tmp_path / "tree")
+    assert code == ExitCode.USAGE
+    assert "tree is the folder to copy." in " ".join(err.split())
+
+
+def test_restore_of_an_environment_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "restore", "--env", tmp_path / "none")
+    said = " ".join(err.split())
+    assert code == ExitCode.NO_MATCH
+    assert "none does not exist." in said
+    assert "Give the environment's folder: --env .venv" in said and "wheel" not in said
+
+
+def test_an_empty_zip_is_no_wheel(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "demo-1.0-py3-none-any.whl"
+    zipfile.ZipFile(path, "w").close()
+    code, _, err = run(capsys, "inspect", path, "--gpu", "9.0")
+    assert code == ExitCode.BAD_INPUT
+    assert "is an empty zip file, not a wheel." in " ".join(err.split())

@@ -293,3 +293,17 @@ def test_options_of_workloads_are_refused_without_naming_traces(more: dict[str, 
     with pytest.raises(UsageError) as refused:
         split("9.0", **more)
     assert "--split" in refused.value.message and "--workload" not in refused.value.message + refused.value.hint
+
+
+def test_verify_speaks_of_the_package_that_was_split(tmp_path: Path, fat: bytes) -> None:
+    wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat}, name="demo-gpu", version="1.0")
+    host = tailor_wheel(wheel, tmp_path / "out", split()).output
+    assert host is not None
+    catalog, artifact = load_catalog(), open_artifact(host)
+    proof = verify_static(artifact, expectation(artifact, catalog), catalog)
+    checks = {check.name: check.reason for check in proof.checks}
+    assert "the libraries hold none themselves: it is in packs" in checks["GPU code"]
+    assert (
+        "1 library was split: the code for each GPU is in a package of its own" in checks["GPU code: nothing foreign"]
+    )
+    assert "such as demo-gpu[sm90]" in checks["packs"]

@@ -16,8 +16,10 @@ from tests.unit.gpucode.builders import FIXTURES, Entry, Place, container, cubin
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import options
 from tests.unit.wheels.builder import build_wheel
+from torchtailor.cli.run import run_command
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.folder import tailor_file
 from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.deflate import Effort
@@ -372,3 +374,36 @@ def test_a_wheel_from_which_little_is_taken_is_packed_as_hard_as_it_was() -> Non
     assert _effort(options(), zeroed) is Effort.FAST
     assert _effort(options(), small) is Effort.SMALL
     assert _effort(options(recompress=True), much) is Effort.SMALL
+
+
+@pytest.mark.parametrize(("ptx", "label"), [(True, "+sm90.ptx"), (False, "+sm90")])
+def test_the_label_says_ptx_only_if_there_was_some_to_keep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ptx: bool, label: str
+) -> None:
+    kept = [Entry(b"\x44" * 3000, kind=1, sm=90)] if ptx else []
+    code = container(Entry(b"\x11" * 90000, sm=80), Entry(b"\x22" * 3000, sm=90), *kept)
+    wheel = build_wheel(tmp_path, {"demo/libdemo.so": elf(Place(".nv_fatbin", code))})
+    command = [str(wheel), "--gpu", "9.0", "--keep-ptx", "-o", f"{tmp_path / 'out'}"]
+    assert run_command("tailor", command) == 0
+    (made,) = (tmp_path / "out").iterdir()
+    assert made.name == f"demo-1.0{label}-py3-none-any.whl"
+    told = "There was no PTX to keep in the libraries of demo-1.0-py3-none-any.whl."
+    assert (told in " ".join(capsys.readouterr().out.split())) is not ptx
+
+
+def test_a_dry_run_does_not_know_what_only_a_finished_wheel_has(tmp_path: Path, fat: bytes) -> None:
+    wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat})
+    row = tailor_wheel(wheel, tmp_path / "out", options("9.0", dry_run=True)).to_json()
+    assert (row["size_after"], row["sha256_after"]) == (None, None)
+    assert row["sha256_before"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert row["libraries"][0]["sha256_after"] is None
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_the_hashes_of_a_library_that_is_not_changed(tmp_path: Path, dry_run: bool) -> None:
+    stock = elf(Place(".nv_fatbin", container(Entry(b"\x22" * 3000, sm=90))))
+    (tmp_path / "libx.so").write_bytes(stock)
+    how = options("9.0", dry_run=dry_run)
+    row = tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how).to_json()
+    assert row["libraries"][0]["status"] == "unchanged"
+    assert row["sha256_before"] == row["sha256_after"] == hashlib.sha256(stock).hexdigest()

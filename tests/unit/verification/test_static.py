@@ -146,10 +146,22 @@ class TestGpuCode:
         assert "cannot be read" in reason
         assert "CPU build" not in reason
 
-    def test_a_cut_for_another_gpu_is_foreign_to_the_one_asked_for(self, stock: Path, tmp_path: Path) -> None:
+    def test_a_cut_for_another_gpu_took_the_code_of_the_one_asked_for(self, stock: Path, tmp_path: Path) -> None:
         check = line(prove(tailored(stock, "8.0", tmp_path), gpus=["9.0"]), "GPU code: nothing foreign")
         assert check.failed
-        assert "cut for 8.0; code that 9.0 cannot use is left: libtorch_cuda.so (sm_80)" in check.reason
+        assert "cut for 8.0; code that 9.0 would use was removed: libtorch_cuda.so (sm_90" in check.reason
+
+    def test_what_the_cut_kept_for_its_own_gpu_is_not_foreign_to_another(self, tmp_path: Path) -> None:
+        """Cut for 9.0 with --keep-ptx and asked about 12.0, which runs the PTX that it would run of stock."""
+        stock, thin = tmp_path / "libx.so", tmp_path / "out" / "libx.so"
+        code = container(
+            Entry(bytes(4000), kind=1, sm=90), Entry(bytes(range(200)) * 90, sm=90), Entry(bytes(80000), sm=80)
+        )
+        stock.write_bytes(elf(Place(".nv_fatbin", code)))
+        assert main(["tailor", str(stock), "--gpu", "9.0", "--keep-ptx", "-o", str(thin)]) == 0
+        proof = prove(thin, gpus=["12.0"], against=stock)
+        assert failures(proof) == []
+        assert "1 library was cut for 9.0" in line(proof, "GPU code: nothing foreign").reason
 
     def test_what_the_cut_removed_and_the_gpu_asked_for_would_use(self, tmp_path: Path) -> None:
         """PTX alone is left, which 9.0 can use: but the cut for 8.0 took its cubin."""

@@ -40,7 +40,7 @@ def fit_checks(
         yield Check.not_applicable(Level.STATIC, "GPU code", _no_code(libraries))
         return
     if not gpus:
-        held = ", ".join(_labels(reports))
+        held = ", ".join(_labels(reports)) or "none themselves: it is in packs"
         yield Check.not_applicable(
             Level.STATIC, "GPU code", f"no GPU was named (--gpu or --variant); the libraries hold {held}"
         )
@@ -177,7 +177,7 @@ class _LeftCode:
         others = set(gpus) - set(policy.devices)
         if others and not record.split:
             self.removed |= dict.fromkeys(_removed(record, facts, others, catalog))
-        if others or record.split:
+        if record.split:
             policy = replace(policy, targets=Targets(tuple(TorchArch(gpu) for gpu in gpus)))
         self.libraries += report.has_code
         for group in report.container_groups:
@@ -198,7 +198,7 @@ def foreign_checks(
 ) -> Iterator[Check]:
     """Nothing that no target can use is left in what was cut.
 
-    The targets are those in the manifest; where a GPU is asked for that is not among them, those asked for.
+    The targets are those in the manifest. A GPU that is asked for and not among them must not have lost its cubins.
     """
     name = "GPU code: nothing foreign"
     if not artifact.tailored:
@@ -213,20 +213,22 @@ def foreign_checks(
         if record is not None and not record.untouched and facts.gpu is not None:
             code.add(record, facts, facts.gpu, gpus, catalog)
     foreign, left, removed, looked_at, kept = code.foreign, code.left, code.removed, code.libraries, code.kept
-    left += _foreign_files(artifact, gpus, catalog)
+    left += _foreign_files(artifact, catalog)
     cut_for = sorted({gpu for one in artifact.tailored.values() for gpu in one.get("target", {}).get("gpus", ())})
-    wanted = ", ".join(map(str, gpus or cut_for))
     if foreign or removed:
         worst = ", ".join(f"{where} {human_bytes(size)}" for where, size in foreign.most_common(_SHOWN))
         reason = f"cut for {', '.join(cut_for)}"
-        reason += f"; code that {wanted} cannot use is left: {worst}" if foreign else ""
-        reason += f"; code that {wanted} would use was removed: {', '.join(list(removed)[:_SHOWN])}" if removed else ""
+        reason += f"; code that it cannot use is left: {worst}" if foreign else ""
+        lost = f"; code that {', '.join(map(str, gpus))} would use was removed: {', '.join(list(removed)[:_SHOWN])}"
+        reason += lost if removed else ""
         yield Check.of(Level.STATIC, name, False, reason, foreign=foreign, removed=list(removed))
         return
     what = "1 library was" if looked_at == 1 else f"{looked_at} libraries were"
-    whose = "for it" if {str(gpu) for gpu in gpus} <= set(cut_for) else f"for {wanted} too"
+    whose = "for it" if len(cut_for) == 1 else "for them"
     reason = f"{what} cut for {', '.join(cut_for)}; all {human_bytes(kept)} of GPU code left are {whose}"
-    if left:
+    if not cut_for:
+        reason = f"{what} split: the code for each GPU is in a package of its own"
+    elif left:
         most = ", ".join(f"{where} {human_bytes(size)}" for where, size in left.most_common(_SHOWN))
         reason = (
             f"{what} cut for {', '.join(cut_for)}; {human_bytes(kept)} of GPU code are {whose}, and"
@@ -250,11 +252,11 @@ def _removed(record: CutRecord, facts: LibraryFacts, others: Collection[Capabili
             )
 
 
-def _foreign_files(artifact: Artifact, gpus: Sequence[Capability], catalog: Catalog) -> Counter[str]:
+def _foreign_files(artifact: Artifact, catalog: Catalog) -> Counter[str]:
     """Bytes of files with code for other GPUs, by what they are for."""
     left: Counter[str] = Counter()
     for owner, manifest in artifact.tailored.items():
-        archs = " ".join(map(str, gpus)) or " ".join(manifest.get("target", {}).get("archs", ()))
+        archs = " ".join(manifest.get("target", {}).get("archs", ()))
         if not archs:
             continue  # the wheel of a split that is for all GPUs
         policy = Policy(Targets(TorchArch.parse_list(archs)), catalog.rules)
@@ -312,7 +314,8 @@ def coverage_checks(
             Level.STATIC,
             "coverage against stock",
             True,
-            f"all {images} images that {named} uses of stock are in {where}, byte for byte",
+            f"{'the 1 image' if images == 1 else f'all {images} images'} that {named} uses of stock"
+            f" {'is' if images == 1 else 'are'} in {where}, byte for byte",
             libraries=len(whole),
             images=images,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from packaging.utils import canonicalize_name
+
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.catalog import Catalog, TorchArch
@@ -43,9 +45,10 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
         reason = "what the workload does not use was left out (--no-pack): other programs fail with CUDA's own error"
         return Check.not_applicable(Level.STATIC, name, reason, missing=missing)
     if missing and any(_is_split(artifact, facts) for facts in moved):
+        named = next(filter(None, (_package(artifact, facts) for facts in moved)), "torch")
         reason = (
             "its GPU code is in packages of its own, and none that has it is there: install it by the "
-            "extra for the GPU, such as torch[sm90], or verify the wheels of both together"
+            f"extra for the GPU, such as {named}[sm90], or verify the wheels of both together"
         )
         return Check.of(Level.STATIC, name, False, reason, missing=missing)
     if missing:
@@ -56,7 +59,8 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
     size = human_bytes(sum(facts.packed.stored for facts in moved))
     where = counted(len(moved), "library", "libraries")
     reason = (
-        f"all {counted(containers, 'container')} that {where} moved are in packs, {size}, and their checksums agree"
+        f"{'the 1 container' if containers == 1 else f'all {containers} containers'} that {where} moved"
+        f" {'is' if containers == 1 else 'are'} in packs, {size}, and their checksums agree"
     )
     return Check.of(Level.STATIC, name, True, reason, containers=containers, libraries=len(moved))
 
@@ -64,6 +68,13 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
 def _is_split(artifact: Artifact, facts: LibraryFacts) -> bool:
     record = cut_record(artifact, facts)
     return record is not None and record.split
+
+
+def _package(artifact: Artifact, facts: LibraryFacts) -> str:
+    """The name of the package of a library that was split; empty where it is of a plain folder."""
+    record = cut_record(artifact, facts)
+    name, dash, _ = record.owner.partition("-") if record and record.split else ("", "", "")
+    return canonicalize_name(name) if dash else ""
 
 
 def _made_without(artifact: Artifact, facts: LibraryFacts) -> bool:
