@@ -202,6 +202,7 @@ def test_our_trees_pass_with_nix_and_a_missing_sibling_is_a_warning(catalog: Cat
     assert rules == {"pin-hash", "hash-placeholder", "sibling-repository"}
 
 
+@pytest.mark.slow
 def test_a_tree_of_250_recipes_takes_a_few_runs_of_nix(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

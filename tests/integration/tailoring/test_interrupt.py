@@ -31,9 +31,21 @@ def wheel(tmp_path: Path) -> Path:
     return build_wheel(tmp_path / "in", libraries, method=0)
 
 
+def _hears_sighup() -> None:
+    """What nohup starts ignores it, and so do its children."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start(wheel: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torchtailor", "tailor", str(wheel), "--gpu", "9.0", "-o", str(out)]
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hears_sighup,  # noqa: PLW1509
+    )
 
 
 def wait_for_work(out: Path) -> None:

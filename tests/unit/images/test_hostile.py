@@ -180,6 +180,7 @@ def test_damaged_records_are_named(tmp_path: Path, fat: bytes) -> None:
     assert read_image(tmp_path / "cut").files(0)[record] == files[record]
 
 
+@pytest.mark.slow
 def test_many_tiny_files(tmp_path: Path, fat: bytes) -> None:
     """A hundred thousand files are a matter of seconds."""
     members = {f"usr/share/{number // 1000}/{number}.txt": b"x" for number in range(100_000)}
