@@ -138,6 +138,11 @@ class CiPlan:
         return self.options.store or (self.where.settings.store if self.where else "")
 
     @property
+    def cluster(self) -> str:
+        """The kind of cluster that the section of `--on` starts; empty: none."""
+        return self.where.settings.cluster if self.where else ""
+
+    @property
     def objects(self) -> str:
         """The object cache of the option, or of the section; only builds from source have one."""
         return self.options.objects or (self.where.settings.objects if self.where and self.compiles else "")
@@ -220,7 +225,7 @@ class CiPlan:
         return tuple(found)
 
     def _cluster_warnings(self) -> Iterable[str]:
-        cluster = self.where.settings.cluster if self.where else ""
+        cluster = self.cluster
         if cluster and cluster not in ci_tables().cluster:
             yield f"Add the package of {cluster} to the lines with `pip install` yourself."
         if cluster and self.uses_hosted:
@@ -311,9 +316,8 @@ class CiPlan:
     @property
     def packages(self) -> tuple[str, ...]:
         """What pip installs beside it: plug-ins of fsspec, and of Dask for the cluster of `--on`."""
-        cluster = self.where.settings.cluster if self.where else ""
         schemes = (row.packages for row in self._schemes(publishes=True))
-        return _joined((*schemes, ci_tables().cluster.get(cluster, ())))
+        return _joined((*schemes, ci_tables().cluster.get(self.cluster, ())))
 
     @cached_property
     def digest(self) -> str:
@@ -344,12 +348,13 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
     variants = _variants(catalog, options)
     runners = _runners(system, options.runners)
     divided = _divided(variants, options.division or _division(options, where))
-    _check_runners(options.runners, {_architecture({one.arch for one in some}) for some in divided.values()})
+    architectures = {name: _architecture({variant.arch for variant in some}) for name, some in divided.items()}
+    _check_runners(options.runners, set(architectures.values()))
     jobs = tuple(
         CiJob(
             name,
             tuple(variant.unique_name for variant in some),
-            runners[_architecture({variant.arch for variant in some})],
+            runners[architectures[name]],
             _cache_name(options.method, some),
         )
         for name, some in divided.items()

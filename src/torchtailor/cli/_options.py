@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from torchtailor.errors import UsageError
-
 _WHEELS = "From official wheels (--via wheel)"
 _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
@@ -202,12 +200,6 @@ Target = Annotated[
 Ccache = Annotated[
     bool, typer.Option("--ccache/--no-ccache", help="Share objects between builds.", rich_help_panel=_SOURCE)
 ]
-
-
-def not_empty(option: str, text: str | None) -> None:
-    """Refuse an option whose value is nothing, as of a variable that is not set: it is not the same as none."""
-    if text is not None and not text.strip():
-        raise UsageError(f"{option} is empty.", "Give a folder or a URL, or omit it.")
 
 
 def listed(words: list[str] | None) -> tuple[str, ...]:

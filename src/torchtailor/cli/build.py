@@ -111,8 +111,6 @@ def command(
             objects=objects or "",
         ),
     }
-    options.not_empty("--store", store)
-    options.not_empty("--objects", objects)
     _check_method(via, given)
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(

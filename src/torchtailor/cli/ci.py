@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,20 +126,6 @@ def command(
     from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
     from torchtailor.ci.render import render_ci
 
-    _refuse_empty(
-        {
-            "--release": release,
-            "--python": python,
-            "--cuda": cuda,
-            "--per": per,
-            "--package": package,
-            "--schedule": schedule,
-            "--store": store,
-            "--objects": objects,
-            "--publish": publish,
-            "--branch": branch,
-        }
-    )
     plan = plan_ci(
         load_catalog(),
         CiSystem(_one_of("The system", system, CiSystem)),
@@ -184,13 +169,6 @@ def command(
         _show(plan, path)
     for warning in plan.warnings:
         ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
-
-
-def _refuse_empty(given: Mapping[str, str | None]) -> None:
-    """Else a variable that is not set would silently turn an option off."""
-    for option, value in given.items():
-        if value is not None and not value.strip():
-            raise UsageError(f"{option} is empty.", "Give it a value, or omit it.")
 
 
 def _write(plan: CiPlan, path: Path, text: str, *, force: bool) -> None:

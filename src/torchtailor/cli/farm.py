@@ -34,8 +34,6 @@ def check(
     from torchtailor.farm.where import parse_where
     from torchtailor.format import counted
 
-    options.not_empty("--store", store)
-    options.not_empty("--objects", objects)
     place = parse_where(where, load_catalog())
     checked = check_farm(place, store=store, objects=objects, say=lambda text: ui.err().print(text, markup=False))
     workers = checked.workers

@@ -112,8 +112,8 @@ def load_command(name: str) -> Any:
 def _check_filled(arguments: Sequence[str]) -> None:
     """Refuse an empty word: as a path it would be the current folder, and mostly it is a variable that is not set."""
     for before, word in zip(("", *arguments), arguments, strict=False):
-        option = word[:-1] if word.startswith("--") and word.endswith("=") else ""
-        if option or not word:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if (equals or not option) and not value.strip():
             named = option or (before if before.startswith("-") and before != "--" else "An argument")
             raise UsageError(f"{named} is empty.", "Check the variable that it comes from, or leave it out.")
 

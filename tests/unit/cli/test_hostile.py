@@ -116,6 +116,8 @@ def test_ctrl_c_while_a_class_is_made(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["tailor", "", "--gpu", "9.0"], "An argument"),
         (["tailor", "--env", "", "--gpu", "9.0"], "--env"),
         (["restore", "--env="], "--env"),
+        (["restore", "--env= "], "--env"),
+        (["ci", "github", "sm90-avx2", "--publish", " "], "--publish"),
         (["tailor", "x.whl", "--gpu", "9.0", "-o", ""], "-o"),
         (["build", "cpu-avx2", "--on", "here", "--store", ""], "--store"),
     ],
