@@ -26,7 +26,7 @@ from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.store import check_store
-from torchtailor.farm.where import HERE, PlaceKind, Where, parse_where
+from torchtailor.farm.where import HERE, Where, parse_where
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.variants.select import unmatched
@@ -587,7 +587,7 @@ def _scheme(where: str) -> str:
 
 def _is_remote(where: Where | None) -> bool:
     """Whether it is built on other machines than the runner."""
-    return where is not None and where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
+    return where is not None and where.kind.is_remote
 
 
 def _is_folder(where: str) -> bool:

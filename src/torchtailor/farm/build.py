@@ -34,7 +34,7 @@ from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph
-from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
+from torchtailor.farm.where import Where, chosen_store, started
 from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
@@ -80,8 +80,7 @@ class FarmPlan:
         """What is written to each file system of this machine; unknown of other methods, which look for themselves."""
         if not isinstance(self.plan, WheelPlan):
             return ()
-        here = self.where.kind in (PlaceKind.PROCESS, PlaceKind.LOCAL)
-        return disk_needs(self.plan, self.to_do.jobs, self.store, here=here)
+        return disk_needs(self.plan, self.to_do.jobs, self.store, here=not self.where.kind.is_remote)
 
     @property
     def compiles(self) -> bool:

@@ -84,7 +84,7 @@ def check_farm(
     setup = WorkerSetup(chosen, objects=shared)
     opened = open_farm_store(setup.store)
     opened.check_writable()
-    if where.kind in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER):
+    if where.kind.is_remote:
         say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
     workers = _this_process(setup) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
     return FarmCheck(where.name, opened.shown, redact(shared), workers)

@@ -57,6 +57,11 @@ class PlaceKind(Enum):
     SCHEDULER = "a running scheduler"
     CLUSTER = "a cluster that Dask starts"
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether jobs run on other machines than this one, as far as anybody knows."""
+        return self in (PlaceKind.SCHEDULER, PlaceKind.CLUSTER)
+
 
 # A queue may be long; the workers of a running scheduler should be there, or come back soon.
 _WAIT_MINUTES = {PlaceKind.PROCESS: 1, PlaceKind.LOCAL: 1, PlaceKind.SCHEDULER: 10, PlaceKind.CLUSTER: 60}

@@ -14,6 +14,7 @@ from enum import Enum, IntEnum, IntFlag
 from functools import lru_cache
 from typing import NamedTuple
 
+from torchtailor.binary.elf import FETCH_AGAIN
 from torchtailor.binary.source import Bytes, ByteSource
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Suffix
 from torchtailor.errors import BadInputError
@@ -461,5 +462,5 @@ class DamagedContainerError(BadInputError):
 def _damaged(offset: int, why: str) -> DamagedContainerError:
     return DamagedContainerError(
         f"The GPU code container at {offset:#x} is damaged: {why}.",
-        "Fetch the library again and compare its hash with the publisher's.",
+        FETCH_AGAIN,
     )

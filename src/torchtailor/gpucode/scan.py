@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from torchtailor.binary.elf import ElfFile
+from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
 from torchtailor.binary.elf_headers import DynamicTag, ElfMachine, Relocation, Section, SectionFlag, SectionType
 from torchtailor.binary.instructions import named_by_code
 from torchtailor.binary.source import ByteSource, blamed_on, open_source
@@ -253,7 +253,7 @@ def _only_containers(source: ByteSource, section: Section) -> Iterator[Container
         if bytes(source.read(start, min(len(CONTAINER_START), end - start))) != CONTAINER_START:
             raise BadInputError(
                 f"Section {section.name} holds something at {position:#x} that is no GPU code container.",
-                "Fetch the library again and compare its hash with the publisher's.",
+                FETCH_AGAIN,
             )
         container = read_container(source, start, end)
         yield container

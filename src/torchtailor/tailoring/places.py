@@ -71,11 +71,16 @@ def _is_cut_wheel(path: Path) -> bool:
 
 
 def _is_cut_folder(path: Path) -> bool:
+    return manifest_entry(path / MANIFEST, "input", "kind") == ArtifactKind.FOLDER.value
+
+
+def manifest_entry(path: Path, part: str, key: str) -> object:
+    """What a manifest says under a key of one of its parts; None where it does not, or is no manifest."""
     try:
-        document = json.loads(read_limited(path / MANIFEST, Limit.MANIFEST))
-        return bool(document["input"]["kind"] == ArtifactKind.FOLDER.value)
+        found: object = json.loads(read_limited(path, Limit.MANIFEST))[part][key]
     except (BadInputError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+        return None
+    return found
 
 
 def _files(folder: Path) -> set[str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-from torchtailor.errors import BadInputError
-from torchtailor.tailoring.places import refusal
-from torchtailor.trust import Limit, read_limited
+from torchtailor.tailoring.places import manifest_entry, refusal
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS
 
 
@@ -26,8 +23,4 @@ def check_place(place: Path) -> None:
 
 
 def _is_wheelhouse(place: Path) -> bool:
-    try:
-        document = json.loads(read_limited(place / MANIFEST_NAME, Limit.MANIFEST))
-        return bool(document["tool"]["name"] == "torchtailor")
-    except (BadInputError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+    return manifest_entry(place / MANIFEST_NAME, "tool", "name") == "torchtailor"
