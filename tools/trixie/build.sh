@@ -9,6 +9,7 @@
 # FOLDER/work/state; WORK=/other uses another folder of the system than /work.
 set -eu
 
+here=$(cd "$(dirname "$0")" && pwd)
 root=${1:?"usage: $0 FOLDER [ISA or VARIANT] [options]"}
 shift
 case ${1:-} in
@@ -16,25 +17,17 @@ case ${1:-} in
     *-*) variant=$1; shift ;;
     *) variant=cpu-$1; shift ;;
 esac
-[ "$(id -u)" = 0 ] || { echo "trixie: this needs root"; exit 1; }
+name=trixie
+. "$here/../debian.sh"
+need_root
 # Where setup.sh could not compile SLEEF, Debian's slower one is used.
 [ -e "$root/usr/local/lib/libsleef.a" ] || set -- "$@" --skip-check sleef
 work=${WORK:-/work}
 mkdir -p "$root$work"
-# Unmount only what this run mounted: another build may be running.
-mounted=
-trap 'for place in $mounted; do umount -l "$place"; done' EXIT
-for kind in proc sysfs; do
-    place=$root/${kind%fs}
-    mountpoint -q "$place" || { mount -t "$kind" "$kind" "$place" && mounted="$mounted $place"; }
-done
 
 # USE_SYSTEM_LIBS: Debian's packages replace the submodules; those that are switched off have none that fits. Its source
 # is not the newest release, and the wheel's version follows the source.
-chroot "$root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
-    ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
-    ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} \
-    TORCHTAILOR_STATE="$work/state" TORCHTAILOR_CACHE="$work/cache" \
+enter TORCHTAILOR_STATE="$work/state" TORCHTAILOR_CACHE="$work/cache" \
     /opt/torchtailor/bin/torchtailor build "$variant" --via source --source /src/pytorch --python 3.13 \
     --profile inference --set USE_SYSTEM_LIBS=ON --set USE_FBGEMM=0 --set USE_XNNPACK=0 --set USE_NNPACK=0 \
     --set USE_PYTORCH_QNNPACK=0 --set USE_ITT=0 --set USE_KLEIDIAI=0 -o "$work/dist" "$@"

@@ -46,7 +46,7 @@ ATEN = (
 GENERATES = "adaption"  # a small file of ATen; all code is generated before it is compiled
 WORKERS = ("first", "second")
 PLACE = "/farm"  # in the system
-PASSED = ("http_proxy", "https_proxy", "PIP_INDEX_URL")
+PASSED = ("http_proxy", "https_proxy", "PIP_INDEX_URL", "PIP_CERT")
 STAGES = ("one", "two", "kills", "redis")
 INSIDE = "TORCHTAILOR_FARM_INSIDE"
 PAUSE = (6.0, 18.0)  # seconds between two kills
@@ -97,9 +97,7 @@ class System:
 
     def line(self, *words: str, **variables: str) -> list[str]:
         values = {"HOME": "/root", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **variables}
-        passed = {
-            name: os.environ[name] for name in ("http_proxy", "https_proxy", "PIP_INDEX_URL") if name in os.environ
-        }
+        passed = {name: os.environ[name] for name in PASSED if name in os.environ}
         settings = [f"{name}={value}" for name, value in {**passed, **values}.items()]
         return ["chroot", str(self.root), "env", "-i", *settings, *words]
 

@@ -1,0 +1,39 @@
+# Shared by the scripts that create Debian systems and work in them; read with `.` after `name` and `root` are set.
+# shellcheck shell=sh disable=SC2154
+
+say() { printf '%s: %s\n' "$name" "$*" >&2; }
+fail() { say "$*"; exit 1; }
+run() { if [ -n "${dry:-}" ]; then printf '+ %s\n' "$*"; else "$@"; fi; }
+need_root() { [ "$(id -u)" = 0 ] || fail "this needs root"; }
+
+# A minimal system: bootstrap SUITE [options of debootstrap]. Packages come from the mirror that this machine's own apt
+# uses, unless MIRROR is set.
+bootstrap() {
+    suite=$1
+    shift
+    # Older versions of debootstrap do not know newer releases; sid's script works for all.
+    script=$(dirname "$(command -v debootstrap || echo /usr/sbin/debootstrap)")/../share/debootstrap/scripts/sid
+    run debootstrap --variant=minbase "$@" "$suite" "$root" "$mirror" "$script"
+}
+
+find_mirror() {
+    mirror=${MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -v security | head -n 1)}
+    [ -n "$mirror" ] || fail "no apt mirror is configured here: set MIRROR"
+    case $mirror in *" "*|*://*) ;; *) mirror="http://$mirror" ;; esac
+    if [ -z "${dry:-}" ]; then
+        need_root
+        command -v debootstrap >/dev/null || fail "there is no debootstrap: apt-get install debootstrap"
+    fi
+}
+
+# A command in the system: enter [NAME=VALUE ...] COMMAND. Its /proc and /sys end with it, however it ends.
+enter() {
+    set -- HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
+        ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
+        ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} "$@"
+    unshare --mount --propagation private sh -ec 'root=$1
+        shift
+        mount -t proc proc "$root/proc"
+        mount -t sysfs sysfs "$root/sys"
+        exec chroot "$root" env -i "$@"' sh "$root" "$@"
+}
