@@ -2,8 +2,8 @@
 
 Both run at the same time and are asked for every case of benchmarks/cpu_ops.py in turn, so that whatever else the
 machine does falls on both. The ratio of a case is the median of the ratios of its turns; below 1 means that the second
-build is faster. `±` is half the distance between the quartiles of these ratios. Both are started anew several times,
-since the layout of memory differs from one process to the next.
+build is faster. `±` is half the distance between the quartiles of these ratios; of starts, which are few, half the
+range. Both are started anew several times, since the layout of memory differs from one process to the next.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ SLOWER = 1.05
 
 
 class Child:
-    """A process with one build, which times cases on request."""
+    """A process with one build, which times cases on request; where a case ends it, the next one starts it anew."""
 
     def __init__(self, python: Path) -> None:
         self._python = python
+        self.about = self._start()
+
+    def _start(self) -> dict[str, Any]:
         self._process = subprocess.Popen(
-            [str(python), "-W", "ignore", str(OPS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(self._python), "-W", "ignore", str(OPS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.about = self._answer()
+        about = self._answer()
+        if "error" in about:
+            sys.exit(f"{self._python} {about['error']}.")
+        return about
 
     def __enter__(self) -> Child:
         return self
@@ -46,6 +52,8 @@ class Child:
         self._process.wait()
 
     def seconds(self, case: str, threads: int) -> dict[str, Any]:
+        if self._process.poll() is not None:
+            self._start()
         assert self._process.stdin is not None
         self._process.stdin.write(f"{case} {threads}\n")
         self._process.stdin.flush()
@@ -55,7 +63,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self._python} ended with code {self._process.wait()}.")
+            return {"error": f"ended with code {self._process.wait()}"}
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -126,7 +134,9 @@ class Comparison:
     def read(cls, paths: Sequence[Path]) -> Comparison:
         """What `--json` printed, in one or more parts; the turns of a case that is in several are put together."""
         documents = [json.loads(path.read_text("utf-8")) for path in paths]
-        if len({(document["first"]["torch"], document["second"]["torch"]) for document in documents}) > 1:
+        keys = ("python", "torch", "capability")
+        builds = {tuple(one[name][key] for name in ("first", "second") for key in keys) for one in documents}
+        if len(builds) > 1:
             sys.exit("These documents are about different builds.")
         rows: dict[tuple[str, int], Row] = {}
         for found in (Row.from_json(row) for document in documents for row in document["rows"]):
@@ -205,7 +215,10 @@ def table(rows: Sequence[Row]) -> list[str]:
     for case, found in by_case.items():
         cells: list[str] = []
         for count in threads:
-            one = found[count]
+            one = found.get(count)
+            if one is None:
+                cells += ["", "", ""]
+                continue
             cells += [_time(statistics.median(values)) for values in (one.first, one.second)]
             cells.append(f"{one.ratio:.2f} ± {one.noise:.2f}")
         lines.append(f"| {case.replace('/', ', ')} | {' | '.join(cells)} |")
@@ -217,9 +230,9 @@ def start_table(starts: Iterable[dict[str, Any]]) -> list[str]:
     for start in starts:
         values = (start["first"], start["second"])
         shown = [f"{value / 1e6:,.0f} MB" if "memory" in start["name"] else f"{value:.2f}" for value in values]
-        lines.append(
-            f"| {start['name']} | {shown[0]} | {shown[1]} | {values[1] / values[0]:.2f} ± {start['noise']:.2f} |"
-        )
+        ratio = values[1] / values[0]
+        noise = ratio * start["noise"]  # which is relative to both
+        lines.append(f"| {start['name']} | {shown[0]} | {shown[1]} | {ratio:.2f} ± {noise:.2f} |")
     return lines
 
 

@@ -237,8 +237,8 @@ def works(make: Make, kind: Any) -> tuple[Call | None, str]:
     try:
         call = make(kind)
         call()
-    except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return None, str(error).strip().splitlines()[0][:200]
+    except Exception as error:  # whatever a build lacks
+        return None, (str(error).strip() or repr(error)).splitlines()[0][:200]
     return call, ""
 
 

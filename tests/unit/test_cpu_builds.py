@@ -16,12 +16,14 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cpu_builds.py"
 # Answers like cpu_ops.py: SECONDS of a call, except for a case that this build cannot run.
 CHILD = """#!{python}
 import json, sys
-cases = ["fast/fp32", "slow/bf16", "missing/int8"]
+cases = ["fast/fp32", "crash/fp64", "slow/bf16", "missing/int8"]
 print(json.dumps({{"torch": "{version}", "capability": "AVX2", "threads": 2, "cases": cases}}), flush=True)
 for line in sys.stdin:
     with open("{log}", "a") as log:
         log.write("{version} " + line)
     name = line.rsplit(" ", 1)[0]
+    if name == "crash/fp64" and "{version}" == "2":
+        sys.exit(3)
     answer = {{"error": "no engine"}} if name == "missing/int8" and "{version}" == "2" else {{"seconds": {seconds}}}
     print(json.dumps(answer), flush=True)
 """
@@ -83,7 +85,7 @@ def test_both_builds_are_asked_in_turn(bench: ModuleType, pythons: list[Path], t
     }
     assert len(found.measured[0].first) == 4
     missing = [row for row in found.rows if not row.measured]
-    assert [row.errors for row in missing] == [{"second": "no engine"}] * 2
+    assert [row.errors for row in missing] == [{"second": "ended with code 3"}, {"second": "no engine"}] * 2
     asked = (tmp_path / "log").read_text("utf-8").splitlines()
     assert asked[:4] == ["1 fast/fp32 1", "2 fast/fp32 1", "2 fast/fp32 1", "1 fast/fp32 1"]
 
@@ -108,8 +110,16 @@ def test_parts_are_put_together(
     shown = capsys.readouterr().out
     assert "| fast, fp32 | 2.00 ms | 1.00 ms | 0.50 ± 0.00 | 2.00 ms | 1.00 ms | 0.50 ± 0.00 |" in shown
     assert "Geometric means of 4 ratios: all 0.500" in shown
-    other = json.loads(parts[0].read_text("utf-8"))
-    other["second"]["torch"] = "3"
-    parts[0].write_text(json.dumps(other), "utf-8")
-    with pytest.raises(SystemExit, match="different builds"):
-        bench.Comparison.read(parts)
+    text = parts[0].read_text("utf-8")
+    alone = json.loads(text)
+    alone["rows"] = [row for row in alone["rows"] if row["threads"] == 1]
+    alone["rows"][0]["case"] = "other/fp32"
+    parts[0].write_text(json.dumps(alone), "utf-8")
+    bench.report(bench.Comparison.read(parts))
+    assert "| other, fp32 | 2.00 ms | 1.00 ms | 0.50 ± 0.00 |  |  |  |" in capsys.readouterr().out
+    for key, value in {"torch": "3", "capability": "AVX512"}.items():
+        other = json.loads(text)
+        other["second"][key] = value
+        parts[0].write_text(json.dumps(other), "utf-8")
+        with pytest.raises(SystemExit, match="different builds"):
+            bench.Comparison.read(parts)
