@@ -19,16 +19,21 @@ from torchtailor.errors import EnvironmentProblem, NoMatchError
 
 _ENTER = """
 set -e
-root=$1 shared=$2
-shift 2
+mount=$1 chroot=$2 root=$3 shared=$4
+shift 4
 for name in proc sys dev; do
-  [ ! -d "$root/$name" ] || mount --rbind "/$name" "$root/$name"
+  [ ! -d "$root/$name" ] || "$mount" --rbind "/$name" "$root/$name"
 done
-mount --bind "$shared" "$root$shared"
-exec chroot "$root" "$@"
+"$mount" --bind "$shared" "$root$shared"
+exec "$chroot" "$root" "$@"
 """
 _PROGRAMS = ("usr/local/bin", "usr/bin", "bin")
 _PASSED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+def _found(program: str) -> str:
+    """The path of a program of this system: with the other system's PATH it may not be found."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin") or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,11 @@ class SystemRoot:
             raise NoMatchError(f"{folder} is no folder.", "Give the root of a system; tools/bare.sh makes one.")
         if not any((folder / place).is_dir() for place in _PROGRAMS):
             raise NoMatchError(f"{folder} holds no system: it has no usr/bin.", "tools/bare.sh makes one.")
-        for program in ("unshare", "chroot"):
-            if not shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"):
-                raise EnvironmentProblem(f"There is no {program} here, which starts programs in {folder}.")
+        for program in ("unshare", "sh", "mount", "chroot"):
+            if not _found(program):
+                raise EnvironmentProblem(
+                    f"There is no {program} here, which starts programs in {folder}.", "Install util-linux."
+                )
         root = cls(folder.resolve())
         if not (root.folder / str(root.shared).lstrip("/")).is_dir():
             raise EnvironmentProblem(
@@ -62,7 +69,9 @@ class SystemRoot:
     def command(self, line: Sequence[str]) -> list[str]:
         """The command that runs a line in it; a user who is not root gets a namespace in which they are."""
         own = [] if os.geteuid() == 0 else ["--map-root-user"]
-        return ["unshare", *own, "--mount", "--", "sh", "-c", _ENTER, "sh", str(self.folder), str(self.shared), *line]
+        unshare, sh, mount, chroot = map(_found, ("unshare", "sh", "mount", "chroot"))
+        enter = [sh, "-c", _ENTER, "sh", mount, chroot, str(self.folder), str(self.shared)]
+        return [unshare, *own, "--mount", "--", *enter, *line]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torchtailor import __version__
 from torchtailor.artifact.artifact import Artifact, open_artifact
 from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Capability, Catalog, load_catalog
+from torchtailor.errors import UsageError
 from torchtailor.host.targets import read_gpus
 from torchtailor.verification.levels import running_checks
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
@@ -39,6 +40,11 @@ def verify(
     another system to import and run it in; `python` is a path inside of it then.
     """
     started = time.time()
+    asked = None if level == "all" else Level(level)
+    if root is not None and asked is Level.STATIC:
+        raise UsageError("--level static starts nothing, so --root has no effect.", "Omit one of them.")
+    if root is not None and asked is None:
+        asked = Level.IMPORT  # to be imported there is why it was named
     catalog = catalog or load_catalog()
     progress = progress or NoVerifyProgress()
     artifact = path if isinstance(path, Artifact) else open_artifact(Path(path))
@@ -60,10 +66,9 @@ def verify(
         stock=stock,
         python=python,
         root=within,
-        asked=level != "all",
+        asked=asked is not None,
         say=progress.stage,
     )
-    asked = None if level == "all" else Level(level)
     report = VerifyReport(artifact.shown, proof.checks, facts, asked)
     seconds = {Level.STATIC.value: proof.facts["seconds"]}
     before = time.perf_counter()
