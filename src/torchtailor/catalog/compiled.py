@@ -29,5 +29,7 @@ class CompiledBuild(Strict, frozen=True, kw_only=True):
     pytorch: Annotated[str, Meta(description="The version of both.")]
     profile: Annotated[str, Meta(description="The profile of the build.")]
     cpu: Annotated[str, Meta(description="The CPU that both ran on.")]
+    microarchitecture: Annotated[str, Meta(description="Its name in this catalog; empty: any CPU.")] = ""
+    lacks: Annotated[str, Meta(description="What the official wheel has and this build has not.")] = ""
     date: Annotated[str, Meta(description="When it was measured.")]
     source: Annotated[str, Meta(description="The document with all numbers.")]

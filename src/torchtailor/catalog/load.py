@@ -273,9 +273,12 @@ def _check_references(catalog: Catalog) -> None:
                     raise ValueError(f"release {release.name!r} names the unknown ISA {unknown[0]!r}")
                 if bool(row.gpus) != (build.cuda is not None):
                     raise ValueError(f"release {release.name!r}: GPUs belong to builds with CUDA, and to no other")
-    for isa in catalog.compiled:
+    for isa, compiled in catalog.compiled.items():
         if isa not in catalog.isas:
             raise ValueError(f"a row of [[compiled]] names the unknown ISA {isa!r}")
+        core = compiled.microarchitecture
+        if core and core not in catalog.microarchitectures:
+            raise ValueError(f"a row of [[compiled]] names the unknown microarchitecture {core!r}")
     _check_cores(catalog)
 
 

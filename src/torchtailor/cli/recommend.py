@@ -130,7 +130,7 @@ def _others(answer: Recommendation) -> Iterator[Text]:
     from rich.text import Text
 
     if answer.compiling:
-        yield from _heading("Compiled instead")
+        yield from _heading("Compiling for this CPU")
         yield Text(f"{_POINT}{answer.compiling}")
     if answer.rejected:
         yield from _heading("Rejected")

@@ -23,22 +23,25 @@ def compiling(situation: Situation, best: Candidate | None) -> str | None:
     for isa in runnable:
         if (row := situation.catalog.compiled.get(isa.name)) is not None:
             other = "" if isa is runnable[0] else f"For {runnable[0].label} nothing was measured. "
-            return f"{other}{_measured(isa, row)}"
+            here = row.microarchitecture in ("", situation.host.cpu.microarchitecture)
+            return f"{other}{_measured(isa, row, here=here)}"
     return (
         f"What compiling for {runnable[0].label} brings was not measured: prefer the official wheel, which selects its "
-        "CPU kernels at run time."
+        "CPU kernels at run time, or measure it (`torchtailor help source`)."
     )
 
 
-def _measured(isa: Isa, row: CompiledBuild) -> str:
+def _measured(isa: Isa, row: CompiledBuild, *, here: bool) -> str:
     if row.geometric_mean <= _FASTER:
         verdict = "compile it where the CPU does the work"
     elif row.geometric_mean < _SLOWER:
         verdict = "the official wheel is as good, and needs no compiling"
     else:
         verdict = "the official wheel is the better choice"
+    build = f"{row.pytorch} with the profile {row.profile}" + (f", without {row.lacks}" if row.lacks else "")
+    where = f"on {row.cpu}" + ("" if here else ", not on this CPU")
     return (
         f"Compiled for {isa.label}, PyTorch takes {row.geometric_mean} % of the official wheel's time on the CPU "
         f"({row.best.what} {row.best.percent} %, {row.worst.what} {row.worst.percent} %; {row.operations} operations "
-        f"of {row.pytorch} with the profile {row.profile}, {row.cpu}): {verdict}."
+        f"of {build}, {where}): {verdict}."
     )

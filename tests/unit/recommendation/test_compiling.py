@@ -32,6 +32,15 @@ def test_a_measured_instruction_set(catalog: Catalog) -> None:
         assert part in text
     assert text.endswith(".")
     assert text.count(". ") == 0  # one sentence
+    assert "not on this CPU" not in text
+
+
+def test_measured_on_another_cpu_and_without_a_library(catalog: Catalog) -> None:
+    row = msgspec.structs.replace(catalog.compiled["armv8_2"], lacks="oneDNN")
+    own = replace(catalog, compiled={"armv8_2": row})
+    assert "without oneDNN, on Neoverse N1, not on this CPU): " in (said(own, "Graviton3") or "")
+    anywhere = replace(own, compiled={"armv8_2": msgspec.structs.replace(row, microarchitecture="")})
+    assert "not on this CPU" not in (said(anywhere, "Graviton3") or "")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +89,7 @@ def test_a_users_own_measurement(tmp_path: Path) -> None:
     text = said(load_pinned(tmp_path), "Graviton2")
     assert text is not None
     assert "takes 90 % of" in text and "Ampere Altra" in text
-    (tmp_path / "torchtailor.toml").write_text(own.replace("armv8_2", "armv99"))
-    with pytest.raises(UsageError):
-        load_pinned(tmp_path)
+    for wrong in (own.replace("armv8_2", "armv99"), f'{own}microarchitecture = "neoverse_x"\n'):
+        (tmp_path / "torchtailor.toml").write_text(wrong)
+        with pytest.raises(UsageError):
+            load_pinned(tmp_path)

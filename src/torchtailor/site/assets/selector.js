@@ -233,7 +233,7 @@
     if (found.size) parts.push(drawSize(found.size));
     if (r.rejected.length) parts.push(section("Why not the others", el("ul", { class: "points", id: "rejected" }, r.rejected.map((one) => el("li", {}, el("b", {}, one.what), ": ", ...prose(one.reason))))));
     if (r.other_variants.length) parts.push(section("Also runs", picks(r.other_variants)));
-    if (r.compiling) parts.push(section("Compiled instead", el("p", { id: "compiling" }, prose(r.compiling))));
+    if (r.compiling) parts.push(section("Compiling for this CPU", el("p", { id: "compiling" }, prose(r.compiling))));
     parts.push(same);
     return { parts, text: `${name}. ${facts.join(", ")}`, short: name };
   };
