@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchtailor import ui
@@ -103,30 +103,41 @@ def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
 
 
 def _source_plan(plan: SourcePlan, dry_run: bool) -> None:
+    for warning in dict.fromkeys(text for builder in plan.builders for text in builder.warnings):
+        ui.err().print(f"warning: {warning}", markup=False)
     if dry_run:
         for build in plan.builds:
             _source_build(build)
     if dry_run or len(plan.builders) > 1:
-        ui.err().print(plan.cost_text, markup=False)
+        ui.err().print(f"{plan.cost_text} {plan.here_text}" if dry_run else plan.cost_text, markup=False)
 
 
 def _source_build(build: PlannedSourceBuild) -> None:
     say = ui.out()
-    say.print(f"{build.variant.unique_name} from {build.source}, in {build.work}", markup=False)
+    profile = build.configuration.profile
+    say.print(
+        f"{build.variant.unique_name} from {build.source}, profile {profile}, in {build.work}",
+        markup=False,
+        soft_wrap=True,
+    )
+    missing = {check.name for check in build.blocking}
     rows = [
-        ("ok" if check.passed else "MISSING", check.name, check.found, "" if check.passed else check.fix)
+        ("ok", check.name, check.found, "")
+        if check.passed
+        else ("MISSING" if check.name in missing else "skipped", check.name, check.found, check.fix)
         for check in build.preflight.checks
     ]
     say.print(ui.table(("", "check", "found", "fix"), rows))
-    say.print(f"  {_assignments(build.configuration.environment)}", markup=False, soft_wrap=True)
-    if build.configuration.cache:
-        say.print(f"  CMake cache: {_assignments(build.configuration.cache)}", markup=False, soft_wrap=True)
-    for rule in build.configuration.rules:
-        say.print(f"  - {rule.why}", markup=False)
-
-
-def _assignments(values: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+    for reason in build.configuration.reasons:
+        say.print(f"  {reason.why}", markup=False)
+        say.print(f"    {reason.text}", markup=False, soft_wrap=True)
+    if not build.options.bundle:
+        say.print("  Not bundled: the wheel will need libraries of this system.", markup=False)
+    if missing:
+        say.print(
+            f"This build would not start here: {', '.join(sorted(missing))}. Fix that, or add --skip-check NAME.",
+            markup=False,
+        )
 
 
 def _source_result(result: SourceBuildResult) -> None:
@@ -142,6 +153,8 @@ def _source_result(result: SourceBuildResult) -> None:
             ui.out().print(f"  built in {build.build / 'src' / 'build'}", markup=False)
         if build.bundle is not None:
             _bundle(build.bundle)
+        for warning in build.warnings:
+            ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
         _wheelhouses(build.wheelhouses)
 
 

@@ -349,7 +349,10 @@ class InstallDocument(Struct):
 
 class SourcePlanDocument(Struct):
     plan: Open
-    builds: Annotated[list[Open], Meta(description="variant, source, work, configuration, preflight")]
+    builds: Annotated[
+        list[Open],
+        Meta(description="variant, source, work, configuration, reasons, preflight, blocking, bundle, warnings"),
+    ]
     unavailable: list[UnavailableDocument]
 
 

@@ -184,7 +184,7 @@ def _check_method(via: Method, given: Mapping[Method, Any]) -> None:
             names = ", ".join(map(option_of, changed))
             are, them = ("is", "it") if len(changed) == 1 else ("are", "them")
             raise UsageError(
-                f"{names} {are} for --via {method.value} only.", f"Add --via {method.value}, or omit {them}."
+                f"{names} {are} for --via {method.value} only.", f"Use --via {method.value}, or omit {them}."
             )
 
 
@@ -266,7 +266,7 @@ def _jobs(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--jobs {text!r} is neither a number nor auto.", "Write --jobs 4 or --jobs auto.")
+        raise UsageError(f"--jobs {text!r} is neither a positive number nor auto.", "Write --jobs 4 or --jobs auto.")
     return int(text)
 
 

@@ -122,7 +122,7 @@ def link_source(job: LinkSource, bench: CompileBench) -> JobRecord:
         facts = {
             "version": site.space.tree.version,
             "identity": site.space.tree.identity,
-            "blas": site.configuration.switches.get("BLAS"),
+            "configuration": site.configuration.to_json(),
             "bundle": bundle.to_json() if bundle else None,
             "peak_memory": compiled.peak_memory,
             **_hits(compiled),
@@ -140,7 +140,6 @@ def pack_source(job: PackSource, bench: CompileBench, out: Path) -> Path:
     with disk_errors(out, unchanged=_KEPT), staging_folder(bench.cache.root) as staging:
         bench.store.get(key, wheel, staging / wheel.path)
         request = _request(job.spec, bench, source="", out=out)
-        builder = SourceBuilder(bench.catalog, request)
         version = str(linked.facts["version"])
         gpus = (Capability.parse(job.gpu),) if job.gpu and job.spec.gpus else ()
         output = SourceOutput(
@@ -148,7 +147,7 @@ def pack_source(job: PackSource, bench: CompileBench, out: Path) -> Path:
             replace(request, variant=of_tree(request.variant, version), gpus=gpus),
             TorchSource(SourceOrigin(job.spec.origin), job.spec.place, job.spec.ref),
             SourceTree(Path(), version, str(linked.facts["identity"])),
-            builder.configuration(linked.facts["blas"]),
+            linked.facts["configuration"],
             linked.facts["bundle"],
         )
         (house,) = output.write(staging / wheel.path)

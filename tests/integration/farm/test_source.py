@@ -157,7 +157,7 @@ def test_shards_of_two_workers_and_a_link_that_compiles_nothing(
                 server.kill()
                 server.wait()
 
-        other = farm.run(cluster.address, address, listen=lose_redis, overrides=("USE_THING=3",))
+        other = farm.run(cluster.address, address, listen=lose_redis, overrides=("USE_THING=3", "BLAS=OpenBLAS"))
         assert not other.failed
         assert library(other.wheelhouses[0].path) == library(house.path)
 

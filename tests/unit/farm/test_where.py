@@ -69,7 +69,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         (
             (*BUILD, "--profile", "minimal", "--set", "A=1", "--no-bundle"),
             ExitCode.USAGE,
-            "--profile, --set, --no-bundle are for --via source only. Add --via source, or omit them.",
+            "--profile, --set, --no-bundle are for --via source only. Use --via source, or omit them.",
         ),
         ((*BUILD, "--via", "source", "--with", "torchvision"), ExitCode.USAGE, "--with is for --via wheel only"),
         ((*BUILD, "--on", ":8786"), ExitCode.USAGE, "Write --on tcp://HOST:8786"),

@@ -17,6 +17,7 @@ from torchtailor.backends.source.plan import MatrixPlan, plan_matrix
 from torchtailor.backends.source.runner import PlannedSourceBuild, SourceBuild, SourceBuilder
 from torchtailor.backends.source.tables import load_tables
 from torchtailor.catalog import Catalog
+from torchtailor.format import counted, human_seconds
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -43,6 +44,13 @@ class SourcePlan:
     @property
     def cost_text(self) -> str:
         return self.matrix.cost_text
+
+    @property
+    def here_text(self) -> str:
+        """How long that is with the cores of this machine."""
+        cores = self.builds[0].preflight.capacity.cores
+        used = min(cores, self.builders[0].options.jobs or cores)
+        return f"With {counted(used, 'core')} here: about {human_seconds(self.matrix.cost.shared * 3600 / used)}."
 
     @cached_property
     def builds(self) -> tuple[PlannedSourceBuild, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
-from torchtailor.backends.source.tables import BlasLibrary, SwitchRule, Tables
+from torchtailor.backends.source.tables import BlasLibrary, Tables
 from torchtailor.catalog import Capability
 from torchtailor.errors import UsageError
 from torchtailor.variants.variant import Variant
@@ -18,7 +19,30 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _CACHE_NAME = re.compile(r"C(?:XX)?_\w+_FOUND")
 # Names that torchtailor sets itself.
 _OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "PYTORCH_BUILD_VERSION", "MAX_JOBS"})
+# Added to the flags of the variant.
+_FLAGS = frozenset({"CFLAGS", "CXXFLAGS"})
+_ISA_FLAG = re.compile(r"(?<!\S)-m(?:arch|cpu)=\S*")
 _OFF = frozenset({"0", "OFF", "NO", "FALSE", "N"})
+
+
+@dataclass(frozen=True)
+class SettingGroup:
+    """Settings that belong together, and why they are as they are."""
+
+    why: str
+    settings: Mapping[str, str]
+    flags: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`BUILD_TEST=0 USE_ROCM=0`."""
+        return " ".join([*self.flags, *(f"{name}={value}" for name, value in sorted(self.settings.items()))])
+
+    def without(self, names: Collection[str]) -> SettingGroup:
+        return replace(self, settings={name: value for name, value in self.settings.items() if name not in names})
+
+    def to_json(self) -> dict[str, object]:
+        return {"why": self.why, "settings": dict(self.settings), "flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,7 @@ class Configuration:
     cache: Mapping[str, str]
     flags: tuple[str, ...]
     gpus: tuple[Capability, ...]
-    rules: tuple[SwitchRule, ...] = field(default=(), compare=False, repr=False)
+    reasons: tuple[SettingGroup, ...] = field(default=(), compare=False, repr=False)
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -41,10 +65,11 @@ class Configuration:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables: switches, the ISA's flags and the GPUs."""
-        flags = " ".join(self.flags)
         extra = dict(self.extra_environment)
-        more = extra.pop("CXXFLAGS_EXTRA", "")
-        values = {**self.switches, "CFLAGS": flags, "CXXFLAGS": f"{flags} {more}".strip(), **extra}
+        more = {"CFLAGS": (), "CXXFLAGS": (extra.pop("CXXFLAGS_EXTRA", ""),)}
+        values = {**self.switches, **extra}
+        for name, last in more.items():
+            values[name] = " ".join(filter(None, (*self.flags, self.switches.get(name), *last)))
         if self.gpus:
             values["TORCH_CUDA_ARCH_LIST"] = self.arch_list
         return values
@@ -98,18 +123,44 @@ def configure(
     blas: BlasLibrary | None = None,
 ) -> Configuration:
     """The configuration of a variant: the profile, then the rules in their order, then the user's --set."""
-    switches: dict[str, str] = {"BLAS": blas.name, **blas.switches} if blas else {}
-    switches |= tables.profile(profile).switches
+    kind = tables.profile(profile)
+    rules = [rule for rule in tables.rules if rule.when.holds(variant, ccache=ccache)]
+    reasons = [SettingGroup(f"{variant.isa.label}, the variant's instruction set.", {}, variant.isa.compile_flags)]
+    if blas:
+        reasons.append(SettingGroup(f"{blas.name} was found here.", {"BLAS": blas.name, **blas.switches}))
+    reasons.append(SettingGroup(f"The profile {kind.name}: {kind.label}.", kind.switches))
+    reasons += [SettingGroup(rule.why, {**rule.switches, **rule.cache}, rule.flags) for rule in rules]
+    reasons.append(SettingGroup("From --set.", dict(map(parse_override, overrides))))
+    switches: dict[str, str] = {}
     cache: dict[str, str] = {}
-    rules = tuple(rule for rule in tables.rules if rule.when.holds(variant, ccache=ccache))
-    for rule in rules:
-        switches |= rule.switches
-        cache |= rule.cache
-    for name, value in map(parse_override, overrides):
-        (cache if _CACHE_NAME.fullmatch(name) else switches)[name] = value
+    ours = {name for rule in rules for name in rule.cache}
+    for reason in reasons:
+        for name, value in reason.settings.items():
+            (cache if name in ours or _CACHE_NAME.fullmatch(name) else switches)[name] = value
     own = (variant.gpu.capability,) if variant.gpu else ()
-    flags = (*variant.isa.compile_flags, *(flag for rule in rules for flag in rule.flags))
-    return Configuration(profile, switches, cache, flags, tuple(sorted({*own, *gpus})) if own else (), rules)
+    flags = tuple(flag for reason in reasons for flag in reason.flags)
+    gpus = tuple(sorted({*own, *gpus})) if own else ()
+    return Configuration(kind.name, switches, cache, flags, gpus, _in_effect(reasons))
+
+
+def _in_effect(reasons: Sequence[SettingGroup]) -> tuple[SettingGroup, ...]:
+    """Each setting with the last reason that sets it; reasons that set nothing are left out."""
+    found: list[SettingGroup] = []
+    later: set[str] = set()
+    for reason in reversed(reasons):
+        found.append(reason.without(later))
+        later.update(reason.settings)
+    return tuple(reason for reason in reversed(found) if reason.settings or reason.flags)
+
+
+def misspelt(tables: Tables, overrides: Sequence[str]) -> dict[str, str]:
+    """Switches of --set that look like another: `USE_XNNPAK` -> `USE_XNNPACK`."""
+    found = {}
+    for name, _ in map(parse_override, overrides):
+        near = get_close_matches(name, tables.switch_names, 1, 0.9)
+        if near and near[0] != name:
+            found[name] = near[0]
+    return found
 
 
 def parse_override(text: str) -> tuple[str, str]:
@@ -121,4 +172,9 @@ def parse_override(text: str) -> tuple[str, str]:
         raise UsageError(f"--set cannot change {name}: torchtailor sets it.", "Leave it out.")
     if name == "TORCH_CUDA_ARCH_LIST":
         raise UsageError("The variant's name decides the GPU.", "Give another variant, such as sm90-avx512.")
+    if name in _FLAGS and (found := _ISA_FLAG.search(value)):
+        raise UsageError(
+            f"--set cannot add {found[0]}: the variant's name decides the instruction set.",
+            "Give another variant, such as cpu-avx512.",
+        )
     return name, value

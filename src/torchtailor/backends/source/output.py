@@ -5,13 +5,12 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from torchtailor.backends.cutting import CutOptions, Cutter
-from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
 from torchtailor.catalog import Catalog, Method
@@ -39,8 +38,9 @@ class SourceOutput:
     request: SourceRequest
     source: TorchSource
     tree: SourceTree
-    configuration: Configuration
-    bundle: Mapping[str, object] | None = None  # what was bundled, for the manifest
+    configuration: Mapping[str, object]  # for the manifest, as is what was bundled
+    bundle: Mapping[str, object] | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def write(self, wheel: Path) -> tuple[Wheelhouse, ...]:
         """One wheelhouse; of a library for several GPUs, one for each of them."""
@@ -89,7 +89,7 @@ class SourceOutput:
             )
 
     def _dependencies(self, wheel: Path) -> tuple[WheelhouseEntry, ...]:
-        """What the wheel requires, from the configured indexes; nothing where they cannot be reached."""
+        """What the wheel requires, from the configured indexes; nothing, with a warning, where they do not have it."""
         name = WheelName.parse(wheel)
         version, own = name.version, name.oldest_glibc
         target = Target(
@@ -100,7 +100,11 @@ class SourceOutput:
             closure = resolve([Requirement(f"torch==={version}")], finder, target)
             others = [item for item in closure if item.name != "torch"]
             fetched = Downloader(finder.client, finder.cache).fetch([item.file for item in others])
-        except (NetworkError, NoMatchError):
+        except (NetworkError, NoMatchError) as error:
+            self.warnings.append(
+                f"The packages that torch requires were not fetched: {error.message} The wheelhouse holds torch alone, "
+                "whose import was not tested; run the same command again to add them."
+            )
             return ()
         found = [(item, fetched[item.file.url]) for item in others]
         return tuple(
@@ -141,8 +145,9 @@ class SourceOutput:
                 "ref": self.source.ref,
                 "identity": "" if folder else self.tree.identity,  # a folder's depends on its path and times
             },
-            "configuration": self.configuration.to_json(),
+            "configuration": self.configuration,
             "bundle": self.bundle,
+            "warnings": self.warnings,
         }
         return WheelhouseDescription.of(variant, Method.SOURCE, details, pytorch=self.tree.version)
 

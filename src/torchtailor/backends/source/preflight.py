@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,16 +59,13 @@ class Preflight:
     blas: BlasLibrary | None
     capacity: Capacity
 
-    @property
-    def failed(self) -> tuple[PreflightCheck, ...]:
-        return tuple(check for check in self.checks if not check.passed)
+    def blocking(self, skipped: Collection[str] = ()) -> tuple[PreflightCheck, ...]:
+        """The failed checks that are not skipped: with one of them, no build starts."""
+        return tuple(check for check in self.checks if not check.passed and check.name not in skipped)
 
-    def require(self, skipped: Sequence[str] = ()) -> None:
+    def require(self, skipped: Collection[str] = ()) -> None:
         """Raise where a check failed that is not skipped."""
-        if unknown := [name for name in skipped if name not in CHECKS]:
-            raise UsageError(f"There is no check {unknown[0]!r}.", f"The checks are {', '.join(CHECKS)}.")
-        failed = [check for check in self.failed if check.name not in skipped]
-        if failed:
+        if failed := self.blocking(skipped):
             found = "; ".join(f"{check.name}: {check.found}" for check in failed)
             fixes = "\n".join(f"  {check.name}: {check.fix}" for check in failed)
             raise EnvironmentProblem(
@@ -78,9 +75,15 @@ class Preflight:
 
     def to_json(self) -> list[dict[str, object]]:
         return [
-            {"name": check.name, "passed": check.passed, "found": check.found, "fix": check.fix}
+            {"name": check.name, "passed": check.passed, "found": check.found, "fix": "" if check.passed else check.fix}
             for check in self.checks
         ]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no check has."""
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise UsageError(f"There is no check {unknown[0]!r}.", f"The checks are {', '.join(CHECKS)}.")
 
 
 class Inspector:
@@ -98,6 +101,7 @@ class Inspector:
         disk_free: int,
         cuda_home: Path | None = None,
         git: bool = False,
+        bundle: bool = False,
     ) -> Preflight:
         compiler = self._compiler()
         cuda = find_cuda(self._probe, self._variant, home=cuda_home) if self._variant.gpu else None
@@ -105,7 +109,7 @@ class Inspector:
         room = capacity(self._probe)
         checks = [self._machine(), self._compiler_check(compiler), self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
-        checks += [self._blas_check(configuration, blas), *self._system_libraries(configuration)]
+        checks += [self._blas_check(configuration, blas, bundle=bundle), *self._system_libraries(configuration)]
         checks += [self._memory(room), self._disk(work, disk_free)]
         return Preflight(tuple(checks), compiler, cuda, blas, room)
 
@@ -232,16 +236,21 @@ class Inspector:
                     return row
         return None
 
-    def _blas_check(self, configuration: Configuration, found: BlasLibrary | None) -> PreflightCheck:
+    def _blas_check(self, configuration: Configuration, found: BlasLibrary | None, *, bundle: bool) -> PreflightCheck:
         asked = configuration.switches.get("BLAS")
+        if found is not None and bundle and not found.bundles and asked in (None, found.name):
+            reason = f"{found.library} loads further libraries when it runs, which cannot be put into the wheel"
+            fix = next(row.fix for row in self._tables.blas_for(self._variant.arch) if row.bundles)
+            return PreflightCheck("blas", False, reason, f"{fix}, or: add --no-bundle")
         if found is not None:
             return PreflightCheck("blas", True, found.name)
         if asked:
             return PreflightCheck("blas", True, f"{asked}, from --set")
         rows = self._tables.blas_for(self._variant.arch)
-        names = " and ".join(dict.fromkeys(row.name for row in rows))
-        fix = next(row.fix for row in rows if row.name == "OpenBLAS")
-        reason = f"{names} are not installed; without a BLAS matmul is slow and LAPACK is missing"
+        names = list(dict.fromkeys(row.name for row in rows))
+        easiest = {row.name: row.fix for row in reversed(rows)}
+        fix = ", or: ".join(easiest[name] for name in names)
+        reason = f"{' and '.join(names)} are not installed; without a BLAS matmul is slow and LAPACK is missing"
         return PreflightCheck("blas", False, reason, fix)
 
     def _system_libraries(self, configuration: Configuration) -> Iterator[PreflightCheck]:

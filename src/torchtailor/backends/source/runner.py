@@ -18,13 +18,13 @@ from torchtailor.backends.source.buildenv import make_environment, make_tools, p
 from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
 from torchtailor.backends.source.bundling.tables import load_bundle_tables
 from torchtailor.backends.source.ccache import Hits, ccache_environment
-from torchtailor.backends.source.configuration import Configuration, configure
+from torchtailor.backends.source.configuration import Configuration, configure, misspelt
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
 from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.jobs import CompileJobs
-from torchtailor.backends.source.options import SourceRequest
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
-from torchtailor.backends.source.preflight import Inspector, Preflight
+from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.progress import SourceProgress, learned_speed
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
@@ -53,6 +53,7 @@ class SourceBuild:
     hits: Hits | None
     build: Path
     bundle: Bundle | None  # None without --bundle
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -66,7 +67,20 @@ class SourceBuild:
             "ccache": str(self.hits) if self.hits else None,
             "build": str(self.build),
             "bundle": self.bundle.to_json() if self.bundle else None,
+            "warnings": list(self.warnings),
         }
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """What the last of the attempts gave."""
+
+    compiled: Compiled
+    bundle: Bundle | None
+    wheelhouses: tuple[Wheelhouse, ...]
+    warnings: tuple[str, ...]
+    attempts: int
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,13 @@ class PlannedSourceBuild:
     work: Path
     configuration: Configuration
     preflight: Preflight
+    options: SourceOptions
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def blocking(self) -> tuple[PreflightCheck, ...]:
+        """The checks because of which it would not start."""
+        return self.preflight.blocking(self.options.skip_checks)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -85,7 +106,11 @@ class PlannedSourceBuild:
             "source": str(self.source),
             "work": str(self.work),
             "configuration": self.configuration.to_json(),
+            "reasons": [reason.to_json() for reason in self.configuration.reasons],
             "preflight": self.preflight.to_json(),
+            "blocking": [check.name for check in self.blocking],
+            "bundle": self.options.bundle,
+            "warnings": list(self.warnings),
         }
 
 
@@ -107,6 +132,7 @@ class SourceBuilder:
         self.progress: SourceProgress = NoBuildProgress()
         self.tables = tables or load_tables()
         self.options = request.options
+        check_names(self.options.skip_checks)
         self.folders = Folders.default(self.options.work)
         self.source = TorchSource.parse(self.options.source, request.variant)
         version = known_version(self.source)
@@ -124,7 +150,22 @@ class SourceBuilder:
     def plan(self) -> PlannedSourceBuild:
         seen = self.preflight()
         configuration = self.configuration(seen.blas)
-        return PlannedSourceBuild(self.request.variant, self.source, self.folders.work, configuration, seen)
+        return PlannedSourceBuild(
+            self.request.variant, self.source, self.folders.work, configuration, seen, self.options, self.warnings
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Options that may not do what the user expects."""
+        found = [
+            f"{name} is not a switch that torchtailor knows. Did you mean {near}?"
+            for name, near in misspelt(self.tables, self.options.overrides).items()
+        ]
+        if self.request.variant.gpu is None:
+            given = {"--gpus": self.options.all_gpus, "--toolchain wheels": self.options.cuda_from_wheels}
+            name = self.request.variant.short_name
+            found += [f"{option} has no effect: {name} has no GPU code." for option, used in given.items() if used]
+        return tuple(found)
 
     def configuration(self, blas: BlasLibrary | None = None) -> Configuration:
         return configure(
@@ -146,6 +187,7 @@ class SourceBuilder:
             disk_free=shutil.disk_usage(existing_parent(self.folders.work)).free,
             cuda_home=cuda.home if cuda else None,
             git=self.source.origin is SourceOrigin.GIT,
+            bundle=self.options.bundle and not self.options.targets,
         )
         if self.options.verify and not self.options.targets:
             seen = replace(seen, checks=(*seen.checks, Inspector.verifying()))
@@ -164,18 +206,19 @@ class SourceBuilder:
         with locked(folder / "lock", f"The build of {request.variant.unique_name}", timeout=0, hint=hint):
             if not self.options.resume:
                 space.start_over()
-            compiled, bundle, wheelhouses, attempts, log = self._attempts(space, configuration)
+            done = self._attempts(space, configuration)
         return SourceBuild(
             variant=request.variant.unique_name,
-            wheel=bundle.wheel if bundle else compiled.wheel,
-            wheelhouses=wheelhouses,
-            attempts=attempts,
+            wheel=done.bundle.wheel if done.bundle else done.compiled.wheel,
+            wheelhouses=done.wheelhouses,
+            attempts=done.attempts,
             seconds=time.monotonic() - began,
-            log=log,
-            peak_memory=compiled.peak_memory,
-            hits=compiled.hits,
+            log=done.log,
+            peak_memory=done.compiled.peak_memory,
+            hits=done.compiled.hits,
             build=folder,
-            bundle=bundle,
+            bundle=done.bundle,
+            warnings=done.warnings,
         )
 
     def prepare(self) -> tuple[Workspace, Configuration]:
@@ -247,9 +290,7 @@ class SourceBuilder:
                 "Use a newer source; PyTorch 2.6 is the first that accepts 10.0 and above.",
             )
 
-    def _attempts(
-        self, space: Workspace, configuration: Configuration
-    ) -> tuple[Compiled, Bundle | None, tuple[Wheelhouse, ...], int, Path]:
+    def _attempts(self, space: Workspace, configuration: Configuration) -> _Finished:
         """Repeat with fewer jobs where memory ran out, and with known safe fixes as often as allowed."""
         jobs: CompileJobs | None = None
         fixes = self.options.auto_fix
@@ -273,8 +314,8 @@ class SourceBuilder:
                         attempt = BuildAttempt(space, configuration, jobs, running, self.ledger, log, self.progress)
                         compiled = attempt.run()
                         bundle = self.bundle(compiled, space, running, log)
-                        wheelhouses = self._wheelhouses(compiled, bundle, space.tree, configuration, running)
-                        return compiled, bundle, wheelhouses, count, path
+                        wheelhouses, warnings = self._wheelhouses(compiled, bundle, space.tree, configuration, running)
+                        return _Finished(compiled, bundle, wheelhouses, warnings, count, path)
             except BuildStoppedError as stopped:
                 assert attempt is not None
                 fewer = attempt.jobs.fewer() if stopped.for_memory and attempt.jobs else None
@@ -307,18 +348,17 @@ class SourceBuilder:
         tree: SourceTree,
         configuration: Configuration,
         running: Running,
-    ) -> tuple[Wheelhouse, ...]:
-        """Of the configuration that was built: with the BLAS that was found and the fixes that were applied."""
+    ) -> tuple[tuple[Wheelhouse, ...], tuple[str, ...]]:
+        """Wheelhouses of the configuration that was built, with the BLAS and the fixes it has; and warnings."""
         if compiled.wheel is None:
-            return ()
+            return (), ()
         running.stage = "proof"
         self.progress.stage("Proving the wheel and writing the wheelhouse")
-        output = SourceOutput(
-            self.catalog, self.request, self.source, tree, configuration, bundle.to_json() if bundle else None
-        )
+        bundled = bundle.to_json() if bundle else None
+        output = SourceOutput(self.catalog, self.request, self.source, tree, configuration.to_json(), bundled)
         wheelhouses = output.write(bundle.wheel if bundle else compiled.wheel)
         running.stage = ""
-        return wheelhouses
+        return wheelhouses, tuple(output.warnings)
 
     def _name(self, tree: SourceTree, configuration: Configuration) -> str:
         """One folder per source, profile, switches of the user and GPUs.

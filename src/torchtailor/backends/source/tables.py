@@ -71,6 +71,7 @@ class BlasLibrary(Strict, frozen=True):
     places: tuple[str, ...]
     fix: str
     switches: dict[str, str] = msgspec.field(default_factory=dict)
+    bundles: bool = True  # False: it loads further libraries when it runs, which cannot be found in advance
 
 
 class SystemLibrary(Strict, frozen=True):
@@ -161,6 +162,13 @@ class Tables:
     @cached_property
     def _patterns(self) -> tuple[tuple[re.Pattern[str], FileKind], ...]:
         return tuple((re.compile(kind.pattern), kind) for kind in self.kinds)
+
+    @cached_property
+    def switch_names(self) -> tuple[str, ...]:
+        """Every switch and cache variable that a table sets."""
+        settings = [row.switches for row in self.profiles.values()] + [row.switches for row in self.blas]
+        settings += [settings for rule in self.rules for settings in (rule.switches, rule.cache)]
+        return tuple(sorted({name for one in settings for name in one}))
 
     def profile(self, name: str) -> Profile:
         if name not in self.profiles:

@@ -47,6 +47,13 @@ def test_a_cpu_variant_never_takes_cuda(tables: Tables, variant: Named) -> None:
     assert configuration.environment["CXXFLAGS"].startswith(" ".join(variant("cpu-avx512").isa.compile_flags))
 
 
+def test_flags_of_the_user_are_added_to_those_of_the_variant(tables: Tables, variant: Named) -> None:
+    own = configure(tables, variant("cpu-avx2"), overrides=["CXXFLAGS=-g1 -mtune=native"])
+    assert own.environment["CXXFLAGS"].startswith("-mavx2 ")
+    assert own.environment["CXXFLAGS"].endswith(" -g1 -mtune=native")
+    assert "-g1" not in own.environment["CFLAGS"]
+
+
 def test_flags_of_rules_follow_those_of_the_isa(tables: Tables, variant: Named) -> None:
     configuration = configure(tables, variant("cpu-armv8_2"))
     own = (*variant("cpu-armv8_2").isa.compile_flags, "-fno-semantic-interposition")

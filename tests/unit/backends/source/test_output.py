@@ -44,7 +44,7 @@ def output(
     request = SourceRequest(variant=variant, gpus=gpus, out=out, options=options)
     source = TorchSource(SourceOrigin.GIT, "https://example.org/pytorch.git", "v2.10.0")
     tree = SourceTree(Path("/nowhere"), "2.10.0", "abc")
-    return SourceOutput(catalog, request, source, tree, configure(tables, variant, gpus=gpus))
+    return SourceOutput(catalog, request, source, tree, configure(tables, variant, gpus=gpus).to_json())
 
 
 def torch(folder: Path, tag: str = TAG, name: str = "torch") -> Path:
@@ -121,3 +121,18 @@ def test_what_torch_requires_is_beside_it(
     (house,) = output(catalog, tables, variant(NAME), tmp_path / "dist", (), verify=False, needs=True).write(wheel)
     assert sorted(path.name.split("-")[0] for path in (house.path / "wheels").glob("*.whl")) == ["filelock", "torch"]
     assert house.requirements == ("torch==2.10.0+cu130.avx512",)
+
+
+def test_packages_that_cannot_be_fetched_are_a_warning(
+    catalog: Catalog, tables: Tables, variant: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    writer = output(catalog, tables, variant(NAME), tmp_path / "dist", (), verify=False, needs=True)
+    (house,) = writer.write(torch(tmp_path / "built"))
+    assert house.wheels == 1
+    (warning,) = writer.warnings
+    assert "filelock" in warning
+    assert json.loads((house.path / "manifest.json").read_bytes())["warnings"] == [warning]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchtailor.backends.source.configuration import configure
-from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck
+from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.backends.source.tables import Tables
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, UsageError
@@ -78,11 +78,12 @@ def look(catalog: Catalog, tables: Tables, variant: Named, machine: Machine) -> 
         free: int = 10**11,
         python: Path | None = PYTHON,
         overrides: tuple[str, ...] = (),
+        bundle: bool = False,
     ) -> Preflight:
         named = variant(name)
         configuration = configure(tables, named, overrides=overrides)
         inspector = Inspector(catalog, tables, machine.probe(), named)
-        return inspector.check(configuration, python=python, work=Path("/w"), disk_free=free, git=True)
+        return inspector.check(configuration, python=python, work=Path("/w"), disk_free=free, git=True, bundle=bundle)
 
     return run
 
@@ -91,13 +92,13 @@ Look = Callable[..., Preflight]
 
 
 def miss(seen: Preflight, name: str) -> tuple[str, str]:
-    check = next(check for check in seen.failed if check.name == name)
+    check = next(check for check in seen.blocking() if check.name == name)
     return check.found, check.fix
 
 
 def test_a_machine_that_has_everything(look: Look) -> None:
     seen = look()
-    assert seen.failed == ()
+    assert seen.blocking() == ()
     seen.require()
     assert seen.compiler is not None
     assert str(seen.compiler.version) == "14.2.0"
@@ -113,7 +114,7 @@ def test_no_compiler(look: Look, machine: Machine) -> None:
     found, fix = miss(seen, "compiler")
     assert "no C++ compiler" in found
     assert fix == "sudo apt-get install gcc-14 g++-14"
-    assert "git" in {check.name for check in seen.failed}
+    assert "git" in {check.name for check in seen.blocking()}
     with pytest.raises(EnvironmentProblem, match="compiler") as raised:
         seen.require()
     assert "apt-get install gcc-14" in raised.value.hint
@@ -128,7 +129,7 @@ def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, mach
     machine.programs |= {"gcc-15": "/usr/bin/gcc-15", "g++-15": "/usr/bin/g++-15"}
     machine.commands["/usr/bin/g++-15 --version"] = gcc("15.2.0")
     seen = look()
-    assert seen.failed == ()
+    assert seen.blocking() == ()
     assert seen.compiler is not None
     assert seen.compiler.cxx == "/usr/bin/g++-15"
     assert look("cpu-avx2").compiler.version.major == 16  # type: ignore[union-attr]  # no toolkit, no limit
@@ -184,7 +185,12 @@ def test_blas_of_the_platform(look: Look, machine: Machine) -> None:
     shared = look().blas
     assert shared is not None
     assert (shared.name, shared.switches) == ("MKL", {})
+    found, fix = miss(look(bundle=True), "blas")
+    assert "libmkl_rt.so loads further libraries" in found
+    assert "mkl-static" in fix and "--no-bundle" in fix
+    assert not look(bundle=True, overrides=("BLAS=OpenBLAS",)).blocking()
     machine.folders["/opt/intel/oneapi/mkl/latest/lib"] = ("libmkl_core.a", "libmkl_rt.so.2")
+    assert not look(bundle=True).blocking()
     static = look().blas
     assert static is not None
     assert (static.name, static.switches) == ("MKL", {"USE_STATIC_MKL": "1"})
@@ -216,7 +222,7 @@ def test_room(look: Look, machine: Machine) -> None:
     assert "5.0 GB free in /w" in miss(seen, "disk")[0]
     seen.require(["memory", "disk"])
     with pytest.raises(UsageError, match="nonsense"):
-        seen.require(["nonsense"])
+        check_names(["memory", "nonsense"])
 
 
 def test_a_variant_for_another_machine(look: Look, machine: Machine) -> None:

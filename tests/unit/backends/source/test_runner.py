@@ -67,9 +67,9 @@ def test_the_manifest_has_the_configuration_that_was_built(
         asked_jobs=1,
         speed=1.0,
     )
-    _, _, (wheelhouse,), count, _ = builder._attempts(space, builder.configuration(tables.blas_for("x86_64")[0]))
-    manifest = json.loads((wheelhouse.path / "manifest.json").read_bytes())
-    assert count == 2
+    done = builder._attempts(space, builder.configuration(tables.blas_for("x86_64")[0]))
+    manifest = json.loads((done.wheelhouses[0].path / "manifest.json").read_bytes())
+    assert done.attempts == 2
     assert manifest["configuration"]["BLAS"] == "MKL"
     assert [switches.get("USE_XNNPACK") for switches in attempts] == [attempts[0].get("USE_XNNPACK"), "0"]
     assert attempts[0].get("USE_XNNPACK") != "0"

@@ -20,7 +20,7 @@ import msgspec
 
 from torchtailor.backends.source.buildenv import BuildEnvironment
 from torchtailor.backends.source.bundling.owners import REFERS, LibraryOwner, find_owner
-from torchtailor.backends.source.bundling.tables import BundleTables, load_bundle_tables
+from torchtailor.backends.source.bundling.tables import BundleTables
 from torchtailor.backends.source.bundling.tag import PlatformTag, choose_tag, own_glibc
 from torchtailor.binary.elf import ElfFile, UnsupportedElfError
 from torchtailor.binary.elf_headers import MAGIC, DynamicTag
@@ -60,7 +60,6 @@ class _Answer(msgspec.Struct):
     wheel: str | None
     newest: str = ""
     unknown: list[str] = []
-    forbidden: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -224,11 +223,6 @@ class Bundler:
             }
         for one in answer.libraries:
             yield BundledLibrary(one.name, one.soname, sizes[one.name], owners[one.name])
-
-
-def make_bundler(tools: BuildEnvironment) -> Bundler:
-    """A bundler with the package's tables."""
-    return Bundler(tools, load_bundle_tables())
 
 
 def _warnings(answer: _Answer, owners: Mapping[str, LibraryOwner | None], tag: PlatformTag) -> Iterator[str]:

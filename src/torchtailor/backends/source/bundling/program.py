@@ -47,7 +47,6 @@ def audit(order: dict[str, Any]) -> dict[str, Any]:
         "newest": found.policies.lowest.name,
         "unknown": sorted(_unknown(symbols, found.policies.lowest)),
         "symbols": sorted(symbols),
-        "forbidden": sorted(found.external_refs[policy.name].blacklist),
         "missing": sorted(name for name, path in wanted.items() if path is None),
         "system": sorted(policy.whitelist),
         "libraries": [_library(name, path) for name, path in sorted(wanted.items()) if path is not None],
