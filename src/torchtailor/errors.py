@@ -36,7 +36,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.ENVIRONMENT: "the machine lacks something: a tool, disk, memory, permission",
     ExitCode.NETWORK: "an index or server could not be used",
     ExitCode.BUILD_FAILED: "a build was started and failed",
-    ExitCode.INTERRUPTED: "stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP); the same command goes on from there",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP); run the same command to resume",
 }
 
 

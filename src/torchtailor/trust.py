@@ -131,7 +131,7 @@ def read_limited(path: Path | int, limit: int) -> bytes:
         if not isinstance(path, int):
             os.close(descriptor)
     if left <= 0:
-        raise BadInputError(f"{path} has more than {limit >> 20} MB, which no real one has.")
+        raise BadInputError(f"{path} is larger than {limit >> 20} MB.", "Check that it is the right file.")
     return b"".join(parts)
 
 

@@ -74,7 +74,7 @@ class Catalog:
             known = ", ".join(str(known) for known in sorted(self.gpus))
             raise NoMatchError(
                 f"No GPU of compute capability {capability} is known.",
-                f"Known are {known}; add another with a [[gpu]] row in {USER_FILE}.",
+                f"Known: {known}; add another with a [[gpu]] row in {USER_FILE}.",
             )
         return GpuMatch(self.gpus[capability])
 
@@ -82,7 +82,7 @@ class Catalog:
         if name not in self.isas:
             raise NoMatchError(
                 f"No CPU instruction set is called {name!r}.",
-                f"Known are {', '.join(self.isas)}; add another with an [[isa]] row in {USER_FILE}.",
+                f"Known: {', '.join(self.isas)}; add another with an [[isa]] row in {USER_FILE}.",
             )
         return self.isas[name]
 
@@ -92,7 +92,7 @@ class Catalog:
         line = Dotted(".".join(str(part) for part in parts[:2]))
         if line not in self.toolkits:
             known = ", ".join(str(known) for known in self.toolkits)
-            raise NoMatchError(f"CUDA {version} is not in the catalog.", f"Known are {known}.")
+            raise NoMatchError(f"CUDA {version} is not in the catalog.", f"Known: {known}.")
         return self.toolkits[line]
 
     def release(self, name: str) -> Release:
@@ -104,7 +104,7 @@ class Catalog:
             return release
         raise NoMatchError(
             f"No release is called {name!r}.",
-            f"Known are {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
+            f"Known: {', '.join(self.releases)}; PyTorch versions such as 2.10.0 or 2.14.0 work too.",
         )
 
     @cached_property

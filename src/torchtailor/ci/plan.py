@@ -387,7 +387,7 @@ def _check(system: CiSystem, options: CiOptions) -> None:
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
     if set(options.package) & set(" ;"):
         raise UsageError(
-            f"--package {options.package!r} is nothing that pip installs: it has a space or a semicolon.", _PACKAGES
+            f"--package {options.package!r} is not installable by pip: it has a space or a semicolon.", _PACKAGES
         )
     if not options.selectors:
         raise UsageError("No variant was named.", "Add a name or glob: torchtailor ci github 'sm{80,90}-avx2'.")
@@ -511,7 +511,7 @@ def _runners(system: CiSystem, given: Iterable[str]) -> Mapping[str, tuple[str, 
     for text in given:
         kind, labels = _labels(text, "--runner", "x86_64=self-hosted,linux")
         if kind not in runners:
-            raise UsageError(f"--runner {text!r} names no architecture.", f"Known are {', '.join(runners)}.")
+            raise UsageError(f"--runner {text!r} names no architecture.", f"Known: {', '.join(runners)}.")
         runners[kind] = labels
     return runners
 
@@ -566,7 +566,7 @@ def _with_extras(package: str, extras: Collection[str]) -> str:
     try:
         wanted = Requirement(package)
     except InvalidRequirement as error:
-        raise UsageError(f"--package {package!r} is nothing that pip installs.", _PACKAGES) from error
+        raise UsageError(f"--package {package!r} is not installable by pip.", _PACKAGES) from error
     return f"{wanted.name}[{','.join(sorted({*extras, *wanted.extras}))}]{wanted.specifier}"
 
 

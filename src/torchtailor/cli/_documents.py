@@ -450,7 +450,7 @@ class FarmBuildDocument(Struct):
 class WorkerCheckDocument(Struct):
     worker: str
     usable: bool
-    why: Annotated[str, Meta(description="it is not usable")]
+    why: Annotated[str, Meta(description="why it is not usable")]
     builds: Annotated[list[str], Meta(description="the build methods that it has the tools for")]
     facts: Annotated[Open, Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")]
 

@@ -31,7 +31,7 @@ _SAID = {
     EventKind.WORKER_SET_ASIDE: "warning: worker {worker} gets no more jobs: {text}",
     EventKind.WAITING: "warning: {text} Waiting for workers; the run ends in {took} if none comes.",
     EventKind.JOB_DONE: "{job} ({took} on {worker})",
-    EventKind.JOB_AGAIN: "{job}: again, since {text}",
+    EventKind.JOB_AGAIN: "{job}: retrying, because {text}",
     EventKind.JOB_FAILED: "error: {job}: {text}",
 }
 

@@ -57,7 +57,7 @@ CutDryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what woul
 
 # Of an image, as an input of `inspect` and `verify`
 ImagePlatform = Annotated[
-    str | None, typer.Option("--platform", metavar="OS/ARCH", help="Of an image for several, such as linux/arm64.")
+    str | None, typer.Option("--platform", metavar="OS/ARCH", help="Platform of a multi-platform image: linux/arm64.")
 ]
 ImageInsecure = Annotated[bool, typer.Option("--insecure", help="Allow registries without TLS on other machines.")]
 
@@ -108,7 +108,7 @@ Trace = Annotated[
     ),
 ]
 Margin = Annotated[
-    str, typer.Option(help="With --workload, what stays beside it: exact, library.", rich_help_panel=_WHEELS)
+    str, typer.Option(help="With --workload, what else stays: exact (nothing), library.", rich_help_panel=_WHEELS)
 ]
 Split = Annotated[
     bool,

@@ -40,14 +40,14 @@ Per = Annotated[
 Runner = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="ARCH=LABELS", help="x86_64=self-hosted,linux; else those of the system.", rich_help_panel=_WHERE
+        metavar="ARCH=LABELS", help="x86_64=self-hosted,linux; default: the hosted runners.", rich_help_panel=_WHERE
     ),
 ]
 GpuRunner = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GPU=LABELS",
-        help="A runner with a GPU, sm90=self-hosted,h100: what is for it is proven on it.",
+        help="A runner with a GPU, sm90=self-hosted,h100: its variants are proven there.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -55,7 +55,7 @@ Cached = Annotated[
     bool, typer.Option("--cache/--no-cache", help="Keep wheels and objects between runs.", rich_help_panel=_WHERE)
 ]
 Timeout = Annotated[
-    int | None, typer.Option(min=1, metavar="MINUTES", help="After which a job is stopped.", rich_help_panel=_WHERE)
+    int | None, typer.Option(min=1, metavar="MINUTES", help="Stop a job after this long.", rich_help_panel=_WHERE)
 ]
 Package = Annotated[
     str | None,
@@ -117,9 +117,9 @@ def command(
 ) -> None:
     """Write a workflow that builds, proves and publishes variants.
 
-    Of GitHub it is .github/workflows/torchtailor.yml, of GitLab, where labels of runners are tags, .gitlab-ci.yml.
-    A job of a matrix builds the variants of a GPU and proves them, also on that GPU with --gpu-runner. With --publish
-    those of the branch are added to an index.
+    For GitHub it writes .github/workflows/torchtailor.yml, for GitLab, where runner labels are tags, .gitlab-ci.yml.
+    Each matrix job builds and proves the variants of one GPU; --gpu-runner also proves them on that GPU. With
+    --publish, what the branch builds is added to an index.
     """
     from torchtailor import ui
     from torchtailor.catalog import load_catalog

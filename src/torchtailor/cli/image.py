@@ -71,7 +71,7 @@ def command(
     driver: _options.CutDriver = None,
     compress: Annotated[
         Packing | None,
-        typer.Option(help="Pack the layers that change so; by default as they were.", rich_help_panel=_options.SMALLER),
+        typer.Option(help="Compression of changed layers; default: as they were.", rich_help_panel=_options.SMALLER),
     ] = None,
     platform: Annotated[
         str | None,
@@ -96,7 +96,7 @@ def command(
     json: _options.Json = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
-    """Cut a container image to GPUs: a registry's, an OCI folder's or an archive's."""
+    """Cut a container image for given GPUs: from a registry, an OCI layout or an archive."""
     from torchtailor.disk import check_output
     from torchtailor.errors import UsageError
     from torchtailor.images.compression import LayerCompression

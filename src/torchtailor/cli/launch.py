@@ -19,7 +19,7 @@ def run(
         list[Path] | None, typer.Option(metavar="PATH", help="A pack, or a folder of packs; may be repeated.")
     ] = None,
 ) -> None:
-    """Start a program that gets the code it misses from packs."""
+    """Start a program that loads the GPU code it lacks from packs."""
     import os
 
     from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError

@@ -67,9 +67,7 @@ def command(
     keep: Annotated[int, typer.Option(min=1, help="With --prune: generations to keep.", rich_help_panel=_LIFE)] = 10,
     grace: Annotated[
         str,
-        typer.Option(
-            metavar="TIME", help="With --prune: how long a file stays after its last page.", rich_help_panel=_LIFE
-        ),
+        typer.Option(metavar="TIME", help="With --prune: how long an unlisted file stays.", rich_help_panel=_LIFE),
     ] = "1d",
     flox: Annotated[
         str | None,

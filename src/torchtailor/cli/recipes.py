@@ -205,7 +205,7 @@ def build(
     tree: Annotated[Path, typer.Option("--tree", help="The folder that has .flox/pkgs.")] = Path(),
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Recipes to build at the same time.")] = 1,
     cores: Annotated[
-        int | None, typer.Option("--cores", min=1, help="Compilers of each; as many as fit into memory.")
+        int | None, typer.Option("--cores", min=1, help="Compilers per recipe; default: as many as fit into memory.")
     ] = None,
     push: Annotated[
         str | None, typer.Option("--push", metavar="URL", help="Copy what is built to this binary cache.")

@@ -37,7 +37,7 @@ def command(
         str | None, typer.Option(help="The Python version; by default the environment's, or 3.13 for another machine.")
     ] = None,
     into: Annotated[
-        Path | None, typer.Option(help="The environment to install into: its Python counts. None: the active one.")
+        Path | None, typer.Option(help="Environment to install into, whose Python is used; default: the active one.")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
     via: Annotated[Method | None, typer.Option(help="Only this build method; wheel is preferred.")] = None,

@@ -23,7 +23,7 @@ def record(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="TRACE", help="The trace to write, such as app.trace.")
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add to the trace what this run uses besides.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Add to the trace what else this run uses.")] = False,
     misses: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Add what a cut program had to load from packs (its misses.tsv)."),

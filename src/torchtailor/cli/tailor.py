@@ -73,7 +73,7 @@ def command(
     ] = None,
     margin: Annotated[
         str,
-        typer.Option(help="What stays beside it: exact (nothing), library (used ones).", rich_help_panel=_WORKLOAD),
+        typer.Option(help="What else stays: exact (nothing), library (all of used ones).", rich_help_panel=_WORKLOAD),
     ] = "exact",
     pack: Annotated[
         Path | None,
@@ -203,7 +203,7 @@ def _print(report: TailorReport) -> None:
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
     if kept := sum(result.removed_size for result in results):
         gained = human_bytes(max(saved - kept, 0))
-        out().print(f"What was cut out is kept ({human_bytes(kept)}): the disk gained {gained}.", markup=False)
+        out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)
     if report.why_not_packed:

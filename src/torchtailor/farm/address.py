@@ -67,7 +67,7 @@ def _why_not(host: str, port: int, *, speaks: bool) -> str:
         try:
             with socket.create_connection((host, port), _PROBE) as connection:
                 connection.settimeout(_SPEAK)
-                said.append("" if not speaks or _speaks(connection) else "what listens there is no scheduler of Dask's")
+                said.append("" if not speaks or _speaks(connection) else "what listens there is not a Dask scheduler")
         except socket.gaierror:
             said.append(f"the host {host!r} is not known")
         except (OSError, UnicodeError) as error:

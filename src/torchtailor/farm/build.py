@@ -492,8 +492,8 @@ class _Run:
                 self._attempts[name].done(None)
                 continue
             raise EnvironmentProblem(
-                f"The store {self.store.shown} loses what is written to it: what was built of {name} is not whole.",
-                "Check the store; the same command goes on from there.",
+                f"The store {self.store.shown} loses what is written to it: the output of {name} is incomplete.",
+                "Check the store; run the same command to resume.",
             )
         made = [self._made[name] for name in variants if name in self._made]
         return FarmBuildResult(

@@ -49,7 +49,7 @@ class SchedulerLostError(NetworkError):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"The scheduler {address} does not answer any more.",
-            "Finished jobs are in the store: the same command goes on from there.",
+            "Finished jobs are in the store: run the same command to resume.",
         )
 
 

@@ -211,7 +211,7 @@ class _Driver:
             message = f"No worker has come in {human_seconds(idle)}."
         return EnvironmentProblem(
             message,
-            "Start workers with this torchtailor; the same command goes on from there. `wait_minutes` of [farm.NAME] "
+            "Start workers with this torchtailor; run the same command to resume. `wait_minutes` of [farm.NAME] "
             "says how long to wait (`torchtailor help farm`).",
         )
 

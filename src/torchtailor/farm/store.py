@@ -255,7 +255,7 @@ def check_store(where: str, option: str = "--store") -> None:
     if scheme == "memory":
         raise UsageError(f"{shown}: memory:// is lost when its process ends.", _STORES)
     if scheme not in _writable():
-        raise UsageError(f"{shown}: {scheme}:// is nothing that files can be written to.", _STORES)
+        raise UsageError(f"{shown}: files cannot be written to {scheme}://.", _STORES)
 
 
 def _writable() -> frozenset[str]:

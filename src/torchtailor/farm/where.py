@@ -118,7 +118,7 @@ def parse_where(text: str, catalog: Catalog) -> Where:
     if colon and head.lower() == HERE:
         raise UsageError(f"--on {text!r}: `here` is this process, and takes no number.", "Write --on here or local:2.")
     if head.lower() in (HERE, _LOCAL):
-        raise UsageError(f"--on {text!r} is not in small letters.", f"Write --on {text.lower()}.")
+        raise UsageError(f"--on {text!r} is not lowercase.", f"Write --on {text.lower()}.")
     if colon and count.isdigit():
         raise UsageError(f"--on {text!r} has no protocol.", f"Write --on tcp://{head or 'HOST'}:{count}.")
     known = ", ".join(catalog.farms) or "none"
@@ -264,8 +264,8 @@ def _class_path(farm: str, cluster: str) -> tuple[str, str]:
     module, _, name = _CLUSTERS.get(cluster, cluster).partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise UsageError(
-            f"[farm.{farm}]: {cluster!r} is no kind of cluster.",
-            f"Known are {', '.join(_CLUSTERS)}; any other as module:Class.",
+            f"[farm.{farm}]: {cluster!r} is not a known kind of cluster.",
+            f"Known: {', '.join(_CLUSTERS)}; any other as module:Class.",
         )
     return module, name
 

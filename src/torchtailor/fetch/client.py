@@ -182,7 +182,7 @@ class Client:
                 raise _status_problem(response, url)
             yield response
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{redact(url)} broke off: {_reason(error)}.", _hint(error)) from error
+            raise UnreachableError(f"The connection to {redact(url)} broke: {_reason(error)}.", _hint(error)) from error
         finally:
             with self._lock:
                 self._open.discard(response)

@@ -65,7 +65,10 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
     if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
         scheme = text.split(":", 1)[0].lower()
         if scheme not in ("http", "https", "file"):
-            raise UsageError(f"{origin} has the URL {redact(text)}, which is not http, https or file.")
+            raise UsageError(
+                f"{origin} has the URL {redact(text)}, which is not http, https or file.",
+                "Give such a URL, or a folder.",
+            )
         try:
             urlsplit(text).port  # noqa: B018  (what is no number is only found when it is read)
         except ValueError as error:

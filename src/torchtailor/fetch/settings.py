@@ -116,7 +116,7 @@ def _number(text: str | None, default: float, least: float, most: float) -> floa
         number = math.nan
     if not least <= number <= most:  # what is there is not shown: it may be an address with a password
         raise UsageError(
-            f"pip's configuration has something else where a number from {least:g} to {most:g} should be.",
+            f"A setting in pip's configuration is not a number from {least:g} to {most:g}.",
             "Correct PIP_TIMEOUT, PIP_RETRIES or pip.conf.",
         )
     return number

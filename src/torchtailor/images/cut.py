@@ -125,7 +125,8 @@ class _OneImage:
         wanted = self.manifest.config
         if wanted.size > CONFIG_LIMIT:
             raise BadInputError(
-                f"The configuration of {self.where} has {wanted.size} bytes.", "No real one has so many."
+                f"The configuration of {self.where} is too large: {wanted.size} bytes.",
+                "Fetch or build the image again.",
             )
         with self.cutter.source.blob(wanted) as pieces:
             return ImageConfig.parse(b"".join(pieces), len(self.manifest.layers), self.where)

@@ -101,8 +101,8 @@ def _check_layer(number: int, layer: Descriptor, where: str) -> None:
         raise BadInputError(f"{name} is encrypted.", "Decrypt it first: skopeo copy --decryption-key KEY ...")
     if "foreign" in kind or "nondistributable" in kind:
         raise BadInputError(
-            f"{name} is a foreign one: only a link to it is stored with the image.",
-            "Such layers are Windows' and have no GPU code.",
+            f"{name} is a foreign layer: the image stores only a link to it.",
+            "Only Windows images have such layers: give a Linux image.",
         )
     raise BadInputError(f"{name} is of the unknown type {kind[:100]!r}.", "Only layers that are tar archives are cut.")
 

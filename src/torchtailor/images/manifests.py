@@ -55,7 +55,9 @@ def check_document(data: bytes, descriptor: Descriptor, where: str) -> Document:
 
 
 def too_large(where: str) -> BadInputError:
-    return BadInputError(f"The manifest of {where} is larger than {MANIFEST_LIMIT >> 20} MiB.", "No real one is.")
+    return BadInputError(
+        f"The manifest of {where} is larger than {MANIFEST_LIMIT >> 20} MiB.", "Fetch or build the image again."
+    )
 
 
 def oci_media_type(media_type: str) -> str:

@@ -74,7 +74,9 @@ def opened_image(
             folder = stack.enter_context(staging_folder(place))
             manifest = read_manifest(_one_image(source, platform), source.name)
             if manifest.config.size > CONFIG_LIMIT:
-                raise BadInputError(f"The configuration of {source.name} is too large.", "No real one is.")
+                raise BadInputError(
+                    f"The configuration of {source.name} is too large.", "Fetch or build the image again."
+                )
             with source.blob(manifest.config) as pieces:
                 config = ImageConfig.parse(b"".join(pieces), len(manifest.layers), source.name)
             root = _Unpacking(source, manifest, config, folder, progress).run()

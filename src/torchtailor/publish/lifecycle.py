@@ -399,7 +399,7 @@ def _generation(known: Sequence[Generation], name: str) -> Generation:
     found = next((one for one in known if str(one.number) == name.lstrip("#")), None)
     if found is None:
         numbers = ", ".join(str(one.number) for one in known) or "none"
-        raise NoMatchError(f"There is no generation {name}.", f"Known are {numbers}; or write `previous`.")
+        raise NoMatchError(f"There is no generation {name}.", f"Known: {numbers}; or write `previous`.")
     return found
 
 

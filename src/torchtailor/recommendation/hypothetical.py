@@ -115,7 +115,7 @@ def _driver_notes(
         if driver.note:
             yield driver.note
     elif given.jetpack is not None:
-        yield "The driver of a Jetson comes with its JetPack: --driver does not count beside --jetpack."
+        yield "The driver of a Jetson comes with its JetPack: --driver is ignored when --jetpack is given."
     elif row := _jetpack_by_driver(gpus, given):
         yield (
             f"Driver {given.driver} comes with JetPack {Dotted(row.jetpack).major}: taken as JetPack {row.jetpack}; "
@@ -123,7 +123,7 @@ def _driver_notes(
         )
     elif host.tegra.jetpack is None:
         yield (
-            f"Driver {given.driver} is that of no JetPack that is known: give the JetPack (--jetpack), for support "
+            f"Driver {given.driver} belongs to no known JetPack: give the JetPack (--jetpack), since support "
             "depends on it."
         )
 
@@ -258,7 +258,7 @@ def _l4t(name: str, chip: Chip | None, jetpack: str, notes: list[str]) -> str:
     rows = tegra_table().jetpack
     wanted = Dotted(jetpack)
     if wanted.major not in {Dotted(row.jetpack).major for row in rows}:
-        raise UsageError(f"JetPack {jetpack} is not known.", f"Known are {', '.join(row.jetpack for row in rows)}.")
+        raise UsageError(f"JetPack {jetpack} is not known.", f"Known: {', '.join(row.jetpack for row in rows)}.")
     there = tegra_table().jetpacks_of(chip) if chip else rows
     of_major = [row for row in there if Dotted(row.jetpack).major == wanted.major]
     if jetpack.isdecimal() and of_major:

@@ -72,7 +72,7 @@ class TailorOptions:
             )
         if self.split and (self.workload or self.recompress or self.targets.keep_ptx):
             raise UsageError(
-                "--split moves all code to packs as it is; --workload, --recompress and --keep-ptx do not go with it.",
+                "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
                 "Leave them out, or cut without --split.",
             )
         if self.packs and ":" in str(self.packs.absolute()):

@@ -33,7 +33,7 @@ from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
 
-_IMMOVABLE = "all of the GPU code is needed, or what is not lies in pieces smaller than a page of memory"
+_IMMOVABLE = "all GPU code is needed, or the rest is in pieces smaller than a memory page"
 _UNCHANGED = {
     LibraryStatus.NO_GPU_CODE: "no GPU code",
     LibraryStatus.NOTHING_FOR_TARGET: "nothing for the target, unchanged",

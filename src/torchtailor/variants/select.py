@@ -119,9 +119,7 @@ def check_python(catalog: Catalog, python: str | None) -> None:
     """Refuse a Python that no release is available for."""
     known = sorted({version for release in catalog.releases.values() for version in release.pythons}, key=python_key)
     if python is not None and python not in known:
-        raise NoMatchError(
-            f"No release is available for Python {python!r}.", f"Known are {', '.join(known)}, or `all`."
-        )
+        raise NoMatchError(f"No release is available for Python {python!r}.", f"Known: {', '.join(known)}, or `all`.")
 
 
 def is_glob(text: str) -> bool:

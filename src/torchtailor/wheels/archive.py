@@ -162,7 +162,7 @@ def read_table(file: SeekableFile, owner: str, packed: int) -> tuple[Member, ...
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, EOFError) as error:
         raise BadInputError(f"{owner} is not a readable wheel: {str(error).rstrip('.')}.", _AGAIN) from error
     if len(infos) > MAX_MEMBERS:
-        raise BadInputError(f"{owner} holds {len(infos)} files.", "That is no real wheel.")
+        raise BadInputError(f"{owner} holds {len(infos)} files, too many for a wheel.", _AGAIN)
     for info in infos:
         _check(owner, info)
     _check_names(owner, [info.filename for info in infos])

@@ -122,7 +122,7 @@ def downloads(shell: Shell) -> Counter[str]:
 def test_two_workers_survive_what_is_killed_and_give_the_same_bytes(
     shell: Shell, wanted: dict[str, str], tmp_path: Path
 ) -> None:
-    """A worker is killed while it downloads, then the scheduler; the same command goes on from there."""
+    """A worker is killed while it downloads, then the scheduler; run the same command to resume."""
     site = shell.site
     with running(tmp_path, "one", "two") as cluster:
         site.gate.clear()

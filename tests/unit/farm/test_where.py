@@ -83,7 +83,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         (
             (*BUILD, "--on", "here", "--store", "wrong://x"),
             ExitCode.USAGE,
-            "wrong:// is nothing that files can be written to",
+            "files cannot be written to wrong://",
         ),
         *(
             ((*BUILD, "--on", "here", *more, "--store", f"s3:{rest}"), ExitCode.USAGE, "Write s3://BUCKET/PATH.")
@@ -132,7 +132,7 @@ def test_clear_errors(
         ('scheduler = "tcp://h:1"\ncluster = "slurm"', ExitCode.USAGE, "either `scheduler` or `cluster`"),
         ("workers = 2", ExitCode.USAGE, "either `scheduler` or `cluster`"),
         *(
-            (f'cluster = "{word}"', ExitCode.USAGE, f"{word!r} is no kind of cluster. Known are slurm")
+            (f'cluster = "{word}"', ExitCode.USAGE, f"{word!r} is not a known kind of cluster. Known: slurm")
             for word in ("teapot", ":", "a:", ":b", "..:x", "a b:c")
         ),
         ('scheduler = "rack"', ExitCode.USAGE, "has no protocol. Write tcp://rack:8786."),
@@ -329,7 +329,7 @@ def test_farm_check_looks_at_the_store_and_the_objects(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("scheme", "said"), [("tcp", "what listens there is no scheduler of Dask's"), ("tls", "ssl_context")]
+    ("scheme", "said"), [("tcp", "what listens there is not a Dask scheduler"), ("tls", "ssl_context")]
 )
 def test_another_server_is_no_scheduler(
     scheme: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

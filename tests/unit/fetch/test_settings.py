@@ -126,7 +126,7 @@ def test_certificates_and_numbers(tmp_path: Path) -> None:
     assert read(tmp_path, {"SSL_CERT_FILE": str(bundle)}).ca_bundle == bundle
     with pytest.raises(UsageError, match="does not exist"):
         read(tmp_path, {"PIP_CERT": "/nowhere.pem"})
-    with pytest.raises(UsageError, match="something else where a number"):
+    with pytest.raises(UsageError, match="is not a number"):
         read(tmp_path, {"PIP_TIMEOUT": "soon"})
 
 

@@ -322,7 +322,7 @@ def test_libraries_without_gpu_code_are_not_counted_among_those_that_need_theirs
     code, out, _ = run(capsys, "tailor", wheel, "--gpu", "9.0", "-o", tmp_path / "out")
     assert code == ExitCode.OK
     why = " ".join(out.split()).partition("Nothing is smaller: ")[2]
-    assert why.startswith("2 libraries: all of the GPU code is needed, or")
+    assert why.startswith("2 libraries: all GPU code is needed, or")
     assert "; 1 library: no GPU code." in why
 
 
@@ -373,7 +373,7 @@ def test_keep_removed_tells_what_the_disk_gained(
     kept = sum(path.stat().st_size for path in (site / ".torchtailor" / "removed").iterdir())
     assert code == ExitCode.OK
     assert kept > 0
-    assert f"What was cut out is kept ({human_bytes(kept)}): the disk gained" in out
+    assert f"What was cut out is kept ({human_bytes(kept)}): " in out and "of disk were freed" in out
 
 
 def test_why_relr_had_no_effect_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path, library: Path) -> None:

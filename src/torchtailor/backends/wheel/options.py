@@ -35,7 +35,7 @@ class WheelOptions:
             raise UsageError(f"--glibc {self.glibc!r} is not a version such as 2.28.", "Write --glibc 2.28.")
         if self.split and (self.workload or self.recompress or self.keep_ptx):
             raise UsageError(
-                "--split moves all code to packs as it is; --workload, --recompress and --keep-ptx do not go with it.",
+                "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
                 "Leave them out, or build without --split.",
             )
         words = [word.strip() for item in self.companions for word in item.split(",")]

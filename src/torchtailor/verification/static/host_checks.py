@@ -180,7 +180,7 @@ def _beyond(
     )
     loads = not counts[Reach.STARTUP]
     if loads:
-        called = f"calling one of these, of {host.functions}, is an illegal instruction there"
+        called = f"calling one of these (of {host.functions} functions) ends with an illegal instruction there"
         reason += f"; it loads on such a CPU, but {called}"
     else:
         reason += ": an illegal instruction on such a CPU"

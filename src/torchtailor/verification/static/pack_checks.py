@@ -47,7 +47,7 @@ def _whole(artifact: Artifact, moved: Sequence[LibraryFacts]) -> Check:
     if missing and any(_is_split(artifact, facts) for facts in moved):
         named = next(filter(None, (_package(artifact, facts) for facts in moved)), "torch")
         reason = (
-            "its GPU code is in packages of its own, and none that has it is there: install it by the "
+            "its GPU code is in separate packages, and none of them is present: install them with the "
             f"extra for the GPU, such as {named}[sm90], or verify the wheels of both together"
         )
         return Check.of(Level.STATIC, name, False, reason, missing=missing)

@@ -209,7 +209,7 @@ class Bundler:
                 why = self.tables.why_left_out(name)
                 if bundled or why is None:
                     raise CheckFailedError(
-                        f"The bundled wheel is not closed: {place} does not find {name} inside of it.",
+                        f"The bundled wheel is not self-contained: {place} does not find {name} in it.",
                         f"Please report this. {_WITHOUT}",
                     )
                 yield name, why
