@@ -26,7 +26,8 @@ _SHA256 = r"\A[0-9a-f]{64}\Z"
 # one name, which no shell, browser or command line takes for anything else
 _FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,239}\Z"
 _LABEL = r"\A[A-Za-z0-9][A-Za-z0-9_.+-]{0,119}\Z"
-_REQUIREMENT = r"\A[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[a-z0-9._-]+\])?={2,3}[A-Za-z0-9][A-Za-z0-9.+!_-]*\Z"
+_EXTRAS = r"\[[a-z0-9._-]+(?:,[a-z0-9._-]+)*\]"
+_REQUIREMENT = rf"\A[A-Za-z0-9][A-Za-z0-9._-]*(?:{_EXTRAS})?={{2,3}}[A-Za-z0-9][A-Za-z0-9.+!_-]*\Z"
 _PART = r"\A(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}\Z"
 # no step up, no root, no empty or invisible part
 _RELATIVE = r"\A(?!/)(?!(?:.*/)?\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,4000}\Z"

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 from resolvelib import BaseReporter, ResolutionImpossible, Resolver
@@ -18,6 +18,7 @@ from resolvelib.resolvers import ResolutionTooDeep
 
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.labels import is_official, match_of
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
 from torchtailor.fetch.target import Target
@@ -67,8 +68,8 @@ class _Candidate:
 class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
     """resolvelib's view of wheels: what matches, what a wheel requires on the target."""
 
-    def __init__(self, finder: Finder, target: Target, pinned: Mapping[NormalizedName, WheelFile]) -> None:
-        self._finder, self._target, self._pinned = finder, target, pinned
+    def __init__(self, finder: Finder, target: Target, pinned: Mapping[NormalizedName, WheelFile], label: str) -> None:
+        self._finder, self._target, self._pinned, self._label = finder, target, pinned, label
 
     def identify(self, requirement_or_candidate: Requirement | _Candidate) -> Identifier:
         if isinstance(requirement_or_candidate, _Candidate):
@@ -86,7 +87,7 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
     ) -> Any:
         """What is pinned exactly comes first: there is only one choice."""
         specifiers = [item for info in information[identifier] for item in info.requirement.specifier]
-        exact = any(item.operator in ("==", "===") and not item.version.endswith(".*") for item in specifiers)
+        exact = any(map(_pins, specifiers))
         blamed = any(identifier == self.identify(cause.requirement) for cause in backtrack_causes)
         return (identifier[0] not in self._pinned, not exact, not blamed, not specifiers, identifier[0])
 
@@ -115,18 +116,26 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
     def _matching(self, name: NormalizedName, specifier: SpecifierSet) -> list[WheelFile]:
         if name in self._pinned:
             files: Sequence[WheelFile] = [self._pinned[name]]
-        else:
+        elif any("+" in item.version for item in specifier):  # a build that was asked for
             files = self._finder.fitting(name, self._target)
-        exact = any(item.operator in ("==", "===") for item in specifier)
-        matching = [
-            file for file in files if specifier.contains(file.version, prereleases=True) and (exact or not file.yanked)
-        ]
+        else:
+            files = self._of_build(self._finder.fitting(name, self._target))
+        found = [file for file in files if specifier.contains(file.version, prereleases=True)]
+        matching = [file for file in found if not file.yanked]
+        if not matching and any(map(_pins, specifier)):
+            matching = found
         stable = [file for file in matching if not file.version.is_prerelease]
         chosen = stable if stable and not specifier.prereleases else matching
         best: dict[Version, WheelFile] = {}
         for file in chosen:
             best.setdefault(file.version, file)  # files come best first
         return list(best.values())
+
+    def _of_build(self, files: Iterable[WheelFile]) -> list[WheelFile]:
+        """Those that fit the build of torch, of each version the ones of the same build first."""
+        fits = {file.url: match_of(file.version, self._label) if self._label else 1 for file in files}
+        kept = [file for file in files if fits[file.url] is not None and is_official(file.version)]
+        return sorted(kept, key=lambda file: (Version(file.version.public), fits[file.url]), reverse=True)
 
     def is_satisfied_by(self, requirement: Requirement, candidate: _Candidate) -> bool:
         return requirement.specifier.contains(candidate.version, prereleases=True)
@@ -154,6 +163,11 @@ class _Provider(AbstractProvider[Requirement, _Candidate, Any]):
         self._finder.warm_facts(likely)
 
 
+def _pins(specifier: Specifier) -> bool:
+    """Whether it allows a single version."""
+    return specifier.operator in ("==", "===") and not specifier.version.endswith(".*")
+
+
 def needs(facts: Facts, target: Target, extras: Iterable[str] = ()) -> Iterator[Requirement]:
     """What a wheel with these extras requires on the target; without markers."""
     asked = ["", *extras]
@@ -179,9 +193,13 @@ def resolve(
     finder: Finder,
     target: Target,
     pinned: Mapping[NormalizedName, WheelFile] | None = None,
+    label: str = "",
 ) -> tuple[Resolved, ...]:
-    """All wheels that the requirements need, sorted by name; `pinned` decides packages beforehand."""
-    provider = _Provider(finder, target, pinned or {})
+    """All wheels that the requirements need, sorted by name; `pinned` decides packages beforehand.
+
+    `label` is the build of torch, such as cu128, which the others must fit.
+    """
+    provider = _Provider(finder, target, pinned or {}, label)
     names = [str(requirement) for requirement in requirements]
     try:
         result = Resolver(provider, BaseReporter()).resolve(requirements, max_rounds=_MAX_ROUNDS)

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from torchtailor.errors import NetworkError, NoMatchError, TorchtailorError
 from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.labels import build_label_of, is_official
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import WheelFile
@@ -46,11 +47,7 @@ class _Seen:
 
 def build_label(file: WheelFile, facts: Facts, target: Target) -> str:
     """PyTorch's label of a torch wheel: its own, or from the CUDA it depends on; `cpu` if it requires none."""
-    if file.version.local:
-        first = file.version.local.split(".")[0]
-        if re.fullmatch(r"cpu|cu\d{3}", first):
-            return first
-    return label_of(needs(facts, target))
+    return build_label_of(file.version) or label_of(needs(facts, target))
 
 
 def label_of(requirements: Iterable[Requirement]) -> str:
@@ -127,7 +124,7 @@ def _look_in(finder: Finder, source: IndexLocation, variant: Variant, target: Ta
     for file in finder.list(source, "torch"):
         _, version, build, tags = file.parsed
         rank = target.rank(tags)
-        if rank is not None and Version(version.public) == release and not file.yanked:
+        if rank is not None and Version(version.public) == release and is_official(version) and not file.yanked:
             ranked.append(((-rank, build or (), version), file))
     best_first = [file for _, file in sorted(ranked, key=lambda pair: pair[0], reverse=True)]
     return [_Seen(file, build_label(file, finder.facts(file), target)) for file in best_first]

@@ -14,11 +14,10 @@ from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 
-TAILORED = "tailored"  # in the version of a wheel from which nothing was taken out for the sake of a GPU
-HOST = "host"  # in the version of a wheel whose GPU code is in packs
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries

@@ -22,7 +22,7 @@ from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
-from torchtailor.surgery.options import TAILORED, FilesLeftOut, TailorOptions
+from torchtailor.surgery.options import FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
@@ -44,7 +44,7 @@ from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_tags, with_version
-from torchtailor.wheels.name import WheelName, labelled_version
+from torchtailor.wheels.name import TAILORED, WheelName, labelled_version
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
 from torchtailor.wheels.write import DEFAULT_MODE, WheelWriter, new_wheel
 from torchtailor.workload.hook import HOOK_NAME

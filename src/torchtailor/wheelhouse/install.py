@@ -93,10 +93,12 @@ def install_wheelhouse(wheelhouse: Wheelhouse, environment: Path) -> TorchInstal
     index = (wheelhouse.path / SIMPLE).resolve().as_uri()
     if uv:
         tool = "uv"
-        line = [uv, "pip", "install", "--python", str(python), "--default-index", index]
+        line = [uv, "pip", "install", "--python", str(python), "--default-index", index, "--reinstall"]
     else:
         tool = "pip"
         line = [*_pip(environment), "install", "--disable-pip-version-check", "--index-url", index]
+        line.append("--force-reinstall")
+    # Reinstalled, because `nvidia-nccl-cu12==2.27.3` is satisfied by the stock wheel and by one for another GPU.
     _run([*line, *wheelhouse.requirements], f"install with {tool}")
     torch = import_torch(environment)
     return TorchInstallation(environment, tool, torch.version, torch.cuda, torch.python, torch.gpus)

@@ -98,6 +98,12 @@ def wheels_in(path: Path) -> tuple[Path, ...]:
     return (path,) if path.suffix == ".whl" and path.is_file() else ()
 
 
+TAILORED = "tailored"  # in the version of a wheel from which nothing was taken out for the sake of a GPU
+HOST = "host"  # in the version of a wheel whose GPU code is in packs
+# The parts of a local version that only torchtailor writes: of a cut, and of a build from source for one CPU.
+OWN_LABEL = re.compile(rf"sm\d+[a-z]?|{TAILORED}|{HOST}|avx\w*|armv\d+")
+
+
 def labelled_version(version: str, label: str, *, stock_local: str = "", earlier_label: str = "") -> str:
     """`2.10.0` of a torch that calls itself `+cu128`, cut for `sm90` -> `2.10.0+cu128.sm90`.
 

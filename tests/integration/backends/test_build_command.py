@@ -246,6 +246,12 @@ def test_install_makes_an_environment_and_checks_the_import(shell: Shell, tmp_pa
     done = shell.torchtailor("install", name, "--release", "main", "--into", "env", code=ExitCode.CHECK_FAILED)
     assert "does not import" in done.stderr
     assert list((tmp_path / "env" / "lib").glob(f"python3.13/site-packages/torch-{version}.dist-info"))
+    if x86_64:
+        # The requirement nvidia-nccl-cu12==2.27.3 is satisfied by the wheel for another GPU, which must not stay.
+        shell.torchtailor("install", "sm80-avx2", "--release", "main", "--into", "env", code=ExitCode.CHECK_FAILED)
+        site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+        (nccl,) = site.glob("nvidia_nccl_cu12-*.dist-info")
+        assert nccl.name == "nvidia_nccl_cu12-2.27.3+sm80.dist-info"
 
 
 def test_install_refuses_before_it_builds(shell: Shell, tmp_path: Path) -> None:

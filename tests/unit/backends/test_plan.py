@@ -15,6 +15,7 @@ from tests.unit.backends.conftest import Workshop
 from torchtailor.backends.choose import VariantChoice, choose
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment
+from torchtailor.backends.wheel.run import describe_variant
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
@@ -64,6 +65,24 @@ def test_companions_are_matched_to_torch(workshop: Workshop) -> None:
     (vision,) = [item for item in plan.wheels if item.name == "torchvision"]
     assert str(vision.file.version) == "0.23.0"
     assert vision.treatment is Treatment.CUT
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("torchvision<0.24", ("torch", "torchvision")),
+        ("torchvision>=0.2,<0.24,filelock", ("torch", "torchvision", "filelock")),
+        ("torchvision[gdown]", ("torch", "torchvision[gdown]")),
+        ("Torchvision[a,b]~=0.23.0", ("torch", "torchvision[a,b]")),
+    ],
+)
+def test_companions_with_versions_and_extras(workshop: Workshop, word: str, names: tuple[str, ...]) -> None:
+    """Only `==` was understood: all others were fetched and not cut, and extras were not installed."""
+    options = WheelOptions(companions=(word,))
+    (plan,) = workshop.plan("sm90-avx512", options=options).plans
+    (vision,) = [item for item in plan.wheels if item.name == "torchvision"]
+    assert vision.treatment is Treatment.CUT
+    assert describe_variant(plan, options).requested == names
 
 
 def test_other_platform_and_cpu(workshop: Workshop) -> None:

@@ -123,10 +123,10 @@ def test_many_drops_are_fine_as_long_as_each_brings_something(
         (Fault(status=403), "answered 403"),
         (Fault(status=500), "answered 500"),
         (Fault(status=429, retry_after="0"), "answered 429"),
-        (Fault(drop_after=0), "broke off|cannot be reached"),
+        (Fault(drop_after=0), " broke|cannot be reached"),
         (Fault(wrong_bytes=True), "is not the file that its index lists"),
         (Fault(extra=5000), "sends more than"),
-        (Fault(short=5000), "416|ended after|no such range|differs|broke off"),
+        (Fault(short=5000), "416|ended after|no such range|differs| broke: "),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -264,6 +264,6 @@ def test_login_of_the_address_is_sent_and_never_shown(
 
 def test_waiting_for_the_server_is_bounded(file: WheelFile, fetch: Callable[..., Fetched], site: Site) -> None:
     site.always[PATH] = Fault(stall=True)
-    with pytest.raises(NetworkError, match=r"no answer in time|broke off"):
+    with pytest.raises(NetworkError, match=r"no answer in time| broke: "):
         fetch(file, timeout=0.2, retries=1)
     wait_until(lambda: site.hung_up, "the client was the one that gave up")

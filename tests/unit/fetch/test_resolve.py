@@ -126,6 +126,41 @@ def test_yanked_only_when_pinned(finder: Finder, site: Site) -> None:
     site.content["/simple/filelock/"] = page.replace(b'">filelock-4.2-', b'" data-yanked="">filelock-4.2-')
     assert run(finder, "filelock") == ["filelock-4.0-py3-none-any.whl"]
     assert run(finder, "filelock==4.2") == ["filelock-4.2-py3-none-any.whl"]
+    assert run(finder, "filelock==4.*") == ["filelock-4.0-py3-none-any.whl"]
+    site.content |= html_index([Package("a", "1.0"), Package("a", "1.0+fixed")])
+    page = site.content["/simple/a/"]
+    site.content["/simple/a/"] = page.replace(b'">a-1.0+fixed', b'" data-yanked="">a-1.0+fixed')
+    assert run(finder, "a==1.0") == ["a-1.0-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize(
+    ("label", "versions", "chosen"),
+    [
+        ("cu128", ("0.23.0", "0.23.0+cpu"), "0.23.0"),
+        ("cu128", ("0.23.0", "0.23.0+cu128", "0.23.0+cu129"), "0.23.0+cu128"),
+        ("cu128", ("0.23.0+cu126", "0.23.0+rocm6.4", "0.23.0+xpu", "0.23.0+cu130"), "0.23.0+cu126"),
+        ("cpu", ("0.23.0+cpu", "0.23.0+cu128", "0.23.0+rocm6.4"), "0.23.0+cpu"),
+        ("cu128", ("0.23.0", "0.23.0+cu128.sm90", "0.23.0+sm90", "0.23.0+tailored"), "0.23.0"),
+        ("cpu", ("0.23.0+cpu", "0.23.0+cpu.avx512", "0.23.0+cpu.armv8.2"), "0.23.0+cpu"),
+        ("cu128", ("0.23.0", "0.23.0+pt28cu128"), "0.23.0+pt28cu128"),
+        ("", ("0.23.0", "0.23.0+cpu"), "0.23.0+cpu"),
+        ("cu128", ("0.23.0+cu128", "0.24.0"), "0.24.0"),
+    ],
+)
+def test_what_fits_the_build_of_torch(
+    finder: Finder, site: Site, label: str, versions: tuple[str, ...], chosen: str
+) -> None:
+    """The highest local version was taken, whatever it was built for."""
+    site.content |= html_index([Package("vision", version) for version in versions])
+    found = resolve([Requirement("vision")], finder, X86, label=label)
+    assert [str(item.version) for item in found] == [chosen]
+
+
+def test_a_build_that_is_asked_for_is_taken(finder: Finder, site: Site) -> None:
+    site.content |= html_index([Package("vision", version) for version in ("1.0", "1.0+cpu", "1.0+sm90")])
+    for wanted in ("1.0+cpu", "1.0+sm90"):
+        (found,) = resolve([Requirement(f"vision=={wanted}")], finder, X86, label="cu128")
+        assert str(found.version) == wanted
 
 
 def test_json_pages_metadata_files_and_revalidation(

@@ -107,6 +107,18 @@ def test_a_local_file_is_as_good_as_an_index(
     assert choice.file.local_path == tmp_path / package.filename
 
 
+@pytest.mark.parametrize("other", ["2.15.0+rocm6.4", "2.15.0+xpu", "2.15.0+cpu.avx512", "2.15.0+cpu.sm90"])
+def test_other_builds_are_not_taken_for_the_cpu(
+    site: Site, settings: Callable[..., IndexSettings], cache: Cache, other: str
+) -> None:
+    """Without requirements of CUDA, every other label counted as cpu."""
+    site.content |= html_index([Package("torch", version, (), CP313) for version in ("2.15.0+cpu", other)])
+    choice = choose_torch(
+        Finder(settings(), cache), variant("cpu-avx2", "2.15"), Target("3.13", "x86_64"), "http://127.0.0.1:9/{label}"
+    )
+    assert str(choice.file.version) == "2.15.0+cpu"
+
+
 def test_words_where_it_is_not_available(default: Site, settings: Callable[..., IndexSettings], cache: Cache) -> None:
     wanted, target = variant("cpu-avx2", "2.15"), Target("3.13", "x86_64")
     with pytest.raises(NetworkError, match=r"as cu132 .*PyTorch's own index for cpu cannot be used") as caught:

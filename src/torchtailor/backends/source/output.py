@@ -97,7 +97,8 @@ class SourceOutput:
         )
         finder = Finder(read_settings(find_links=[str(wheel.parent)]), Cache())
         try:
-            closure = resolve([Requirement(f"torch==={version}")], finder, target)
+            label = self.request.variant.build.label
+            closure = resolve([Requirement(f"torch==={version}")], finder, target, label=label)
             others = [item for item in closure if item.name != "torch"]
             fetched = Downloader(finder.client, finder.cache).fetch([item.file for item in others])
         except (NetworkError, NoMatchError) as error:

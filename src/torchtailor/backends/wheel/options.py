@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from torchtailor.backends.cutting import CutOptions
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
 from torchtailor.workload.choice import TracedWorkload
+
+# Between packages; not the one in `foo[a,b]` or in `foo>=1,<2`.
+_COMMA = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +44,19 @@ class WheelOptions:
                 "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
                 "Leave them out, or build without --split.",
             )
-        words = [word.strip() for item in self.companions for word in item.split(",")]
+        words = [word.strip() for item in self.companions for word in _COMMA.split(item)]
         companions = tuple(dict.fromkeys(word for word in words if word not in ("", "torch")))
         object.__setattr__(self, "companions", companions)
 
     def resolved(self, catalog: Catalog) -> WheelOptions:
         """The same with every choice made."""
         return replace(self, nvidia=catalog.tailor.nvidia if self.nvidia is None else self.nvidia)
+
+    @property
+    def companion_extras(self) -> dict[str, tuple[str, ...]]:
+        """The names of the companions, each with its extras."""
+        wanted = (Requirement(word) for word in self.companions)
+        return {canonicalize_name(one.name): tuple(sorted(map(canonicalize_name, one.extras))) for one in wanted}
 
     @property
     def glibc_version(self) -> tuple[int, int]:

@@ -247,7 +247,7 @@ class Planner:
         if key not in self._resolved:
             choice = choose_torch(self._finder, variant, target, self._catalog.wheel_index)
             wanted = closure_requirements(choice, self._options.companions)
-            closure = resolve(wanted, choice.finder, target, {canonicalize_name("torch"): choice.file})
+            closure = resolve(wanted, choice.finder, target, {canonicalize_name("torch"): choice.file}, choice.label)
             self._resolved[key] = (choice, closure)
         return self._resolved[key]
 
@@ -266,8 +266,7 @@ class Planner:
         """torch, its companions and NVIDIA's libraries hold GPU code; a CPU variant has nothing to cut."""
         if variant.gpu is None or item.file.filename.endswith("-none-any.whl"):
             return Treatment.UNCHANGED
-        companions = {canonicalize_name(word.partition("=")[0].strip("<>!~ ")) for word in self._options.companions}
-        if item.name == "torch" or item.name in companions:
+        if item.name == "torch" or item.name in self._options.companion_extras:
             return Treatment.CUT
         if item.name in _CARRIES_NVIDIA:
             return Treatment.CUT if self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION

@@ -8,9 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from torchtailor.backends.cutting import WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
@@ -95,11 +92,13 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
     """What the manifest says of a variant."""
-    companions = (str(canonicalize_name(Requirement(word).name)) for word in options.companions)
     details = {"options": options.to_json(), "gives": variant.gives}
     gpu = variant.variant.gpu
-    extra = f"[{gpu.capability.sm}]" if options.split and gpu else ""
-    requested = (f"torch{extra}", *(f"{name}{extra}" for name in companions))
+    packs = (gpu.capability.sm,) if options.split and gpu else ()
+    requested = tuple(
+        f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
+        for name, extras in {"torch": (), **options.companion_extras}.items()
+    )
     return WheelhouseDescription.of(variant.variant, Method.WHEEL, details, build=variant.label, requested=requested)
 
 
