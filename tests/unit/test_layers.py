@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 import torchtailor
 
+pytestmark = pytest.mark.xdist_group("layers")
 ROOT = Path(torchtailor.__file__).parent
 
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
@@ -46,10 +51,35 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imported(path: Path, known: dict[str, Path], *, lazily: bool) -> Iterator[str]:
-    """The modules of the package that a file imports; with `lazily`, also inside of functions."""
-    tree = ast.parse(path.read_text("utf-8"))
-    nodes = ast.walk(tree) if lazily else _at_import(tree)
+class FileFacts(NamedTuple):
+    """What the tests ask of a file."""
+
+    imports: tuple[str, ...]  # also inside of functions
+    imports_at_once: tuple[str, ...]
+    prints: tuple[int, ...]  # line numbers
+    classes: tuple[str, ...]  # public ones
+
+
+@cache
+def facts() -> dict[str, FileFacts]:
+    """Every file is parsed once."""
+    known = modules()
+    found = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        nodes = [*ast.walk(tree)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        found[name] = FileFacts(
+            tuple(imported(nodes, known)),
+            tuple(imported(_at_import(tree), known)),
+            tuple(node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"),
+            tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")),
+        )
+    return found
+
+
+def imported(nodes: Iterable[ast.AST], known: dict[str, Path]) -> Iterator[str]:
+    """The modules of the package that these nodes import."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torchtailor":
             module = (node.module or "").removeprefix("torchtailor").lstrip(".")
@@ -79,13 +109,12 @@ def test_every_part_has_a_floor() -> None:
 
 
 def test_nothing_imports_upwards() -> None:
-    known = modules()
     upwards = []
-    for name, path in known.items():
+    for name, one in facts().items():
         part = name.split(".")[0]
         if part == "__init__":
             continue  # the lazy API names all floors
-        for target in imported(path, known, lazily=True):
+        for target in one.imports:
             other = target.split(".")[0]
             if other and other != part and FLOOR_OF[other] >= FLOOR_OF[part]:
                 upwards.append(f"{name} imports {target}")
@@ -93,10 +122,10 @@ def test_nothing_imports_upwards() -> None:
 
 
 def test_no_import_circles() -> None:
-    known = modules()
+    known = facts()
     graph = {
-        name: {target for target in imported(path, known, lazily=False) if target in known and target != name}
-        for name, path in known.items()
+        name: {target for target in one.imports_at_once if target in known and target != name}
+        for name, one in known.items()
     }
     # a package's __init__ that collects names from its own modules is no circle of theirs
     for name, targets in graph.items():
@@ -110,11 +139,7 @@ def test_no_import_circles() -> None:
 def test_library_code_never_prints() -> None:
     allowed = {"cli", "ui", "opsuite", "__main__"}
     printing = [
-        f"{name}:{node.lineno}"
-        for name, path in modules().items()
-        if name.split(".")[0] not in allowed
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        f"{name}:{line}" for name, one in facts().items() if name.split(".")[0] not in allowed for line in one.prints
     ]
     assert not printing
 
@@ -123,12 +148,11 @@ def test_one_meaning_one_name() -> None:
     """A public class name is defined once; the op suite stands alone, and private names are their module's business."""
     seen: dict[str, str] = {}
     twice = []
-    for name, path in modules().items():
+    for name, one in facts().items():
         if name.startswith("opsuite"):
             continue
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                if node.name in seen:
-                    twice.append(f"{node.name}: {seen[node.name]} and {name}")
-                seen[node.name] = name
+        for public in one.classes:
+            if public in seen:
+                twice.append(f"{public}: {seen[public]} and {name}")
+            seen[public] = name
     assert not twice

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.load import Catalog
@@ -127,4 +128,12 @@ class Situation:
         return replace(self, devices=tuple(devices))
 
     def driver(self, device: GpuDevice, build: Build) -> DriverVerdict:
-        return judge_driver(self.catalog, self.host, device, build)
+        key = (id(device), id(build))
+        if key not in self._verdicts:
+            self._verdicts[key] = judge_driver(self.catalog, self.host, device, build)
+        return self._verdicts[key]
+
+    @cached_property
+    def _verdicts(self) -> dict[tuple[int, int], DriverVerdict]:
+        """Thousands of variants ask about a few dozen builds."""
+        return {}

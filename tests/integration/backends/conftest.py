@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.calling import call
 from tests.unit.backends.stack import fill
 from tests.unit.fetch.serving import Site, serve
 
@@ -45,6 +46,12 @@ class Shell:
         return [sys.executable, "-m", "torchtailor", *words]
 
     def torchtailor(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """In this process; `process` starts one."""
+        done = call(*words, cwd=self.root, environment=self.environment)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    def process(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             self.line(*words), cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
         )

@@ -33,7 +33,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
     shown = shell.torchtailor(*BUILD, "--dry-run").stderr
     assert "unchanged without --nvidia" in shown and "contains sm_90" in shown
 
-    done = shell.torchtailor(*BUILD)
+    done = shell.process(*BUILD)
     assert "2 of them cut" in done.stdout
     index = (shell.root / "dist" / NAME / "simple").as_uri()
     assert f"pip install --index-url {index} torch==2.8.0+cu128.sm90" in done.stdout
@@ -54,7 +54,7 @@ def test_plan_build_history_and_cache(shell: Shell) -> None:
 
 
 def test_quiet_and_plain(shell: Shell) -> None:
-    assert shell.torchtailor(*BUILD, "--quiet").stderr == ""
+    assert shell.process(*BUILD, "--quiet").stderr == ""
     again = shell.torchtailor(*BUILD, "--plain").stderr
     assert "Fetching 6 wheels" in again
     assert "Cutting" not in again  # it was cut before

@@ -46,6 +46,7 @@ def devices_of(target: str) -> list[tuple[int, int]]:
     return [(int(major), int(minor)) for major, minor in (word.split(".") for word in target.split(","))]
 
 
+@pytest.mark.xdist_group("oracle")  # each target is cut once
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_runs_what_stock_runs(name: str, target: str, stock: Path, cuts: Cuts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 
 from tests.unit.fetch.packages import Package, html_index
@@ -58,6 +59,11 @@ def packages() -> list[Package]:
     ]
 
 
+@cache
+def _index() -> dict[str, bytes]:
+    return html_index(packages())
+
+
 def fill(site: Site) -> Site:
-    site.content |= html_index(packages())
+    site.content |= _index()
     return site

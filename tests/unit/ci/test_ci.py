@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
+from functools import cache
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+own_catalog = cache(load_catalog)
+
+
 @pytest.mark.parametrize("system", CiSystem)
 @settings(max_examples=60, deadline=None)
 @given(options=OPTIONS)
 def test_whatever_is_asked_for_fits_the_schema_or_is_refused(system: CiSystem, options: CiOptions) -> None:
-    text = written(load_catalog(), system, options)
+    text = written(own_catalog(), system, options)
     if text is not None:
         assert problems(system, text) == []
         lines = "\n".join(scripts(system, load(text)))

@@ -71,7 +71,10 @@ def test_no_message_names_a_file_that_is_not_installed() -> None:
     """Only docstrings and comments, which developers read, name files of `docs`."""
     named = []
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if "docs/" not in text:
+            continue
+        tree = ast.parse(text)
         documented = {
             id(node.body[0].value)
             for node in ast.walk(tree)
