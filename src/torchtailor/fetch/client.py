@@ -243,15 +243,15 @@ class Client:
     def _login(self, url: str) -> tuple[str, dict[str, str]]:
         """The URL without its credentials, and the header that carries them."""
         parts = urlsplit(url)
-        user, password = parts.username, parts.password
-        if user is None and self._netrc is not None and parts.hostname:
-            known = self._netrc.authenticators(parts.hostname)
-            if known:
-                user, password = known[0], known[2]
-        if user is None:
-            return url, {}
-        bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
-        return bare, urllib3.make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")
+        if parts.username is not None:
+            bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
+            return bare, _basic(unquote(parts.username), unquote(parts.password or ""))
+        known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
+        return url, _basic(known[0], known[2] or "") if known else {}
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    return dict(urllib3.make_headers(basic_auth=f"{user}:{password}"))
 
 
 def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
