@@ -8,6 +8,7 @@ import random
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit, urlunsplit
 
 import urllib3
 
@@ -159,10 +160,10 @@ class Client:
 
         Who logs in and follows redirects in another way turns `login` and `follow` off.
         """
-        address, credentials = self._login(url) if login else (url, {})
         sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
-        sent |= credentials | dict(headers or {})
         try:
+            address, credentials = self._login(url) if login else (url, {})
+            sent |= credentials | dict(headers or {})
             response = self._pool(url).request(
                 method, address, headers=sent, body=body, preload_content=False, redirect=follow
             )
@@ -245,13 +246,18 @@ class Client:
         parts = urlsplit(url)
         if parts.username is not None:
             bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
-            return bare, _basic(unquote(parts.username), unquote(parts.password or ""))
+            return bare, {"Authorization": _basic(_unquoted(parts.username), _unquoted(parts.password or ""))}
         known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
-        return url, _basic(known[0], known[2] or "") if known else {}
+        return url, {"Authorization": _basic(known[0].encode(), (known[2] or "").encode())} if known else {}
 
 
-def _basic(user: str, password: str) -> dict[str, str]:
-    return dict(urllib3.make_headers(basic_auth=f"{user}:{password}"))
+def _basic(user: bytes, password: bytes) -> str:
+    return "Basic " + b64encode(user + b":" + password).decode("ascii")
+
+
+def _unquoted(text: str) -> bytes:
+    """A part of a URL as bytes: UTF-8, or what else was percent-encoded or is in the environment."""
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
