@@ -358,5 +358,5 @@ def _environment_proxy(scheme: str, host: str) -> str | None:
 def _read_netrc() -> netrc.netrc | None:
     try:
         return netrc.netrc()
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
         return None

@@ -60,3 +60,11 @@ def test_a_password_of_netrc_may_have_any_letters(site: Site, settings: Make, ho
     site.content["/page"] = b"here"
     site.login = basic("me:€")
     assert Client(settings()).get(f"{site.url}/page").body == b"here"
+
+
+@pytest.mark.parametrize("content", [b"machine x login me password caf\xe9\n", b"machine\n", b"\0"])
+def test_a_netrc_that_cannot_be_read_is_left_aside(site: Site, settings: Make, home: Path, content: bytes) -> None:
+    (home / ".netrc").write_bytes(content)
+    (home / ".netrc").chmod(0o600)
+    site.content["/page"] = b"here"
+    assert Client(settings()).get(f"{site.url}/page").body == b"here"
