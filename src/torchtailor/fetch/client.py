@@ -39,7 +39,7 @@ _SLOW = "Try again later, or use another index."
 class Answer:
     """The whole response to a small request."""
 
-    url: str
+    url: str  # where redirects led to, without a login
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -245,10 +245,15 @@ class Client:
         """The URL without its credentials, and the header that carries them."""
         parts = urlsplit(url)
         if parts.username is not None:
-            bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
-            return bare, {"Authorization": _basic(_unquoted(parts.username), _unquoted(parts.password or ""))}
+            return _bare(url), {"Authorization": _basic(_unquoted(parts.username), _unquoted(parts.password or ""))}
         known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
         return url, {"Authorization": _basic(known[0].encode(), (known[2] or "").encode())} if known else {}
+
+
+def _bare(url: str) -> str:
+    """A URL without its login."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _basic(user: bytes, password: bytes) -> str:
@@ -261,8 +266,9 @@ def _unquoted(text: str) -> bytes:
 
 
 def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
-    # Without a redirect urllib3 gives only the path; joined to the request's URL, credentials stay.
-    final = urljoin(url, response.geturl() or url)
+    final = _bare(url)
+    for step in response.retries.history if response.retries else ():
+        final = urljoin(final, step.redirect_location or "")
     return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
 
 

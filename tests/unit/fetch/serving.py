@@ -19,6 +19,7 @@ class Fault:
     """What goes wrong with one answer."""
 
     status: int = 0  # answer this instead
+    location: str = ""  # and redirect there
     retry_after: str = ""
     drop_after: int | None = None  # close the connection after so many bytes of the body
     stall: bool = False  # send the first 64 KiB, and then nothing until the client hangs up
@@ -131,6 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
             data = b""
         if etag and status in (200, 206, 304):
             self.send_header("ETag", etag)
+        if fault.location:
+            self.send_header("Location", fault.location)
         if fault.retry_after:
             self.send_header("Retry-After", fault.retry_after)
         self.send_header("Content-Type", self.site.types.get(self.path, "text/html"))

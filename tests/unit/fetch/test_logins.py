@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fetch.serving import Site
+from tests.unit.fetch.packages import Package, html_index, json_page
+from tests.unit.fetch.serving import Fault, Site, serve
 from torchtailor.errors import NetworkError
+from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
+from torchtailor.fetch.download import Downloader
+from torchtailor.fetch.finder import Finder
+from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.pages import JSON_TYPE, WheelAddress, parse_page
 from torchtailor.fetch.settings import IndexSettings
 
 Make = Callable[..., IndexSettings]
+
+THING = Package("thing", "1.0")
+WHEEL = "thing-1.0-py3-none-any.whl"
 
 
 def basic(login: str) -> str:
@@ -68,3 +77,95 @@ def test_a_netrc_that_cannot_be_read_is_left_aside(site: Site, settings: Make, h
     (home / ".netrc").chmod(0o600)
     site.content["/page"] = b"here"
     assert Client(settings()).get(f"{site.url}/page").body == b"here"
+
+
+def private(site: Site, settings: Make, login: str = "me:s%40cret") -> IndexSettings:
+    """A site that wants a login, as an index whose URL has one."""
+    site.login = basic("me:s@cret")
+    address = f"{site.url.replace('://', f'://{login}@')}/simple"
+    return settings(sources=(IndexLocation(address, LocationKind.INDEX, "test"),), retries=0)
+
+
+def fetch_thing(settings: IndexSettings, cache: Cache) -> bytes:
+    finder = Finder(settings, cache)
+    (file,) = finder.all_files("thing")
+    assert finder.facts(file).text == THING.metadata
+    return Downloader(finder.client, cache).fetch([file])[file.url].path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["text/html", JSON_TYPE])
+def test_absolute_links_to_the_same_server_get_the_login_of_the_index(
+    site: Site, settings: Make, cache: Cache, kind: str
+) -> None:
+    site.content |= html_index([THING], prefix="/files/")
+    absolute = html_index([THING], prefix=f"{site.url}/files/")["/simple/thing/"]
+    site.content["/simple/thing/"] = json_page([THING], prefix=f"{site.url}/files/") if kind == JSON_TYPE else absolute
+    site.types["/simple/thing/"] = kind
+    site.content[f"/files/{WHEEL}.metadata"] = THING.metadata
+    assert fetch_thing(private(site, settings), cache) == THING.wheel()
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_an_index_that_redirects_to_the_same_server_gets_its_login_for_links(
+    site: Site, settings: Make, cache: Cache, absolute: bool
+) -> None:
+    site.content |= html_index([THING], prefix="/files/")
+    site.content["/moved/thing/"] = site.content["/simple/thing/"].replace(b"/files/", b"../../files/")
+    location = "/moved/thing/"
+    site.always["/simple/thing/"] = Fault(status=301, location=site.url + location if absolute else location)
+    assert fetch_thing(private(site, settings), cache) == THING.wheel()
+
+
+def test_another_server_is_not_told_the_login(site: Site, settings: Make, cache: Cache) -> None:
+    with serve(Site()) as other:
+        other.content |= html_index([THING], prefix="/files/")
+        other.always["/first/"] = Fault(status=302, location="/simple/thing/")
+        site.always["/simple/thing/"] = Fault(status=302, location=f"{other.url}/first/")
+        assert fetch_thing(private(site, settings), cache) == THING.wheel()
+        assert other.requests
+        assert not [request for request in other.requests if "Authorization" in request.headers]
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "url"),
+    [
+        ("https://u:p@host/simple", "https://host/f/", "https://u:p@host/f/"),
+        ("https://u:p@host/simple", "https://HOST:443/f/", "https://u:p@HOST:443/f/"),
+        ("https://u:p@host:443/simple", "//host/f/", "https://u:p@host/f/"),
+        ("https://u:p@host/simple", "../f/", "https://u:p@host/f/"),
+        ("https://token@host/simple", "/f/", "https://token@host/f/"),
+        ("https://u:p@[::1]:8080/simple", "https://[::1]:8080/f/", "https://u:p@[::1]:8080/f/"),
+        ("https://u:p@host/simple", "https://host:8443/f/", "https://host:8443/f/"),
+        ("https://u:p@host/simple", "http://host/f/", "http://host/f/"),
+        ("https://u:p@host/simple", "http://host:443/f/", "http://host:443/f/"),
+        ("https://u:p@host/simple", "https://files.host/f/", "https://files.host/f/"),
+        ("https://u:p@host/simple", "https://host.evil/f/", "https://host.evil/f/"),
+        ("https://u:p@host/simple", "https://host@evil/f/", "https://host@evil/f/"),
+        ("https://u:p@host/simple", "https://x:y@host/f/", "https://x:y@host/f/"),
+        ("https://host/simple", "https://host/f/", "https://host/f/"),
+    ],
+)
+def test_which_links_get_the_login_of_their_index(source: str, link: str, url: str) -> None:
+    page = f'<a href="{link}{WHEEL}">thing</a>'.encode()
+    (file,) = parse_page(page, "text/html", "https://host/simple/", IndexLocation(source, LocationKind.INDEX, "test"))
+    assert file.url == url + WHEEL
+    assert ":p@" not in file.shown
+
+
+def test_no_login_is_shown_or_kept(site: Site, settings: Make, cache: Cache) -> None:
+    site.content |= html_index([THING], prefix="/files/")
+    site.content["/simple/thing/"] = f'<a href="{site.url}/files/{WHEEL}">{WHEEL}</a>'.encode()
+    fetch_thing(private(site, settings), cache)
+    for path in cache.root.rglob("*"):
+        assert "cret" not in path.name
+        assert path.is_dir() or b"cret" not in path.read_bytes()
+    site.always[f"/files/{WHEEL}"] = Fault(status=401)
+    (file,) = Finder(private(site, settings), cache).all_files("thing")
+    with pytest.raises(NetworkError, match="401") as caught:
+        Downloader(Client(settings()), Cache(cache.root / "other")).fetch([file])
+    assert "cret" not in caught.value.message + caught.value.hint
+
+
+def test_the_key_of_a_wheel_does_not_depend_on_who_fetches_it() -> None:
+    keys = {WheelAddress(WHEEL, f"https://{login}host/{WHEEL}", {}).key for login in ("", "me:secret@", "you@")}
+    assert len(keys) == 1
