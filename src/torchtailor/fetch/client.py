@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import unquote_to_bytes, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlunsplit
 
 import urllib3
 
@@ -32,6 +32,7 @@ _FIRST_WAIT = 0.25
 _PAGE_LIMIT = 64 << 20
 _STEP = 1 << 20
 _SMALL_RESPONSE = 60.0  # seconds
+_PROXY = "Check the proxy and its login in PIP_PROXY, http_proxy or https_proxy: http://USER:PASSWORD@HOST:PORT."
 _SLOW = "Try again later, or use another index."
 
 
@@ -239,13 +240,16 @@ class Client:
             "retries": urllib3.Retry(total=None, connect=0, read=0, status=0, other=0, redirect=10),
             "maxsize": 16,
         }
-        return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        if not proxy:
+            return urllib3.PoolManager(**options)
+        address, login = _proxy_login(proxy)
+        return urllib3.ProxyManager(address, proxy_headers=login, **options)
 
     def _login(self, url: str) -> tuple[str, dict[str, str]]:
         """The URL without its credentials, and the header that carries them."""
         parts = urlsplit(url)
-        if parts.username is not None:
-            return _bare(url), {"Authorization": _basic(_unquoted(parts.username), _unquoted(parts.password or ""))}
+        if (own := _login_in(parts)) is not None:
+            return _bare(url), {"Authorization": own}
         known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
         return url, {"Authorization": _basic(known[0].encode(), (known[2] or "").encode())} if known else {}
 
@@ -258,6 +262,13 @@ def _bare(url: str) -> str:
 
 def _basic(user: bytes, password: bytes) -> str:
     return "Basic " + b64encode(user + b":" + password).decode("ascii")
+
+
+def _login_in(parts: SplitResult) -> str | None:
+    """The login of a URL, as it is sent."""
+    if parts.username is None:
+        return None
+    return _basic(_unquoted(parts.username), _unquoted(parts.password or ""))
 
 
 def _unquoted(text: str) -> bytes:
@@ -310,6 +321,7 @@ def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError
         401: "Put credentials into the URL or into ~/.netrc.",
         403: "The server refuses these credentials or this machine.",
         404: "The file is gone from the index; try again without --offline, or choose another release.",
+        407: _PROXY,
         429: "The server limits the request rate; try again in a minute.",
     }.get(status, "Try again later." if status in _RETRY_STATUS else "Check the URL.")
     return StatusError(
@@ -342,6 +354,8 @@ def _reason(error: BaseException) -> str:
         return "DNS lookup failed"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rsplit(": ", 1)[-1]
+    if isinstance(error, urllib3.exceptions.ProxyError):
+        return f"the proxy failed: {_reason(error.original_error)}"
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return "timed out"
     return " ".join(str(error).split())
@@ -351,6 +365,8 @@ def _hint(error: BaseException) -> str:
     cause = getattr(error, "reason", error)
     if isinstance(cause, urllib3.exceptions.SSLError):
         return "Set PIP_CERT or SSL_CERT_FILE to the certificates of your network."
+    if isinstance(cause, urllib3.exceptions.ProxyError):
+        return _PROXY
     return "Check the network and the index settings of pip or uv; --offline uses the cache alone."
 
 
@@ -359,6 +375,23 @@ def _environment_proxy(scheme: str, host: str) -> str | None:
 
     # Another machine's localhost is never meant, whether or not no_proxy says so.
     return None if is_this_machine(host) or proxy_bypass(host) else getproxies().get(scheme)
+
+
+def _proxy_login(proxy: str) -> tuple[str, dict[str, str]]:
+    """A proxy's address without its credentials, and the header that carries them; without a scheme it is http."""
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        login = _login_in(parts)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # it quotes the address, which may hold a password
+        usable = False
+    if not usable:
+        raise UsageError(
+            "The proxy cannot be used: its address is not http://HOST:PORT or https://HOST:PORT.",
+            "Check PIP_PROXY, pip.conf and the proxy variables; write special characters of a password as %XX.",
+        )
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return address, {"Proxy-Authorization": login} if login else {}
 
 
 def _read_netrc() -> netrc.netrc | None:

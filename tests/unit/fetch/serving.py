@@ -60,6 +60,7 @@ class Site:
     etags: bool = True
     ranges: bool = True
     login: str = ""
+    proxy_login: str = ""
     sent: int = 0
     hung_up: int = 0  # stalled downloads that the client gave up
     gate: threading.Event = field(default_factory=_opened)  # while closed, downloads stop after 64 KiB
@@ -83,6 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(body=False)
 
+    def do_CONNECT(self) -> None:
+        self._answer(body=False)
+
     def do_GET(self) -> None:
         self._answer(body=True)
 
@@ -94,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, start, end = 200, 0, len(content or b"")
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"' if content is not None and site.etags else ""
-        if site.login and self.headers.get("Authorization") != site.login:
+        if site.proxy_login and self.headers.get("Proxy-Authorization") != site.proxy_login:
+            status, content = 407, b""
+        elif site.login and self.headers.get("Authorization") != site.login:
             status, content = 401, b""
         elif fault.status:
             status, content = fault.status, b"no"

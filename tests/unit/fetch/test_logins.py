@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.fetch.packages import Package, html_index, json_page
 from tests.unit.fetch.serving import Fault, Site, serve
-from torchtailor.errors import NetworkError
+from torchtailor.errors import NetworkError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client
 from torchtailor.fetch.download import Downloader
@@ -169,3 +169,78 @@ def test_no_login_is_shown_or_kept(site: Site, settings: Make, cache: Cache) -> 
 def test_the_key_of_a_wheel_does_not_depend_on_who_fetches_it() -> None:
     keys = {WheelAddress(WHEEL, f"https://{login}host/{WHEEL}", {}).key for login in ("", "me:secret@", "you@")}
     assert len(keys) == 1
+
+
+PAGE = "http://index.invalid/page"
+
+
+@pytest.fixture
+def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A proxy that wants a login; no variable names it yet."""
+    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    site.content[PAGE] = b"here"
+    site.proxy_login = basic("me:p@ss/€")
+    return site
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_gets_its_login(proxy: Site, settings: Make, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    host = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("http_proxy", f"{scheme}me:p%40ss%2F%E2%82%AC@{host}")
+    assert Client(settings()).get(PAGE).body == b"here"
+    monkeypatch.delenv("http_proxy")
+    assert Client(settings(proxy=f"{scheme}me:p%40ss%2F%E2%82%AC@{host}/")).get(PAGE).body == b"here"
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_gets_its_login_before_a_tunnel(
+    proxy: Site, settings: Make, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    host = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("https_proxy", f"{scheme}me:p%40ss%2F%E2%82%AC@{host}")
+    with pytest.raises(NetworkError, match="404"):  # a proxy that knows the login and not the host
+        Client(settings(retries=0)).get("https://you:index@index.invalid/page")
+    (request,) = proxy.requests
+    assert request.headers["Proxy-Authorization"] == proxy.proxy_login
+    assert "Authorization" not in request.headers
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_without_login(proxy: Site, settings: Make, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    proxy.proxy_login = ""
+    monkeypatch.setenv("http_proxy", scheme + proxy.url.removeprefix("http://"))
+    assert Client(settings()).get(PAGE).body == b"here"
+    assert "Proxy-Authorization" not in proxy.requests[0].headers
+
+
+def test_a_proxy_that_refuses_the_login(proxy: Site, settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = proxy.url.replace("://", "://me:secret@")
+    monkeypatch.setenv("http_proxy", address)
+    monkeypatch.setenv("https_proxy", address)
+    for url in (PAGE, PAGE.replace("http:", "https:")):
+        with pytest.raises(NetworkError, match="407") as caught:
+            Client(settings(retries=0)).get(url)
+        assert "secret" not in caught.value.message + caught.value.hint
+        assert "proxy" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://me:secret@proxy:port",
+        "http://me:secret/x@proxy:3128",
+        "http://me:secret@[proxy",
+        "http://me:secret@:3128",
+        "socks5://me:secret@proxy:3128",
+        "me:secret@",
+        "http://me:secret@a..b:3128",
+        "http://me:secret@proxy:99999",
+        "http://me:secret\ud800@proxy:3128",
+    ],
+)
+def test_a_proxy_that_is_none_is_named_without_its_login(settings: Make, address: str) -> None:
+    with pytest.raises((UsageError, NetworkError)) as caught:
+        Client(settings(proxy=address, retries=0)).get(PAGE)
+    assert "secret" not in caught.value.message + caught.value.hint
+    assert "PIP_PROXY" in caught.value.hint or isinstance(caught.value, NetworkError)
