@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlunsplit
@@ -61,15 +62,23 @@ def worker_threads(number: int) -> Iterator[ThreadPoolExecutor]:
 class StatusError(NetworkError):
     """The server responded with an error status."""
 
-    def __init__(self, message: str, hint: str, status: int, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str, status: int, retry_after: float | None = None, *, logged_in: bool = False
+    ) -> None:
         super().__init__(message, hint)
         self.status = status
         self.retry_after = retry_after
+        self.logged_in = logged_in
 
     @property
     def temporary(self) -> bool:
         """Whether a retry can help."""
         return self.status in _RETRY_STATUS
+
+    @property
+    def may_mean_absent(self) -> bool:
+        """Whether it may be that of a static server, some of which answer 403 for what they do not have."""
+        return self.status == HTTPStatus.FORBIDDEN and not self.logged_in
 
 
 class UnreachableError(NetworkError):
@@ -181,7 +190,7 @@ class Client:
             with self._lock:
                 self._open.add(response)
             if response.status not in accept:
-                raise _status_problem(response, url)
+                raise _status_problem(response, url, logged_in=bool(credentials))
             yield response
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"The connection to {redact(url)} broke: {_reason(error)}.", _hint(error)) from error
@@ -315,7 +324,7 @@ def wait_before(attempt: int, error: NetworkError) -> float:
     return float(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
 
 
-def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError:
+def _status_problem(response: urllib3.BaseHTTPResponse, url: str, *, logged_in: bool) -> StatusError:
     status = response.status
     hint = {
         401: "Put credentials into the URL or into ~/.netrc.",
@@ -329,6 +338,7 @@ def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError
         hint,
         status,
         retry_after(response.headers.get("retry-after")),
+        logged_in=logged_in,
     )
 
 
