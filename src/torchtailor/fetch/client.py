@@ -8,14 +8,16 @@ import random
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlunsplit
 
 import urllib3
 
@@ -31,6 +33,7 @@ _FIRST_WAIT = 0.25
 _PAGE_LIMIT = 64 << 20
 _STEP = 1 << 20
 _SMALL_RESPONSE = 60.0  # seconds
+_PROXY = "Check the proxy and its login in PIP_PROXY, http_proxy or https_proxy: http://USER:PASSWORD@HOST:PORT."
 _SLOW = "Try again later, or use another index."
 
 
@@ -38,7 +41,7 @@ _SLOW = "Try again later, or use another index."
 class Answer:
     """The whole response to a small request."""
 
-    url: str
+    url: str  # where redirects led to, without a login
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -59,15 +62,23 @@ def worker_threads(number: int) -> Iterator[ThreadPoolExecutor]:
 class StatusError(NetworkError):
     """The server responded with an error status."""
 
-    def __init__(self, message: str, hint: str, status: int, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str, status: int, retry_after: float | None = None, *, logged_in: bool = False
+    ) -> None:
         super().__init__(message, hint)
         self.status = status
         self.retry_after = retry_after
+        self.logged_in = logged_in
 
     @property
     def temporary(self) -> bool:
         """Whether a retry can help."""
         return self.status in _RETRY_STATUS
+
+    @property
+    def may_mean_absent(self) -> bool:
+        """Whether it may be that of a static server, some of which answer 403 for what they do not have."""
+        return self.status == HTTPStatus.FORBIDDEN and not self.logged_in
 
 
 class UnreachableError(NetworkError):
@@ -159,10 +170,10 @@ class Client:
 
         Who logs in and follows redirects in another way turns `login` and `follow` off.
         """
-        address, credentials = self._login(url) if login else (url, {})
         sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
-        sent |= credentials | dict(headers or {})
         try:
+            address, credentials = self._login(url) if login else (url, {})
+            sent |= credentials | dict(headers or {})
             response = self._pool(url).request(
                 method, address, headers=sent, body=body, preload_content=False, redirect=follow
             )
@@ -179,7 +190,7 @@ class Client:
             with self._lock:
                 self._open.add(response)
             if response.status not in accept:
-                raise _status_problem(response, url)
+                raise _status_problem(response, url, logged_in=bool(credentials))
             yield response
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"The connection to {redact(url)} broke: {_reason(error)}.", _hint(error)) from error
@@ -238,25 +249,46 @@ class Client:
             "retries": urllib3.Retry(total=None, connect=0, read=0, status=0, other=0, redirect=10),
             "maxsize": 16,
         }
-        return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        if not proxy:
+            return urllib3.PoolManager(**options)
+        address, login = _proxy_login(proxy)
+        return urllib3.ProxyManager(address, proxy_headers=login, **options)
 
     def _login(self, url: str) -> tuple[str, dict[str, str]]:
         """The URL without its credentials, and the header that carries them."""
         parts = urlsplit(url)
-        user, password = parts.username, parts.password
-        if user is None and self._netrc is not None and parts.hostname:
-            known = self._netrc.authenticators(parts.hostname)
-            if known:
-                user, password = known[0], known[2]
-        if user is None:
-            return url, {}
-        bare = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
-        return bare, urllib3.make_headers(basic_auth=f"{unquote(user)}:{unquote(password or '')}")
+        if (own := _login_in(parts)) is not None:
+            return _bare(url), {"Authorization": own}
+        known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
+        return url, {"Authorization": _basic(known[0].encode(), (known[2] or "").encode())} if known else {}
+
+
+def _bare(url: str) -> str:
+    """A URL without its login."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _basic(user: bytes, password: bytes) -> str:
+    return "Basic " + b64encode(user + b":" + password).decode("ascii")
+
+
+def _login_in(parts: SplitResult) -> str | None:
+    """The login of a URL, as it is sent."""
+    if parts.username is None:
+        return None
+    return _basic(_unquoted(parts.username), _unquoted(parts.password or ""))
+
+
+def _unquoted(text: str) -> bytes:
+    """A part of a URL as bytes: UTF-8, or what else was percent-encoded or is in the environment."""
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def _answer(url: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Answer:
-    # Without a redirect urllib3 gives only the path; joined to the request's URL, credentials stay.
-    final = urljoin(url, response.geturl() or url)
+    final = _bare(url)
+    for step in response.retries.history if response.retries else ():
+        final = urljoin(final, step.redirect_location or "")
     return Answer(final, response.status, {name.lower(): value for name, value in response.headers.items()}, body)
 
 
@@ -292,12 +324,13 @@ def wait_before(attempt: int, error: NetworkError) -> float:
     return float(min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.75, 1.25))
 
 
-def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError:
+def _status_problem(response: urllib3.BaseHTTPResponse, url: str, *, logged_in: bool) -> StatusError:
     status = response.status
     hint = {
         401: "Put credentials into the URL or into ~/.netrc.",
         403: "The server refuses these credentials or this machine.",
         404: "The file is gone from the index; try again without --offline, or choose another release.",
+        407: _PROXY,
         429: "The server limits the request rate; try again in a minute.",
     }.get(status, "Try again later." if status in _RETRY_STATUS else "Check the URL.")
     return StatusError(
@@ -305,6 +338,7 @@ def _status_problem(response: urllib3.BaseHTTPResponse, url: str) -> StatusError
         hint,
         status,
         retry_after(response.headers.get("retry-after")),
+        logged_in=logged_in,
     )
 
 
@@ -330,6 +364,8 @@ def _reason(error: BaseException) -> str:
         return "DNS lookup failed"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rsplit(": ", 1)[-1]
+    if isinstance(error, urllib3.exceptions.ProxyError):
+        return f"the proxy failed: {_reason(error.original_error)}"
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return "timed out"
     return " ".join(str(error).split())
@@ -339,6 +375,8 @@ def _hint(error: BaseException) -> str:
     cause = getattr(error, "reason", error)
     if isinstance(cause, urllib3.exceptions.SSLError):
         return "Set PIP_CERT or SSL_CERT_FILE to the certificates of your network."
+    if isinstance(cause, urllib3.exceptions.ProxyError):
+        return _PROXY
     return "Check the network and the index settings of pip or uv; --offline uses the cache alone."
 
 
@@ -349,8 +387,25 @@ def _environment_proxy(scheme: str, host: str) -> str | None:
     return None if is_this_machine(host) or proxy_bypass(host) else getproxies().get(scheme)
 
 
+def _proxy_login(proxy: str) -> tuple[str, dict[str, str]]:
+    """A proxy's address without its credentials, and the header that carries them; without a scheme it is http."""
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        login = _login_in(parts)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # it quotes the address, which may hold a password
+        usable = False
+    if not usable:
+        raise UsageError(
+            "The proxy cannot be used: its address is not http://HOST:PORT or https://HOST:PORT.",
+            "Check PIP_PROXY, pip.conf and the proxy variables; write special characters of a password as %XX.",
+        )
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return address, {"Proxy-Authorization": login} if login else {}
+
+
 def _read_netrc() -> netrc.netrc | None:
     try:
         return netrc.netrc()
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
         return None

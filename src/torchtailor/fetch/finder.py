@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from torchtailor.errors import NetworkError, TorchtailorError
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.client import Client, UnreachableError, worker_threads
+from torchtailor.fetch.client import Client, StatusError, UnreachableError, worker_threads
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
@@ -40,6 +40,7 @@ class Finder:
         self.client = client or Client(settings)
         self._facts = FactsReader(self.client, cache, offline=settings.offline)
         self._pages: dict[tuple[IndexLocation, str], tuple[WheelFile, ...]] = {}
+        self._refused: dict[tuple[IndexLocation, str], StatusError] = {}  # projects that an index may not have
         self._known_facts: dict[str, Facts] = {}
         self._unreachable: dict[str, NetworkError] = {}  # hosts that are not asked again
         self._lock = threading.Lock()
@@ -47,19 +48,34 @@ class Finder:
     def with_index(self, source: IndexLocation) -> Finder:
         """A finder with one more index; pages and metadata that were read are kept."""
         more = Finder(self.settings.with_index(source), self.cache, self.client)
-        more._pages, more._known_facts, more._unreachable = self._pages, self._known_facts, self._unreachable
+        more._pages, more._refused = self._pages, self._refused
+        more._known_facts, more._unreachable = self._known_facts, self._unreachable
         return more
 
     def all_files(self, project: str) -> tuple[WheelFile, ...]:
         """Every wheel of a project, for all platforms, location by location."""
         name = canonicalize_name(project)
-        return tuple(file for source in self.settings.sources for file in self.list(source, name))
+        return tuple(file for source in self.settings.sources for file in self._list_if_there(source, name))
+
+    def _list_if_there(self, source: IndexLocation, name: str) -> tuple[WheelFile, ...]:
+        """The wheels of a project in one location; none where its answer may mean that it has none."""
+        try:
+            return self.list(source, name)
+        except StatusError as error:
+            if source.kind is LocationKind.INDEX and error.may_mean_absent:
+                with self._lock:
+                    self._refused[source, name] = error
+                return ()
+            raise
 
     def list(self, source: IndexLocation, project: str) -> tuple[WheelFile, ...]:
         """The wheels of a project in one location."""
         name = canonicalize_name(project)
         with self._lock:
             known = self._pages.get((source, name))
+            refused = self._refused.get((source, name))
+        if refused is not None:
+            raise refused
         if known is None:
             listed = self._index_page(source, name) if source.kind is LocationKind.INDEX else self._links(source)
             known = tuple(file for file in listed if file.name == name)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from torchtailor.errors import UsageError
 
@@ -16,6 +16,8 @@ _LOGIN = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:/+)?)[^/?#\s@]*(?:@[^/?#\s@]*
 
 
 _LOGIN_ANYWHERE = re.compile(r"(://)[^/?#\s]*@")
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class LocationKind(Enum):
@@ -88,6 +90,19 @@ def local_path(url: str) -> Path | None:
 
     parts = urlsplit(url)
     return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+def with_login_of(source: str, url: str) -> str:
+    """A link with the login of the location that lists it, where it leads to the same server and has none itself."""
+    ours, own = urlsplit(source), urlsplit(url)
+    login = ours.netloc.rpartition("@")[0]
+    if not login or "@" in own.netloc or _server(own) != _server(ours):
+        return url
+    return urlunsplit(own._replace(netloc=f"{login}@{own.netloc}"))
+
+
+def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def without_login(url: str) -> str:

@@ -17,7 +17,7 @@ from packaging.utils import BuildTag, NormalizedName, parse_wheel_filename
 from packaging.version import Version
 
 from torchtailor.errors import NetworkError
-from torchtailor.fetch.locations import IndexLocation, local_path, redact
+from torchtailor.fetch.locations import IndexLocation, local_path, redact, with_login_of, without_login
 from torchtailor.trust import is_file_name
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -82,7 +82,7 @@ class WheelAddress:
     def key(self) -> str:
         """A name for its content, as far as that is known before the download."""
         known = self.best_hash
-        text = f"{known[0]}:{known[1]}" if known else f"url:{self.url}"
+        text = f"{known[0]}:{known[1]}" if known else f"url:{without_login(self.url)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -298,5 +298,12 @@ def _wheel(
     if metadata:
         metadata = {name: value for name, value in metadata.items() if name in _HASHES}
     yield WheelFile(
-        filename, url, hashes, size, source=source, requires_python=requires_python, yanked=yanked, metadata=metadata
+        filename,
+        with_login_of(source.url, url),
+        hashes,
+        size,
+        source=source,
+        requires_python=requires_python,
+        yanked=yanked,
+        metadata=metadata,
     )

@@ -19,6 +19,7 @@ class Fault:
     """What goes wrong with one answer."""
 
     status: int = 0  # answer this instead
+    location: str = ""  # and redirect there
     retry_after: str = ""
     drop_after: int | None = None  # close the connection after so many bytes of the body
     stall: bool = False  # send the first 64 KiB, and then nothing until the client hangs up
@@ -59,6 +60,7 @@ class Site:
     etags: bool = True
     ranges: bool = True
     login: str = ""
+    proxy_login: str = ""
     sent: int = 0
     hung_up: int = 0  # stalled downloads that the client gave up
     gate: threading.Event = field(default_factory=_opened)  # while closed, downloads stop after 64 KiB
@@ -82,6 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(body=False)
 
+    def do_CONNECT(self) -> None:
+        self._answer(body=False)
+
     def do_GET(self) -> None:
         self._answer(body=True)
 
@@ -93,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, start, end = 200, 0, len(content or b"")
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"' if content is not None and site.etags else ""
-        if site.login and self.headers.get("Authorization") != site.login:
+        if site.proxy_login and self.headers.get("Proxy-Authorization") != site.proxy_login:
+            status, content = 407, b""
+        elif site.login and self.headers.get("Authorization") != site.login:
             status, content = 401, b""
         elif fault.status:
             status, content = fault.status, b"no"
@@ -131,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             data = b""
         if etag and status in (200, 206, 304):
             self.send_header("ETag", etag)
+        if fault.location:
+            self.send_header("Location", fault.location)
         if fault.retry_after:
             self.send_header("Retry-After", fault.retry_after)
         self.send_header("Content-Type", self.site.types.get(self.path, "text/html"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.tags import parse_tag
 
 from tests.unit.fetch.packages import Package, html_index, json_page
-from tests.unit.fetch.serving import Fault, Site
+from tests.unit.fetch.serving import Fault, Site, serve
 from torchtailor.errors import NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
@@ -222,6 +222,48 @@ def test_a_dead_index_is_asked_once_and_then_reported(settings: Callable[..., In
     sources = (IndexLocation("http://127.0.0.1:9/simple", LocationKind.INDEX, "dead"),)
     with pytest.raises(NetworkError, match="cannot be reached"):
         run(Finder(settings(sources=sources, retries=0), cache), "a")
+
+
+@pytest.fixture
+def refusing(site: Site) -> Iterator[Site]:
+    """An index before another one, which answers 403 for projects that it lacks."""
+    site.content |= html_index([Package("filelock", "4.2"), Package("torch", "2.15.0", ("filelock",))])
+    with serve(Site()) as first:
+        first.always = {f"/simple/{name}/": Fault(status=403) for name in ("filelock", "torch", "absent")}
+        yield first
+
+
+def two_sources(settings: Callable[..., IndexSettings], first: str) -> IndexSettings:
+    return settings(sources=(IndexLocation(f"{first}/simple", LocationKind.INDEX, "first"), *settings().sources))
+
+
+def test_403_for_a_project_means_that_an_index_lacks_it(
+    settings: Callable[..., IndexSettings], cache: Cache, refusing: Site
+) -> None:
+    finder = Finder(two_sources(settings, refusing.url), cache)
+    assert run(finder, "torch") == ["filelock-4.2-py3-none-any.whl", "torch-2.15.0-py3-none-any.whl"]
+    with pytest.raises(NoMatchError, match="absent"):
+        run(finder, "absent")
+    assert refusing.asked("/simple/filelock/") == refusing.asked("/simple/absent/") == 1
+
+
+def test_403_after_a_login_is_an_error(
+    settings: Callable[..., IndexSettings], cache: Cache, refusing: Site, home: Path
+) -> None:
+    with pytest.raises(NetworkError, match="403"):
+        run(Finder(two_sources(settings, refusing.url.replace("://", "://me:secret@")), cache), "filelock")
+    (home / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (home / ".netrc").chmod(0o600)
+    with pytest.raises(NetworkError, match="403"):
+        run(Finder(two_sources(settings, refusing.url), cache), "filelock")
+
+
+def test_403_for_a_page_of_links_is_an_error(
+    settings: Callable[..., IndexSettings], cache: Cache, refusing: Site
+) -> None:
+    links = IndexLocation(f"{refusing.url}/simple/filelock/", LocationKind.LINKS, "links")
+    with pytest.raises(NetworkError, match="403"):
+        run(Finder(settings(sources=(links, *settings().sources)), cache), "filelock")
 
 
 def test_a_failing_page_is_retried(finder: Finder, site: Site) -> None:

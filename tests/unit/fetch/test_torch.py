@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from tests.catalogs import load_pinned
 from tests.unit.fetch.packages import Package, html_index
-from tests.unit.fetch.serving import Site
+from tests.unit.fetch.serving import Fault, Site
 from torchtailor.catalog import Method
 from torchtailor.errors import NetworkError, NoMatchError
 from torchtailor.fetch.cache import Cache
@@ -130,6 +130,20 @@ def test_words_where_it_is_not_available(default: Site, settings: Callable[..., 
         choose_torch(Finder(settings(explicit_index=True), cache), wanted, target, other_index(default))
     with pytest.raises(NoMatchError, match=r"do not have PyTorch 2\.10\.0"):
         choose_torch(Finder(settings(offline=True), cache), variant("cpu-avx2", "2.10"), target, other_index(default))
+
+
+def test_403_for_torch_is_named_where_no_index_has_it(
+    default: Site, settings: Callable[..., IndexSettings], cache: Cache
+) -> None:
+    default.always["/refusing/torch/"] = Fault(status=403)
+    refusing = IndexLocation(f"{default.url}/refusing", LocationKind.INDEX, "refusing")
+    target = Target("3.13", "x86_64")
+    finder = Finder(settings(sources=(refusing, *settings().sources)), cache)
+    assert choose_torch(finder, variant("sm90-avx512", "main"), target, "unused").label == "cu128"
+    with pytest.raises(NetworkError, match="refusing/torch/ answered 403"):
+        choose_torch(Finder(settings(sources=(refusing,)), cache), variant("sm90-avx512", "main"), target, "unused")
+    with pytest.raises(NetworkError, match=r"PyTorch's own index for cpu cannot be used: .*answered 403"):
+        choose_torch(Finder(settings(), cache), variant("cpu-avx2", "2.15"), target, f"{default.url}/refusing")
 
 
 def test_companions(default: Site, settings: Callable[..., IndexSettings], cache: Cache) -> None:
