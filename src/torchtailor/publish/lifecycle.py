@@ -29,10 +29,7 @@ from torchtailor.disk import cache_folder, staging_folder
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import (
-    HTML_NAME,
-    HTML_TYPE,
     JSON_NAME,
-    JSON_TYPE,
     METADATA_SUFFIX,
     IndexedFile,
     project_pages,
@@ -42,7 +39,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.publish.front import copy_about, write_front
-from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish
+from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish, put_pages
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.trust import Label, decode_json
 
@@ -316,13 +313,9 @@ def _change(store: Store, pages: Pages, action: str) -> Changed:
             now = {file.filename: file for file in new.get(project, ())}
             changed += [f"{target}/{name}" for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
             if was != now:  # a page that nothing is left of stays, empty: its readers find an answer
-                written = project_pages(project, now.values())
-                store.put_bytes(written[JSON_NAME], f"{target}/{project}/{JSON_NAME}", JSON_TYPE)
-                store.put_bytes(written[HTML_NAME], f"{target}/{project}/{HTML_NAME}", HTML_TYPE)
+                put_pages(store, f"{target}/{project}", project_pages(project, now.values()))
         if set(old) != set(new) or target not in before:
-            written = root_pages(new)
-            store.put_bytes(written[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
-            store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
+            put_pages(store, target, root_pages(new))
     targets = sorted(target for target, projects in pages.items() if projects)
     if targets != sorted(read_targets(store.read(TARGETS) or b"[]", TARGETS)):
         store.put_bytes((json.dumps(targets) + "\n").encode(), TARGETS, "application/json")

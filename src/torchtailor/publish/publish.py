@@ -187,13 +187,8 @@ class _Publishing:
             f"The page {folder}",
             lambda: self._known(folder),
             added,
-            lambda files: self._put_pages(folder, project_pages(project, files.values())),
+            lambda files: put_pages(self._store, folder, project_pages(project, files.values())),
         )
-
-    def _put_pages(self, folder: str, pages: Mapping[str, bytes]) -> None:
-        """JSON last: it is what the next publisher reads, who then repeats what a kill left out."""
-        self._store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
-        self._store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
 
     def _known(self, folder: str) -> dict[str, IndexedFile]:
         content = self._store.read(f"{folder}/{JSON_NAME}")
@@ -205,7 +200,7 @@ class _Publishing:
             f"The page {target}",
             lambda: self._names(target),
             lambda _: dict.fromkeys(projects),
-            lambda names: self._put_pages(target, root_pages(names)),
+            lambda names: put_pages(self._store, target, root_pages(names)),
         )
 
     def _names(self, target: str) -> dict[str, None]:
@@ -242,6 +237,12 @@ class _Publishing:
         self.result.uploaded += 1
         self.result.uploaded_bytes += file.size
         return file
+
+
+def put_pages(store: Store, folder: str, pages: Mapping[str, bytes]) -> None:
+    """JSON last: it is what the next publisher reads, who then repeats what a kill left out."""
+    store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
+    store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
 
 
 def _still_yanked(file: IndexedFile, known: dict[str, IndexedFile]) -> IndexedFile:

@@ -87,6 +87,39 @@ def test_what_is_yanked_says_so_on_both_pages_until_it_is_unyanked(index: Path, 
         yank(store, ["numpy-*"], "")
 
 
+class Interrupted(FolderStore):
+    """Is killed before the second page of a folder is written, once."""
+
+    def __init__(self, root: Path, folder: str) -> None:
+        super().__init__(root)
+        self._folder, self._left = folder, 1
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+        if path.rpartition("/")[0] == self._folder:
+            if self._left == 0:
+                self._left = -1
+                raise KeyboardInterrupt
+            self._left -= 1
+        super().put_bytes(content, path, content_type)
+
+
+def test_a_kill_between_two_pages_is_repaired_by_the_same_command(index: Path) -> None:
+    store = Interrupted(index, "cu128-sm90/torch")
+    with pytest.raises(KeyboardInterrupt):
+        yank(store, ["torch==2.8.0"], "wrong kernel")
+    yank(store, ["torch==2.8.0"], "wrong kernel")
+    assert files_of(index, "cu128-sm90")[SM90]["yanked"] == "wrong kernel"
+    assert 'data-yanked="wrong kernel"' in (index / "cu128-sm90" / "torch" / "index.html").read_text()
+    listed = (index / "cu128-sm80" / "index.html").read_bytes()
+    store = Interrupted(index, "cu128-sm80")
+    with pytest.raises(KeyboardInterrupt):
+        rollback(store, "1")
+    rollback(store, "1")
+    assert b"torch" not in (index / "cu128-sm80" / "index.html").read_bytes()
+    assert b"torch" in listed
+    check(index)
+
+
 def test_going_back_and_forth_gives_the_same_pages(index: Path) -> None:
     store = open_store(str(index))
     both = read_pages(store)
