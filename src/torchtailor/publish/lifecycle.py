@@ -39,7 +39,15 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.publish.front import copy_about, write_front
-from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish, put_pages
+from torchtailor.publish.publish import (
+    Published,
+    Say,
+    find_wheelhouses,
+    holds_changed_nvidia,
+    publish,
+    put_pages,
+    still_yanked,
+)
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.trust import Label, decode_json
 
@@ -250,7 +258,8 @@ def _rows(pages: Pages) -> Iterator[IndexedFile]:
 
 
 def _joined(before: Iterable[IndexedFile], added: Iterable[IndexedFile]) -> tuple[IndexedFile, ...]:
-    files = {file.filename: file for file in before} | {file.filename: file for file in added}
+    known = {file.filename: file for file in before}
+    files = known | {file.filename: still_yanked(file, known) for file in added}
     return tuple(files[name] for name in sorted(files))
 
 

@@ -181,7 +181,7 @@ class _Publishing:
     def _add_project(self, folder: str, project: str, offers: Sequence[Offer]) -> None:
         def added(known: dict[str, IndexedFile]) -> dict[str, IndexedFile]:
             stored = (self._store_offer(offer, known) for offer in offers)
-            return {file.filename: _still_yanked(file, known) for file in stored}
+            return {file.filename: still_yanked(file, known) for file in stored}
 
         add_entries(
             f"The page {folder}",
@@ -245,10 +245,10 @@ def put_pages(store: Store, folder: str, pages: Mapping[str, bytes]) -> None:
     store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
 
 
-def _still_yanked(file: IndexedFile, known: dict[str, IndexedFile]) -> IndexedFile:
+def still_yanked(file: IndexedFile, known: Mapping[str, IndexedFile]) -> IndexedFile:
     """A file that was yanked stays so, until it is unyanked."""
     before = known.get(file.filename)
-    return replace(file, yanked=before.yanked) if before else file
+    return replace(file, yanked=before.yanked) if before and before.yanked else file
 
 
 def _listed(wheelhouse: Path) -> list[IndexedFile]:

@@ -156,6 +156,18 @@ def test_promotion_adds_and_takes_nothing_away(index: Path, workshop: Workshop, 
         promote(open_store(str(tmp_path / "nothing")), remote)
 
 
+def test_promotion_does_not_offer_again_what_was_yanked(index: Path, tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    promote(open_store(str(index)), open_store(str(live)))
+    yank(open_store(str(live)), [f"cu128-sm90/{SM90}"], "wrong kernel")
+    yank(open_store(str(index)), ["cu128-sm80/torch-*"], "too slow")
+    promote(open_store(str(index)), open_store(str(live)))
+    for target, reason in (("cu128-sm90", "wrong kernel"), ("cu128-sm80", "too slow")):
+        (torch,) = (file for name, file in files_of(live, target).items() if name.startswith("torch-"))
+        assert torch["yanked"] == reason
+        assert f'data-yanked="{reason}"' in (live / target / "torch" / "index.html").read_text()
+
+
 def test_changed_nvidia_wheels_are_not_promoted_away(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
     own = open_store(str(tmp_path / "own"))
