@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -48,7 +48,7 @@ from torchtailor.publish.publish import (
     put_pages,
     still_yanked,
 )
-from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
+from torchtailor.publish.store import FILES, TARGETS, Store, StoredFile, stored_at
 from torchtailor.trust import Label, decode_json
 
 HISTORY = "history"
@@ -222,13 +222,14 @@ def prune(
         generations = _generations(store)
         kept = generations[-max(keep, 1) :]
         needed = {path for generation in kept for path in generation.stored}
-        needed |= {path for path in map(stored_at, _rows(read_pages(store))) if path}
+        stored = tuple(store.files(""))
+        needed |= set(_listed_anywhere(store, stored))
         needed |= {path + METADATA_SUFFIX for path in needed}
         listed_until = _listed_until(generations)
         gone = []
-        for file in store.files(FILES):
+        for file in stored:
             last = max(file.stored if file.stored is not None else moment, listed_until.get(_wheel(file.path), 0.0))
-            if file.path not in needed and moment - last >= grace:
+            if file.path.startswith(f"{FILES}/") and file.path not in needed and moment - last >= grace:
                 gone.append(file)
         for generation in generations[: -len(kept)]:
             store.remove(_place(generation.number))
@@ -249,6 +250,14 @@ def read_pages(store: Store) -> dict[str, dict[str, tuple[IndexedFile, ...]]]:
             if (content := store.read(f"{target}/{name}/{JSON_NAME}"))
         }
     return pages
+
+
+def _listed_anywhere(store: Store, stored: Iterable[StoredFile]) -> Iterator[str]:
+    """The paths that any page lists, also one that a lost update has left out of the names or targets."""
+    for file in stored:
+        if file.path.count("/") == 2 and file.path.endswith(f"/{JSON_NAME}"):
+            with suppress(BadInputError):  # what is there beside the index
+                yield from map(stored_at, read_project_json(store.read(file.path) or b"", file.path))
 
 
 def _rows(pages: Pages) -> Iterator[IndexedFile]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,6 +198,18 @@ def test_pruning_keeps_what_a_page_or_a_kept_generation_lists(index: Path) -> No
     assert len(list_index(store).generations) == 1
     with pytest.raises(NoMatchError):
         rollback(store, "2")
+
+
+def test_pruning_keeps_what_a_page_lists_that_a_lost_update_left_out(index: Path) -> None:
+    later = time.time() + 7 * 24 * 3600
+    (index / "targets.json").write_text('["cu128-sm90"]')
+    (index / "docs" / "api").mkdir(parents=True)
+    (index / "docs" / "api" / "index.json").write_text('{"of": "somebody else"}')
+    assert prune(open_store(str(index)), keep=1, now=later).removed == ()
+    remote = open_store("memory://pruned")
+    promote(open_store(str(index)), remote)
+    remote.put_bytes(b"[]", "targets.json")
+    assert prune(remote, keep=1, now=later).removed == ()
 
 
 def test_a_generation_whose_files_are_gone_is_refused(index: Path) -> None:
