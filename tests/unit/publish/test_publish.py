@@ -246,6 +246,34 @@ def test_bad_input(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
         publish(workshop.out, FolderStore(tmp_path / "public"))
 
 
+class NoCredentialsError(Exception):
+    """As botocore's: neither an OSError nor a ValueError."""
+
+
+def test_whatever_a_file_system_raises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RemoteStore("memory://raising")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentialsError("Unable to locate credentials for sftp://u:secret@x.")
+
+    monkeypatch.setattr(type(place._system), "cat_file", refuse)
+    with pytest.raises(NetworkError, match="memory://raising cannot be read: Unable to locate") as caught:
+        place.read("targets.json")
+    assert "credentials" in caught.value.hint
+    assert "secret" not in caught.value.message and ".." not in caught.value.message
+
+
+@pytest.mark.parametrize("error", [OSError("no such host"), NoCredentialsError()])
+def test_whatever_a_plug_in_raises_when_it_connects_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    reason = str(error) or "NoCredentialsError"
+    with pytest.raises(NetworkError, match=rf"sftp://\*\*\*\*@nohost/x cannot be reached: {reason}\.$"):
+        open_store("sftp://u:secret@nohost/x")
+
+
 def test_pages_escape_and_sort() -> None:
     pages = index_pages(
         [
