@@ -337,3 +337,13 @@ def test_the_command(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["publish", *to, "--list", "--prune"]) == ExitCode.USAGE
     assert main(["publish", "--to", str(index.parent / "none"), "--list"]) == ExitCode.NO_MATCH
     assert not (index.parent / "none").exists()
+
+
+def test_a_login_is_not_printed(index: Path, workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    to = ["--to", "memory://u:secret@x"]
+    for words in ([str(workshop.out), *to], [*to, "--list"], [*to, "--yank", "torch==2.8.0"], [*to, "--yank", "x"]):
+        main(["publish", *words, "--json"])
+        captured = capsys.readouterr()
+        assert "secret" not in captured.out + captured.err
+    assert main(["publish", *to, "--list", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["to"] == "memory://****@x"
