@@ -27,6 +27,7 @@ from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.store import check_store
 from torchtailor.farm.where import HERE, Where, parse_where
+from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
 from torchtailor.variants.select import unmatched
@@ -336,7 +337,7 @@ class CiPlan:
             "system": self.system.value,
             "jobs": [job.to_json() for job in self.jobs],
             "proofs": [proof.to_json() for proof in self.proofs],
-            "publish": self.options.publish,
+            "publish": redact(self.options.publish),
             "warnings": list(self.warnings),
         }
 
@@ -382,7 +383,7 @@ def _check(system: CiSystem, options: CiOptions) -> None:
     texts = (options.store, options.objects, options.publish, options.package, options.schedule, options.branch)
     for text in (*texts, *options.build_options, *options.runners, *options.gpu_runners):
         if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
-            raise UsageError(f"{text!r} has a control character.", "Write it in one line.")
+            raise UsageError(f"{redact(text)!r} has a control character.", "Write it in one line.")
     if not _BRANCH.fullmatch(options.branch):
         raise UsageError(f"--branch {options.branch!r} is no name of a branch.", "Write one, such as main.")
     if set(options.package) & set(" ;"):
@@ -444,7 +445,7 @@ def _check_folders(plan: CiPlan, store_option: str) -> None:
         hosted = [kind for kind, labels in plan.row.runner.items() if labels in runners]
         if hosted and _is_folder(where):
             raise UsageError(
-                f"{option} {where} is a folder, which hosted runners do not keep.",
+                f"{option} {redact(where)} is a folder, which hosted runners do not keep.",
                 f"Give a bucket (s3://BUCKET/PATH), or a runner of yours that has it: --runner {hosted[0]}=LABEL.",
             )
 

@@ -132,9 +132,10 @@ def _say(text: str) -> None:
 
 def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
+    from torchtailor.fetch.locations import redact
 
     if json:
-        ui.print_json("publish", {"to": to, "dry_run": dry_run, **asdict(result)})
+        ui.print_json("publish", {"to": redact(to), "dry_run": dry_run, **asdict(result)})
         return
     for note in result.notes:
         _say(note)
@@ -172,12 +173,13 @@ def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
 
 def _list(to: str, *, json: bool) -> None:
     from torchtailor import ui
+    from torchtailor.fetch.locations import redact
     from torchtailor.publish.dry_run import DryStore
     from torchtailor.publish.lifecycle import list_index
 
     listing = list_index(DryStore.of(to))
     if json:
-        ui.print_json("publish-list", {"to": to, **listing.to_json()})
+        ui.print_json("publish-list", {"to": redact(to), **listing.to_json()})
         return
     rows = [(target, file.filename, ui.human_bytes(file.size), file.yanked) for target, file in listing.files]
     ui.out().print(ui.table(("target", "file", "size", "yanked"), rows))

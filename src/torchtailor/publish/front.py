@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
+from torchtailor.publish.additions import add_entries
 from torchtailor.publish.store import TARGETS, Store
 from torchtailor.site.published import PublishedVariant, front_page
 from torchtailor.trust import Label, Limit, PinnedRequirement, Size, decode_json, read_limited
@@ -107,15 +108,22 @@ def copy_about(staging: Store, store: Store) -> None:
 
 
 def _add(store: Store, added: Iterable[AboutVariant]) -> None:
-    known = {(one.target, one.variant): one for one in _read(store)}
-    known |= {(one.target, one.variant): one for one in added}
-    rows = [known[key] for key in sorted(known)]
-    store.put_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n", ABOUT, "application/json")
+    new = _by_name(added)
+    add_entries(ABOUT, lambda: _by_name(_read(store)), lambda _: new, lambda rows: _write(store, rows))
+
+
+def _by_name(rows: Iterable[AboutVariant]) -> dict[tuple[str, str], AboutVariant]:
+    return {(row.target, row.variant): row for row in rows}
 
 
 def _read(store: Store) -> list[AboutVariant]:
     content = store.read(ABOUT)
     return decode_json(content, list[AboutVariant], ABOUT, _HINT) if content else []
+
+
+def _write(store: Store, rows: Mapping[tuple[str, str], AboutVariant]) -> None:
+    content = msgspec.json.encode([rows[name] for name in sorted(rows)])
+    store.put_bytes(msgspec.json.format(content, indent=1) + b"\n", ABOUT, "application/json")
 
 
 def _shown(store: Store, rows: Iterable[AboutVariant]) -> Iterator[PublishedVariant]:

@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -29,10 +29,7 @@ from torchtailor.disk import cache_folder, staging_folder
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import (
-    HTML_NAME,
-    HTML_TYPE,
     JSON_NAME,
-    JSON_TYPE,
     METADATA_SUFFIX,
     IndexedFile,
     project_pages,
@@ -42,8 +39,16 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.publish.front import copy_about, write_front
-from torchtailor.publish.publish import Published, Say, find_wheelhouses, holds_changed_nvidia, publish
-from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
+from torchtailor.publish.publish import (
+    Published,
+    Say,
+    find_wheelhouses,
+    holds_changed_nvidia,
+    publish,
+    put_pages,
+    still_yanked,
+)
+from torchtailor.publish.store import FILES, TARGETS, Store, StoredFile, stored_at
 from torchtailor.trust import Label, decode_json
 
 HISTORY = "history"
@@ -217,13 +222,14 @@ def prune(
         generations = _generations(store)
         kept = generations[-max(keep, 1) :]
         needed = {path for generation in kept for path in generation.stored}
-        needed |= {path for path in map(stored_at, _rows(read_pages(store))) if path}
+        stored = tuple(store.files(""))
+        needed |= set(_listed_anywhere(store, stored))
         needed |= {path + METADATA_SUFFIX for path in needed}
         listed_until = _listed_until(generations)
         gone = []
-        for file in store.files(FILES):
+        for file in stored:
             last = max(file.stored if file.stored is not None else moment, listed_until.get(_wheel(file.path), 0.0))
-            if file.path not in needed and moment - last >= grace:
+            if file.path.startswith(f"{FILES}/") and file.path not in needed and moment - last >= grace:
                 gone.append(file)
         for generation in generations[: -len(kept)]:
             store.remove(_place(generation.number))
@@ -246,6 +252,14 @@ def read_pages(store: Store) -> dict[str, dict[str, tuple[IndexedFile, ...]]]:
     return pages
 
 
+def _listed_anywhere(store: Store, stored: Iterable[StoredFile]) -> Iterator[str]:
+    """The paths that any page lists, also one that a lost update has left out of the names or targets."""
+    for file in stored:
+        if file.path.count("/") == 2 and file.path.endswith(f"/{JSON_NAME}"):
+            with suppress(BadInputError):  # what is there beside the index
+                yield from map(stored_at, read_project_json(store.read(file.path) or b"", file.path))
+
+
 def _rows(pages: Pages) -> Iterator[IndexedFile]:
     for projects in pages.values():
         for files in projects.values():
@@ -253,7 +267,8 @@ def _rows(pages: Pages) -> Iterator[IndexedFile]:
 
 
 def _joined(before: Iterable[IndexedFile], added: Iterable[IndexedFile]) -> tuple[IndexedFile, ...]:
-    files = {file.filename: file for file in before} | {file.filename: file for file in added}
+    known = {file.filename: file for file in before}
+    files = known | {file.filename: still_yanked(file, known) for file in added}
     return tuple(files[name] for name in sorted(files))
 
 
@@ -316,13 +331,9 @@ def _change(store: Store, pages: Pages, action: str) -> Changed:
             now = {file.filename: file for file in new.get(project, ())}
             changed += [f"{target}/{name}" for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
             if was != now:  # a page that nothing is left of stays, empty: its readers find an answer
-                written = project_pages(project, now.values())
-                store.put_bytes(written[JSON_NAME], f"{target}/{project}/{JSON_NAME}", JSON_TYPE)
-                store.put_bytes(written[HTML_NAME], f"{target}/{project}/{HTML_NAME}", HTML_TYPE)
+                put_pages(store, f"{target}/{project}", project_pages(project, now.values()))
         if set(old) != set(new) or target not in before:
-            written = root_pages(new)
-            store.put_bytes(written[JSON_NAME], f"{target}/{JSON_NAME}", JSON_TYPE)
-            store.put_bytes(written[HTML_NAME], f"{target}/{HTML_NAME}", HTML_TYPE)
+            put_pages(store, target, root_pages(new))
     targets = sorted(target for target, projects in pages.items() if projects)
     if targets != sorted(read_targets(store.read(TARGETS) or b"[]", TARGETS)):
         store.put_bytes((json.dumps(targets) + "\n").encode(), TARGETS, "application/json")

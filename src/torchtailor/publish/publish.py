@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from torchtailor.disk import DamagedFileError
-from torchtailor.errors import BadInputError, NetworkError
+from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.locations import without_login
 from torchtailor.index.pages import (
@@ -38,6 +38,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.index.variants import join_documents
+from torchtailor.publish.additions import add_entries
 from torchtailor.publish.front import AboutVariant, describe, write_front
 from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
 from torchtailor.surgery.result import LibraryStatus
@@ -47,7 +48,6 @@ from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest
 
 _VARIANTS_JSON = "-variants.json"
-_TRIES = 5
 
 Say = Callable[[str], None]
 
@@ -159,10 +159,14 @@ class _Publishing:
 
     def finish(self) -> None:
         """The page at the top, for people."""
-        before = read_targets(self._store.read(TARGETS) or b"[]", TARGETS)
-        known = before | set(self.result.targets)
-        self._store.put_bytes((json.dumps(sorted(known)) + "\n").encode(), TARGETS, "application/json")
+        add_entries(TARGETS, self._targets, lambda _: dict.fromkeys(self.result.targets), self._put_targets)
         write_front(self._store, self._about)
+
+    def _targets(self) -> dict[str, None]:
+        return dict.fromkeys(read_targets(self._store.read(TARGETS) or b"[]", TARGETS))
+
+    def _put_targets(self, targets: Iterable[str]) -> None:
+        self._store.put_bytes((json.dumps(sorted(targets)) + "\n").encode(), TARGETS, "application/json")
 
     def _add(self, target: str, offers: Sequence[Offer]) -> None:
         projects: dict[str, list[Offer]] = {}
@@ -175,24 +179,16 @@ class _Publishing:
             self.result.targets.append(target)
 
     def _add_project(self, folder: str, project: str, offers: Sequence[Offer]) -> None:
-        """Read, merge, write, and read again: another publisher may have written in between."""
-        for _ in range(_TRIES):
-            known = self._known(folder)
+        def added(known: dict[str, IndexedFile]) -> dict[str, IndexedFile]:
             stored = (self._store_offer(offer, known) for offer in offers)
-            files = [_still_yanked(file, known) for file in stored]
-            joined = known | {file.filename: file for file in files}
-            if joined != known:
-                pages = project_pages(project, joined.values())
-                self._put_pages(folder, pages)
-            now = self._known(folder)
-            if all(now.get(file.filename) == file for file in files):
-                return
-        raise NetworkError(f"The page {folder} keeps being overwritten by another publisher.", "Publish again.")
+            return {file.filename: still_yanked(file, known) for file in stored}
 
-    def _put_pages(self, folder: str, pages: Mapping[str, bytes]) -> None:
-        """JSON last: it is what the next publisher reads, who then repeats what a kill left out."""
-        self._store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
-        self._store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
+        add_entries(
+            f"The page {folder}",
+            lambda: self._known(folder),
+            added,
+            lambda files: put_pages(self._store, folder, project_pages(project, files.values())),
+        )
 
     def _known(self, folder: str) -> dict[str, IndexedFile]:
         content = self._store.read(f"{folder}/{JSON_NAME}")
@@ -200,10 +196,16 @@ class _Publishing:
         return {file.filename: file for file in found}
 
     def _add_names(self, target: str, projects: set[str]) -> None:
+        add_entries(
+            f"The page {target}",
+            lambda: self._names(target),
+            lambda _: dict.fromkeys(projects),
+            lambda names: put_pages(self._store, target, root_pages(names)),
+        )
+
+    def _names(self, target: str) -> dict[str, None]:
         content = self._store.read(f"{target}/{JSON_NAME}")
-        known = read_root_json(content, f"The page {target}/{JSON_NAME}") if content else set()
-        if not projects <= known:
-            self._put_pages(target, root_pages(known | projects))
+        return dict.fromkeys(read_root_json(content, f"The page {target}/{JSON_NAME}") if content else ())
 
     def _store_offer(self, offer: Offer, known: dict[str, IndexedFile]) -> IndexedFile:
         """Upload the file, unless the store has it; returns how a page lists it."""
@@ -237,10 +239,16 @@ class _Publishing:
         return file
 
 
-def _still_yanked(file: IndexedFile, known: dict[str, IndexedFile]) -> IndexedFile:
+def put_pages(store: Store, folder: str, pages: Mapping[str, bytes]) -> None:
+    """JSON last: it is what the next publisher reads, who then repeats what a kill left out."""
+    store.put_bytes(pages[HTML_NAME], f"{folder}/{HTML_NAME}", HTML_TYPE)
+    store.put_bytes(pages[JSON_NAME], f"{folder}/{JSON_NAME}", JSON_TYPE)
+
+
+def still_yanked(file: IndexedFile, known: Mapping[str, IndexedFile]) -> IndexedFile:
     """A file that was yanked stays so, until it is unyanked."""
     before = known.get(file.filename)
-    return replace(file, yanked=before.yanked) if before else file
+    return replace(file, yanked=before.yanked) if before and before.yanked else file
 
 
 def _listed(wheelhouse: Path) -> list[IndexedFile]:

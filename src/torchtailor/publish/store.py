@@ -20,7 +20,7 @@ from torchtailor.disk import (
     remove_abandoned,
     write_atomically,
 )
-from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, TorchtailorError, UsageError
 from torchtailor.fetch.locations import local_path, redact
 from torchtailor.index.pages import HTML_NAME, IndexedFile
 from torchtailor.trust import Limit, is_relative_path, read_limited
@@ -164,8 +164,10 @@ class RemoteStore:
             self._system, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
             raise UsageError(
-                f"{redact(url)} cannot be published to: {error}.", "Install the fsspec plug-in it names."
+                f"{redact(url)} cannot be published to: {_reason(error)}.", "Install the fsspec plug-in it names."
             ) from error
+        except Exception as error:  # of a plug-in that connects at once
+            raise _unusable(redact(url), "reached", error) from error
         self._shown = redact(url)
         self._s3 = urlsplit(url).scheme in ("s3", "s3a")
 
@@ -257,10 +259,22 @@ class RemoteStore:
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:
-            raise NetworkError(
-                f"{self._shown} cannot be {what}: {error}.", "Check the URL and the credentials of its provider."
-            ) from error
+        except TorchtailorError:
+            raise
+        except Exception as error:  # every plug-in has errors of its own
+            raise _unusable(self._shown, what, error) from error
+
+
+def _unusable(shown: str, what: str, error: Exception) -> NetworkError:
+    return NetworkError(
+        f"{shown} cannot be {what}: {_reason(error)}.",
+        "Check the URL, the network and the credentials of its provider.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """What a plug-in says, without a login; the name of its error where it says nothing."""
+    return redact(str(error)).rstrip(".") or type(error).__name__
 
 
 def _stored(facts: Mapping[str, Any]) -> float | None:

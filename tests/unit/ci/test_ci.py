@@ -492,6 +492,16 @@ def test_a_system_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Pipeline schedules" in capsys.readouterr().err
 
 
+def test_a_login_is_in_the_workflow_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["ci", "github", "sm90-avx2", "-n", "--json", "--publish"]
+    assert main([*line, "sftp://u:secret@host/x"]) == 0
+    assert json.loads(capsys.readouterr().out)["publish"] == "sftp://****@host/x"
+    for refused in ("sftp://u:secret@host/\n", "file://u:secret@host/x"):
+        assert main([*line, refused]) == ExitCode.USAGE
+        captured = capsys.readouterr()
+        assert "****@host" in captured.err + captured.out and "secret" not in captured.err + captured.out
+
+
 def test_a_version_that_no_index_may_have_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,39 @@ def test_what_is_yanked_says_so_on_both_pages_until_it_is_unyanked(index: Path, 
         yank(store, ["numpy-*"], "")
 
 
+class Interrupted(FolderStore):
+    """Is killed before the second page of a folder is written, once."""
+
+    def __init__(self, root: Path, folder: str) -> None:
+        super().__init__(root)
+        self._folder, self._left = folder, 1
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+        if path.rpartition("/")[0] == self._folder:
+            if self._left == 0:
+                self._left = -1
+                raise KeyboardInterrupt
+            self._left -= 1
+        super().put_bytes(content, path, content_type)
+
+
+def test_a_kill_between_two_pages_is_repaired_by_the_same_command(index: Path) -> None:
+    store = Interrupted(index, "cu128-sm90/torch")
+    with pytest.raises(KeyboardInterrupt):
+        yank(store, ["torch==2.8.0"], "wrong kernel")
+    yank(store, ["torch==2.8.0"], "wrong kernel")
+    assert files_of(index, "cu128-sm90")[SM90]["yanked"] == "wrong kernel"
+    assert 'data-yanked="wrong kernel"' in (index / "cu128-sm90" / "torch" / "index.html").read_text()
+    listed = (index / "cu128-sm80" / "index.html").read_bytes()
+    store = Interrupted(index, "cu128-sm80")
+    with pytest.raises(KeyboardInterrupt):
+        rollback(store, "1")
+    rollback(store, "1")
+    assert b"torch" not in (index / "cu128-sm80" / "index.html").read_bytes()
+    assert b"torch" in listed
+    check(index)
+
+
 def test_going_back_and_forth_gives_the_same_pages(index: Path) -> None:
     store = open_store(str(index))
     both = read_pages(store)
@@ -123,6 +157,18 @@ def test_promotion_adds_and_takes_nothing_away(index: Path, workshop: Workshop, 
         promote(open_store(str(tmp_path / "nothing")), remote)
 
 
+def test_promotion_does_not_offer_again_what_was_yanked(index: Path, tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    promote(open_store(str(index)), open_store(str(live)))
+    yank(open_store(str(live)), [f"cu128-sm90/{SM90}"], "wrong kernel")
+    yank(open_store(str(index)), ["cu128-sm80/torch-*"], "too slow")
+    promote(open_store(str(index)), open_store(str(live)))
+    for target, reason in (("cu128-sm90", "wrong kernel"), ("cu128-sm80", "too slow")):
+        (torch,) = (file for name, file in files_of(live, target).items() if name.startswith("torch-"))
+        assert torch["yanked"] == reason
+        assert f'data-yanked="{reason}"' in (live / target / "torch" / "index.html").read_text()
+
+
 def test_changed_nvidia_wheels_are_not_promoted_away(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
     own = open_store(str(tmp_path / "own"))
@@ -152,6 +198,18 @@ def test_pruning_keeps_what_a_page_or_a_kept_generation_lists(index: Path) -> No
     assert len(list_index(store).generations) == 1
     with pytest.raises(NoMatchError):
         rollback(store, "2")
+
+
+def test_pruning_keeps_what_a_page_lists_that_a_lost_update_left_out(index: Path) -> None:
+    later = time.time() + 7 * 24 * 3600
+    (index / "targets.json").write_text('["cu128-sm90"]')
+    (index / "docs" / "api").mkdir(parents=True)
+    (index / "docs" / "api" / "index.json").write_text('{"of": "somebody else"}')
+    assert prune(open_store(str(index)), keep=1, now=later).removed == ()
+    remote = open_store("memory://pruned")
+    promote(open_store(str(index)), remote)
+    remote.put_bytes(b"[]", "targets.json")
+    assert prune(remote, keep=1, now=later).removed == ()
 
 
 def test_a_generation_whose_files_are_gone_is_refused(index: Path) -> None:
@@ -279,3 +337,13 @@ def test_the_command(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["publish", *to, "--list", "--prune"]) == ExitCode.USAGE
     assert main(["publish", "--to", str(index.parent / "none"), "--list"]) == ExitCode.NO_MATCH
     assert not (index.parent / "none").exists()
+
+
+def test_a_login_is_not_printed(index: Path, workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    to = ["--to", "memory://u:secret@x"]
+    for words in ([str(workshop.out), *to], [*to, "--list"], [*to, "--yank", "torch==2.8.0"], [*to, "--yank", "x"]):
+        main(["publish", *words, "--json"])
+        captured = capsys.readouterr()
+        assert "secret" not in captured.out + captured.err
+    assert main(["publish", *to, "--list", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["to"] == "memory://****@x"

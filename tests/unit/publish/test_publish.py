@@ -16,9 +16,16 @@ import pytest
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.disk import new_file
-from torchtailor.errors import BadInputError, EnvironmentProblem, UsageError
+from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
 from torchtailor.fetch.cache import Cache
-from torchtailor.index.pages import IndexedFile, index_pages, project_pages, read_project_json
+from torchtailor.index.pages import (
+    IndexedFile,
+    index_pages,
+    project_pages,
+    read_project_json,
+    read_root_json,
+    root_pages,
+)
 from torchtailor.publish import store
 from torchtailor.publish.flox import FloxCall
 from torchtailor.publish.publish import publish
@@ -169,27 +176,63 @@ def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop)
     assert any("clients need another index" in note for note in empty.notes)
 
 
+THEIRS = {
+    "cu128-sm90/torch/index.json": project_pages("torch", [IndexedFile("torch-1-py3-none-any.whl", "x", "0" * 64, 1)])[
+        "index.json"
+    ],
+    "cu128-sm90/index.json": root_pages(["numpy"])["index.json"],
+    "targets.json": b'["cpu"]',
+    "about.json": json.dumps(
+        [
+            {
+                "target": "cpu",
+                "variant": "theirs",
+                "requirements": ["torch==1"],
+                "python": "3.13",
+                "arch": "x86_64",
+                "size": 1,
+                "stock_size": 2,
+            }
+        ]
+    ).encode(),
+}
+
+
+class Racing(RemoteStore):
+    """Another publisher overwrites what was written right after us: once, or always."""
+
+    always = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._left = dict(THEIRS)
+
+    def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
+        super().put_bytes(content, path, content_type)
+        theirs = self._left.get(path) if self.always else self._left.pop(path, None)
+        if theirs is not None:
+            super().put_bytes(theirs, path)
+
+
 def test_a_lost_update_on_a_store_without_locks_is_repeated(workshop: Workshop) -> None:  # noqa: F811
-    """Another publisher overwrites the page right after us, once."""
     workshop.build("sm90-avx512")
-
-    class Racing(RemoteStore):
-        raced = False
-
-        def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
-            super().put_bytes(content, path, content_type)
-            if path == "cu128-sm90/torch/index.json" and not self.raced:
-                self.raced = True
-                theirs = project_pages("torch", [IndexedFile("torch-1-py3-none-any.whl", "x", "0" * 64, 1)])
-                super().put_bytes(theirs["index.json"], "cu128-sm90/torch/index.json")
-
     store = Racing("memory://race")
     publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
-    page = read_page(store, "cu128-sm90/torch/index.json")
-    assert set(page) == {
+    assert set(read_page(store, "cu128-sm90/torch/index.json")) == {
         "torch-1-py3-none-any.whl",
         "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl",
     }
+    assert {"numpy", "torch"} < read_root_json(store.read("cu128-sm90/index.json") or b"")
+    assert json.loads(store.read("targets.json") or b"") == ["cpu", "cu128-sm90"]
+    assert [row["target"] for row in json.loads(store.read("about.json") or b"")] == ["cpu", "cu128-sm90"]
+
+
+def test_a_store_that_is_always_overwritten_is_given_up(workshop: Workshop) -> None:  # noqa: F811
+    workshop.build("sm90-avx512")
+    store = Racing("memory://race-for-ever")
+    store.always = True
+    with pytest.raises(NetworkError, match="keeps being overwritten"):
+        publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
 
 
 def test_bad_input(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
@@ -201,6 +244,34 @@ def test_bad_input(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     next(workshop.out.glob("*/wheels/torch-*.whl")).unlink()
     with pytest.raises(BadInputError, match="lacks torch-"):
         publish(workshop.out, FolderStore(tmp_path / "public"))
+
+
+class NoCredentialsError(Exception):
+    """As botocore's: neither an OSError nor a ValueError."""
+
+
+def test_whatever_a_file_system_raises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RemoteStore("memory://raising")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentialsError("Unable to locate credentials for sftp://u:secret@x.")
+
+    monkeypatch.setattr(type(place._system), "cat_file", refuse)
+    with pytest.raises(NetworkError, match="memory://raising cannot be read: Unable to locate") as caught:
+        place.read("targets.json")
+    assert "credentials" in caught.value.hint
+    assert "secret" not in caught.value.message and ".." not in caught.value.message
+
+
+@pytest.mark.parametrize("error", [OSError("no such host"), NoCredentialsError()])
+def test_whatever_a_plug_in_raises_when_it_connects_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    reason = str(error) or "NoCredentialsError"
+    with pytest.raises(NetworkError, match=rf"sftp://\*\*\*\*@nohost/x cannot be reached: {reason}\.$"):
+        open_store("sftp://u:secret@nohost/x")
 
 
 def test_pages_escape_and_sort() -> None:
