@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import netrc
+import os
 import random
 import ssl
 import threading
@@ -260,7 +261,7 @@ class Client:
         if (own := _login_in(parts)) is not None:
             return _bare(url), {"Authorization": own}
         known = self._netrc.authenticators(parts.hostname) if self._netrc and parts.hostname else None
-        return url, {"Authorization": _basic(known[0].encode(), (known[2] or "").encode())} if known else {}
+        return url, {"Authorization": basic_login(known[0].encode(), (known[2] or "").encode())} if known else {}
 
 
 def _bare(url: str) -> str:
@@ -269,7 +270,8 @@ def _bare(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _basic(user: bytes, password: bytes) -> str:
+def basic_login(user: bytes, password: bytes) -> str:
+    """The value of an Authorization header."""
     return "Basic " + b64encode(user + b":" + password).decode("ascii")
 
 
@@ -277,7 +279,7 @@ def _login_in(parts: SplitResult) -> str | None:
     """The login of a URL, as it is sent."""
     if parts.username is None:
         return None
-    return _basic(_unquoted(parts.username), _unquoted(parts.password or ""))
+    return basic_login(_unquoted(parts.username), _unquoted(parts.password or ""))
 
 
 def _unquoted(text: str) -> bytes:
@@ -406,6 +408,6 @@ def _proxy_login(proxy: str) -> tuple[str, dict[str, str]]:
 
 def _read_netrc() -> netrc.netrc | None:
     try:
-        return netrc.netrc()
+        return netrc.netrc(os.environ.get("NETRC") or None)
     except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
         return None

@@ -381,7 +381,11 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         (["sm90-avx2", "--publish", "s4://bucket/x"], ExitCode.USAGE, "files cannot be written to s4://"),
         (["sm90-avx2", "--publish", "https://host/x"], ExitCode.USAGE, "files cannot be written to https://"),
         (["sm90-avx2", "--publish", "s3://"], ExitCode.USAGE, "names no bucket"),
-        (["sm90-avx2", "--store", "wrong://x"], ExitCode.USAGE, "--store wrong://x: files cannot be written to wrong://"),
+        (
+            ["sm90-avx2", "--store", "wrong://x"],
+            ExitCode.USAGE,
+            "--store wrong://x: files cannot be written to wrong://",
+        ),
         (["cpu-avx2", "--via", "nix", "--store", "gs://b"], ExitCode.USAGE, "Nix cannot copy to gs://"),
         (["sm90-avx2", "--via", "source", "--objects", "ftp://x"], ExitCode.USAGE, "ftp://x"),
         ([], ExitCode.USAGE, "No variant was named"),

@@ -71,6 +71,14 @@ def test_a_password_of_netrc_may_have_any_letters(site: Site, settings: Make, ho
     assert Client(settings()).get(f"{site.url}/page").body == b"here"
 
 
+def test_the_netrc_that_is_named(site: Site, settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "named"))
+    site.content["/page"] = b"here"
+    site.login = basic("me:secret")
+    assert Client(settings()).get(f"{site.url}/page").body == b"here"
+
+
 @pytest.mark.parametrize("content", [b"machine x login me password caf\xe9\n", b"machine\n", b"\0"])
 def test_a_netrc_that_cannot_be_read_is_left_aside(site: Site, settings: Make, home: Path, content: bytes) -> None:
     (home / ".netrc").write_bytes(content)

@@ -16,7 +16,7 @@ import msgspec
 import urllib3
 
 from torchtailor.errors import NetworkError
-from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, read_some, retry_after
+from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, basic_login, read_some, retry_after
 from torchtailor.fetch.locations import redact
 from torchtailor.fetch.settings import IndexSettings, certificates
 from torchtailor.images.reference import RepositoryName
@@ -215,7 +215,7 @@ class RegistryServer:
         if bearer:
             self._authorization = f"Bearer {self._token(bearer.values, login)}"
         elif basic and login and login.user and not login.identity_token:
-            self._authorization = urllib3.make_headers(basic_auth=f"{login.user}:{login.password}")["authorization"]
+            self._authorization = basic_login(login.user.encode(), login.password.encode())
         elif basic:
             raise NetworkError(f"{self.name} wants a login, and there is none.", _LOG_IN)
         else:
@@ -237,7 +237,8 @@ class RegistryServer:
                 kind = {"Content-Type": "application/x-www-form-urlencoded"}
                 opened = self._send("POST", realm, kind, urlencode(form).encode())
             else:
-                sent = urllib3.make_headers(basic_auth=f"{login.user}:{login.password}") if login else {}
+                own = basic_login(login.user.encode(), login.password.encode()) if login else ""
+                sent = {"Authorization": own} if own else {}
                 query = urlencode([one for one in fields if one[1]])
                 opened = self._send("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", sent, None)
             with opened as response:

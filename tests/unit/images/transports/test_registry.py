@@ -128,7 +128,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server: StandIn, big: Sa
 def test_a_connection_that_always_breaks(server: StandIn, big: SampleImage) -> None:
     server.add("x", "1", big)
     server.faults = [Fault("GET", big.layers[0].digest, times=999, drop_after=10)]
-    with pytest.raises(NetworkError, match="broke off"):
+    with pytest.raises(NetworkError, match=" broke: "):
         read_blob(open_source(f"docker://{server.host}/x:1"), big.layers[0])
     assert server.count("GET", "/blobs/") < 20
 
