@@ -182,7 +182,8 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             put_hook(target.parent / pack_folder(), target)
         progress.advance(cut.size_before)
         if cut.status is LibraryStatus.STRIPPED and not asked:
-            target.unlink(missing_ok=True)
+            if not options.dry_run:
+                target.unlink()
             cut = cut.with_symbols()
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)

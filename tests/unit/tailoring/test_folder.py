@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry, Place, container, elf
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
@@ -116,6 +117,18 @@ def test_one_file_with_nothing_to_cut_is_copied(tmp_path: Path, zstd: bytes) -> 
     outcome = tailor_file(library, tmp_path / "out.so", options(strip=False))
     assert outcome.libraries[0].status is LibraryStatus.UNCHANGED
     assert (tmp_path / "out.so").read_bytes() == zstd
+
+
+def test_a_dry_run_leaves_an_earlier_output(tmp_path: Path) -> None:
+    """Of a library without GPU code only the symbol tables could go."""
+    source = tmp_path / "libhost.so"
+    source.write_bytes(library(Recipe()))
+    (tmp_path / "out").mkdir()
+    tailor_file(source, tmp_path / "out", options())
+    before = tree(tmp_path)
+    outcome = tailor_file(source, tmp_path / "out", options(dry_run=True))
+    assert outcome.libraries[0].status is LibraryStatus.NO_GPU_CODE
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF", b"\x7fELF" + bytes(100)])
