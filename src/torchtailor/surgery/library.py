@@ -63,8 +63,9 @@ def tailor_library(
     cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the pack of what the
     options' workload does not use goes; without it the pack is made for the proof alone. Where
     `result.status.changed` is False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for
-    a damaged library, ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails,
-    EnvironmentProblem where the disk is full or read-only.
+    a damaged library, UnsupportedLayoutError for one that is laid out oddly, another ImpossibleError where the target's
+    driver cannot read code that stays, CheckFailedError where the proof fails, EnvironmentProblem where the disk is
+    full or read-only.
     """
     try:
         with _opened(src) as stock:

@@ -17,14 +17,9 @@ from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
 from torchtailor.binary.elf import ElfFile
-from torchtailor.errors import (
-    BadInputError,
-    CheckFailedError,
-    EnvironmentProblem,
-    ImpossibleError,
-    TorchtailorError,
-)
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.surgery import write as shrink
+from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 
@@ -182,7 +177,7 @@ def test_misaligned_segments_are_refused(tmp_path: Path) -> None:
     image = bytearray(library(rich()))
     image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")
     (tmp_path / "odd.so").write_bytes(image)
-    with pytest.raises(ImpossibleError, match="aligned"):
+    with pytest.raises(UnsupportedLayoutError, match="aligned"):
         tailor_library(tmp_path / "odd.so", tmp_path / "out.so", options("9.0"))
 
 

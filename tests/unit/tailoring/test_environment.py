@@ -26,6 +26,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring import environment, journal
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
+from torchtailor.tailoring.folder import tailor_file
 from torchtailor.tailoring.journal import Change, Journal
 from torchtailor.tailoring.restore import restore_environment
 
@@ -614,6 +615,21 @@ def test_two_names_of_a_library_stay_one_file(site: Path, tmp_path: Path, fat: b
     restore_environment(site)
     assert first.samefile(second)
     assert tree(site) == before
+
+
+def test_an_oddly_laid_out_library_is_skipped(site: Path, tmp_path: Path) -> None:
+    image = bytearray(library(Recipe()))
+    image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")  # the alignment of the first segment
+    install(build_wheel(tmp_path / "wheels", {"odd/libodd.so": bytes(image)}, name="odd"), site)
+    outcome = tailor_environment(site, options())
+    found = {one.path: one for one in outcome.libraries}
+    assert found["torch/lib/libtorch_cuda.so"].status is LibraryStatus.CUT
+    assert found["odd/libodd.so"].status is LibraryStatus.SKIPPED
+    assert found["odd/libodd.so"].reason == "Program header 0 is not aligned as the loader demands."
+    assert (site / "odd/libodd.so").read_bytes() == image
+    check_records(site)
+    with pytest.raises(ImpossibleError, match="is not aligned"):
+        tailor_file(site / "odd/libodd.so", tmp_path / "out.so", options())
 
 
 def test_a_library_that_was_upgraded_meanwhile(site: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
