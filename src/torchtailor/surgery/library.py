@@ -319,15 +319,16 @@ class _Tailoring:
         recompressed: Recompressed | None,
         warnings: tuple[str, ...],
     ) -> LibraryResult:
-        if surgery.size > self.source.size or (surgery.size == self.source.size and not surgery.zeroed):
-            status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
-            return self._untouched(status, warnings)
         stays, moved = _sides(keep, self.moved.keys if self.moved else {})
         kept, dropped = _tallies(self.code, keep, stays)
+        packed = recompressed is not None and recompressed.images > 0
+        smaller = surgery.size < self.source.size or (surgery.size == self.source.size and surgery.zeroed)
+        if not smaller or not (dropped or moved or packed or surgery.filler or self.removed):
+            status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
+            return self._untouched(status, warnings)
         gpu_after = sum(one.size for one in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
         filler = sum(span.size for span in surgery.filler)
-        packed = recompressed is not None and recompressed.images > 0
         return LibraryResult(
             status=LibraryStatus.CUT if dropped or moved or packed else LibraryStatus.STRIPPED,
             size_before=self.source.size,

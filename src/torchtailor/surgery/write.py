@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
+from torchtailor.binary.elf_headers import (
+    HEADER,
+    PROGRAM_HEADER,
+    SECTION_HEADER,
+    FileType,
+    Relocation,
+    Section,
+    SegmentType,
+)
 from torchtailor.binary.instructions import got_address
 from torchtailor.disk import write_at
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
-from torchtailor.surgery.files import FileSource, copy_range, write_patches
+from torchtailor.surgery.files import CHUNK, FileSource, copy_range, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,
     HeaderTable,
@@ -146,6 +154,21 @@ def check_layout(elf: ElfFile) -> None:
         ):
             raise UnsupportedLayoutError(f"Program header {load.index} is not aligned as the loader demands.")
     _check_section_places(elf)
+    _check_end(elf)
+
+
+def _check_end(elf: ElfFile) -> None:
+    """What no header speaks of would not be in the output, and whoever put it there may look for it."""
+    ends = [section.file_end for section in elf.sections if section.in_file]
+    ends += [load.file_end for load in elf.loads]
+    ends.append(elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size)
+    ends.append(elf.header.segment_table_offset + len(elf.segments) * PROGRAM_HEADER.size)
+    for start in range(max(ends), elf.size, CHUNK):
+        if any(elf.read(start, min(CHUNK, elf.size - start))):
+            raise BadInputError(
+                f"Other data follows its last section, at {max(ends):#x}, and a cut would lose it.",
+                "Use it as it is, or cut the library before that data is added.",
+            )
 
 
 def _check_section_places(elf: ElfFile) -> None:

@@ -181,6 +181,25 @@ def test_misaligned_segments_are_refused(tmp_path: Path) -> None:
         tailor_library(tmp_path / "odd.so", tmp_path / "out.so", options("9.0"))
 
 
+def test_data_behind_the_last_section_is_not_lost(tmp_path: Path) -> None:
+    source = tmp_path / "signed.so"
+    source.write_bytes(library(rich()) + bytes(5000) + b"signature")
+    with pytest.raises(BadInputError, match="follows its last section") as caught:
+        tailor_library(source, source, options("9.0"))
+    assert "before that data is added" in caught.value.hint
+    assert source.read_bytes().endswith(b"signature")
+
+
+def test_zeros_behind_the_last_section_are_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "padded.so"
+    source.write_bytes(library(rich()) + bytes(5000))
+    assert tailor_library(source, tmp_path / "out.so", options("9.0")).status is LibraryStatus.CUT
+    source.write_bytes(library(Recipe(wrapped=[(Entry(BIG, sm=90),)])) + bytes(5000))
+    nothing = tailor_library(source, source, options("9.0", strip=False))
+    assert nothing.status is LibraryStatus.UNCHANGED
+    assert source.read_bytes().endswith(bytes(5000))
+
+
 def test_no_section_headers(tmp_path: Path) -> None:
     image = bytearray(library(rich()))
     image[40:48] = bytes(8)

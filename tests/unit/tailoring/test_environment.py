@@ -632,6 +632,15 @@ def test_an_oddly_laid_out_library_is_skipped(site: Path, tmp_path: Path) -> Non
         tailor_file(site / "odd/libodd.so", tmp_path / "out.so", options())
 
 
+def test_a_library_with_data_behind_it_is_skipped(site: Path, tmp_path: Path, fat: bytes) -> None:
+    install(build_wheel(tmp_path / "wheels", {"signed/libx.so": fat + b"signature"}, name="signed"), site)
+    outcome = tailor_environment(site, options())
+    (skipped,) = [one for one in outcome.libraries if one.status is LibraryStatus.SKIPPED]
+    assert (skipped.path, "follows its last section" in skipped.reason) == ("signed/libx.so", True)
+    assert (site / "signed/libx.so").read_bytes() == fat + b"signature"
+    check_records(site)
+
+
 def test_a_library_that_was_upgraded_meanwhile(site: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip puts a new one in place while the old one is being cut."""
     add = Journal.add
