@@ -70,6 +70,36 @@ def test_records_in_the_copy(tmp_path: Path, fat: bytes) -> None:
     check_records(site)
 
 
+@pytest.mark.parametrize("kind", ["hard", "symbolic", "folder"])
+def test_records_of_a_library_with_two_names(tmp_path: Path, fat: bytes, kind: str) -> None:
+    site = tmp_path / "env"
+    first, second = ("links/liba.so", "links/libb.so") if kind != "folder" else ("links/liba.so", "other/liba.so")
+    install(build_wheel(tmp_path, {first: fat, second: fat, "links/a.py": b"1"}, name="links"), site)
+    (site / second).unlink()
+    if kind == "hard":
+        (site / second).hardlink_to(site / first)
+    elif kind == "symbolic":
+        (site / second).symlink_to("liba.so")
+    else:
+        (site / "other").rmdir()
+        (site / "other").symlink_to("links")
+    tailor_folder(site, tmp_path / "out", options())
+    assert (tmp_path / "out" / second).samefile(tmp_path / "out" / first)
+    assert (tmp_path / "out" / first).stat().st_size < len(fat)
+    check_records(tmp_path / "out")
+    check_records(site)
+
+
+def test_a_link_to_the_stock_library_is_recorded_as_it_is(tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env"
+    install(build_wheel(tmp_path, {"links/liba.so": fat, "links/libb.so": fat}, name="links"), site)
+    (site / "links/libb.so").unlink()
+    (site / "links/libb.so").symlink_to(site / "links/liba.so")
+    tailor_folder(site, tmp_path / "out", options())
+    assert (tmp_path / "out/links/libb.so").read_bytes() == fat
+    check_records(tmp_path / "out")
+
+
 def test_places(tmp_path: Path, folder: Path) -> None:
     for bad in (folder, folder / "lib" / "out", tmp_path / "stock" / "x"):
         with pytest.raises(UsageError):
