@@ -321,12 +321,13 @@ def _cut_all(
             if not stripped.wanted(job.owners, one):
                 continue
             waiting.remove(one)
-            known.pop(one.path, None)
+            names = (one.path, *(name for name, _ in job.second_names))
+            for name in names:
+                known.pop(name, None)
             result = _put_in_place(journal, job, one, recorded)
             stripped.note(job.owners, result)
             if result.status.changed:
-                for name in (one.path, *(name for name, _ in job.second_names)):
-                    known[name] = FileState(result.sha256_out, result.size_after)
+                known.update(dict.fromkeys(names, FileState(result.sha256_out, result.size_after)))
             yield result
     for one in waiting:
         by_name[one.path].staged.unlink(missing_ok=True)

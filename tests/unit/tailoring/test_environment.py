@@ -617,6 +617,30 @@ def test_two_names_of_a_library_stay_one_file(site: Path, tmp_path: Path, fat: b
     assert tree(site) == before
 
 
+def test_an_interrupted_second_cut_of_a_library_with_two_names(
+    site: Path, tmp_path: Path, wide: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"links/libone.so.1": wide, "links/libone.so": wide, "links/__init__.py": b""}
+    install(build_wheel(tmp_path / "wheels", files, name="links"), site)
+    first, second = site / "links/libone.so", site / "links/libone.so.1"
+    second.unlink()
+    second.hardlink_to(first)
+    tailor_environment(site, options("8.0,9.0"))
+    size = first.stat().st_size
+
+    def interrupted(folder: Path) -> None:
+        if folder == site / "links":  # both names are of the new file
+            raise KeyboardInterrupt
+        disk.sync_folder(folder)
+
+    monkeypatch.setattr(environment, "sync_folder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tailor_environment(site, options("9.0", processes=1))
+    assert first.samefile(second)
+    assert first.stat().st_size < size
+    check_records(site)
+
+
 def test_an_oddly_laid_out_library_is_skipped(site: Path, tmp_path: Path) -> None:
     image = bytearray(library(Recipe()))
     image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")  # the alignment of the first segment
