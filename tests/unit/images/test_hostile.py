@@ -82,8 +82,8 @@ def test_layers_of_unknown_kinds(tmp_path: Path, fat: bytes) -> None:
     manifest = json.loads((layout.folder / "blobs" / good["digest"].replace(":", "/")).read_text())
     for kind, match in {
         f"{GZIP}+encrypted": r"Layer 1 of .* is encrypted",
-        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "is a foreign one",
-        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "is a foreign one",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "is a foreign layer",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "is a foreign layer",
         "application/x-squashfs": "unknown type 'application/x-squashfs'",
     }.items():
         manifest["layers"][0]["mediaType"] = kind
