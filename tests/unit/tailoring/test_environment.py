@@ -488,6 +488,8 @@ def write_journal(site: Path, lines: list[dict[str, Any]]) -> None:
         ("same_as", "../../../../victim"),
         ("options", {}),
         ("options", {"target": {"gpus": 5}}),
+        ("options", {"target": {"gpus": ["8.0"]}}),
+        ("options", {"target": {"gpus": ["8.0"]}, "policy": None}),
     ],
 )
 def test_a_hostile_journal(site: Path, tmp_path: Path, key: str, value: object) -> None:
