@@ -619,6 +619,33 @@ def test_two_names_of_a_library_stay_one_file(site: Path, tmp_path: Path, fat: b
     assert tree(site) == before
 
 
+def access_list(*rows: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o444])
+def test_access_lists_and_attributes_stay(site: Path, mode: int) -> None:
+    path = site / "torch/lib/libtorch_cuda.so"
+    nobody, owner, wide = 0xFFFF_FFFF, mode >> 6, 4
+    acl = access_list((1, owner, nobody), (2, 4, 1234), (4, wide, nobody), (16, 4, nobody), (32, 4, nobody))
+    attributes = {"user.x": b"1", "system.posix_acl_access": acl}
+    try:
+        for name, value in attributes.items():
+            os.setxattr(path, name, value)
+    except OSError:
+        pytest.skip("the file system has no access lists")
+
+    def seen() -> dict[str, bytes]:
+        return {name: os.getxattr(path, name) for name in os.listxattr(path) if not name.startswith("security.")}
+
+    tailor_environment(site, options(keep_removed=True))
+    assert seen() == attributes
+    assert path.stat().st_mode & 0o777 == mode
+    restore_environment(site)
+    assert seen() == attributes
+    assert path.stat().st_mode & 0o777 == mode
+
+
 def test_an_interrupted_second_cut_of_a_library_with_two_names(
     site: Path, tmp_path: Path, wide: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
