@@ -39,6 +39,9 @@ _LOCK = "lock"
 _POLL = 0.02  # seconds between two tries for a lock
 _CHUNK = 1 << 20  # stays in a core's cache; after each, a thread that hashes has to wait for Python's lock
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ATTRIBUTES = (errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENODATA, errno.EINVAL)
+_ACCESS_LIST = "system.posix_acl_access"
+_OF_BYTES = frozenset(("security.ima", "security.evm"))  # hashes of what a file holds
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _AT_FDCWD = -100
@@ -391,6 +394,25 @@ def give_to(path: Path | int, owner: os.stat_result) -> None:
     """Give what root makes among the files of a user to that user."""
     if os.geteuid() == 0:
         os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def copy_attributes(source: Path | int, target: Path | int) -> None:
+    """Copy access lists and other extended attributes, as far as the file system and our rights allow.
+
+    This comes after a new owner, who takes capabilities away, and before the mode, which may forbid to set them.
+    """
+    try:
+        names = os.listxattr(source)
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTES:
+            raise
+        return
+    for name in sorted(set(names) - _OF_BYTES, key=lambda name: name == _ACCESS_LIST):  # it may forbid the others
+        try:
+            os.setxattr(target, name, os.getxattr(source, name))
+        except OSError as error:
+            if error.errno not in _NO_ATTRIBUTES:
+                raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -122,9 +122,8 @@ class Cutter:
         """The one place where a build's options become those of the tailor."""
         options = self._options
         targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
-        known = self._catalog.gpus.get(gpu)
         return TailorOptions(
-            Policy(targets, self._catalog.rules, unified_tegra=bool(known and known.unified)),
+            Policy(targets, self._catalog.rules),
             strip=None if options.strip else False,
             nvidia=options.nvidia,
             recompress=options.recompress,

@@ -74,7 +74,6 @@ class TargetDocument(Struct):
     archs: list[str]
     keep_ptx: bool
     label: str
-    unified_tegra: bool | UnsetType = UNSET
 
 
 class RecompressionPolicy(Struct):

@@ -28,6 +28,7 @@ class GpuFit:
     containers: Mapping[Fit, int]
     linked_at_run_time: int  # containers of LTO-IR, which nvJitLink makes into code for any newer GPU
     jit_link: bool = False  # the driver links most of it from relocatable objects when the library is loaded
+    condition: str = ""  # what the system must be for this, where not every driver of the device takes that code
 
     @property
     def verdict(self) -> str:
@@ -39,7 +40,8 @@ class GpuFit:
             kind = "PTX" if self.code.kind is CodeKind.PTX else "cubins for"
             return f"JIT link from {kind} {self.code.capability}"
         if self.fit is Fit.COMPATIBLE:
-            return f"compatible through {self.code.capability}"
+            given = f", given {self.condition}" if self.condition else ""
+            return f"compatible through {self.code.capability}{given}"
         if self.fit is Fit.JIT:
             return f"JIT from PTX {self.code.capability}"
         return "native"
@@ -59,9 +61,10 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
         if own is None or (objects_used and group.reference is Reference.LINKED and not policy.usable(group.images)):
             continue  # not used: the device link, or what it was made from
         jit_link = own is not policy  # an object of a device link that has no cubin for the device
-        best = next(iter(own.loaded(group.images)), None)
+        codes = [code for code in group.bytes_by_target if code]
+        best = rules.best(device, codes) or rules.best(device, codes, unified_tegra=True)
         if best is not None:
-            fit = Fit.JIT if jit_link else rules.fit(device, best)
+            fit = Fit.JIT if jit_link else rules.fit(device, best, unified_tegra=True)
             containers[fit] += group.containers
             alone = not any(code and code.kind is CodeKind.CUBIN for code in group.bytes_by_target)
             of_a_link = group.reference in (Reference.LINKED, Reference.PRELINKED)
@@ -74,7 +77,13 @@ def gpu_fit(library: LibraryReport, device: Capability, rules: GpuRules) -> GpuF
     if not used:
         return GpuFit(device, Fit.NONE, None, containers, linked)
     code, fit, jit_link = max(used, key=lambda use: used[use])
-    return GpuFit(device, fit, code, containers, linked, jit_link)
+    return GpuFit(device, fit, code, containers, linked, jit_link, _condition(device, code, rules))
+
+
+def _condition(device: Capability, code: CodeTarget, rules: GpuRules) -> str:
+    """What the system must be for the device to take this code; empty where any will do."""
+    gpu = rules.gpus.get(device)
+    return gpu.unified.condition if gpu and gpu.unified and not rules.fit(device, code).runs else ""
 
 
 def only_ptx(libraries: int, gpus: str) -> str:

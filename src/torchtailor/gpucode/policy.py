@@ -4,6 +4,8 @@ The driver loads one image of a container: the most specific cubin that fits the
 compile. So for code made by plain nvcc the best image is enough. NVIDIA's own libraries look kernels up by exact
 architecture; there every image the target could run stays. LTO-IR is never loaded by the driver but linked at
 run time (nvJitLink), which works for the same or any newer architecture: it stays where the target could link it.
+A Tegra part takes desktop cubins with its newer driver stack (SBSA) and not with the older one; which one it has is
+not known here, so what either would load stays.
 
 With relocatable device code the objects from before the device link (`__nv_relfatbin`) are in the library too. They
 are not used on a GPU for which the linked container has a cubin. On any other the driver links them again when the
@@ -47,7 +49,6 @@ class Policy:
     rules: GpuRules
     keep_lto: bool = True
     keep_all_minors: bool = False
-    unified_tegra: bool = False
     objects: bool = False  # the containers are objects of a device link
     _choices: dict[tuple[int, ...], PolicyChoice] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -94,10 +95,11 @@ class Policy:
         return [objects if container.reference is Reference.PRELINKED else self for container in containers]
 
     def _needs_jit_link(self, device: Capability, linked: Iterable[CodeContainer]) -> bool:
-        """Whether a device link has no cubin for the device. Which objects belong to which link is not known."""
+        """Whether a device link has no cubin that the device runs with all its drivers. Which objects belong to which
+        link is not known."""
         return any(
-            not any(code.kind is CodeKind.CUBIN and self.fits(device, code) for code in _codes(container.images))
-            for container in linked
+            not any(code.kind is CodeKind.CUBIN and self.rules.fit(device, code).runs for code in _codes(one.images))
+            for one in linked
         )
 
     def keep_images(self, images: tuple[Image, ...], kernels: Kernels) -> tuple[Image, ...]:
@@ -130,10 +132,10 @@ class Policy:
         return any(code is None or (self.targets.keep_ptx and code.kind is CodeKind.PTX) for code in codes)
 
     def fits(self, device: Capability, code: CodeTarget) -> bool:
-        """Whether the device can use this code, run by the driver or linked at run time."""
+        """Whether the device can use this code, run by one of its drivers or linked at run time."""
         if code.kind is CodeKind.LTOIR:
             return self.keep_lto and _links(device, code)
-        return self.rules.fit(device, code, unified_tegra=self.unified_tegra).runs
+        return self.rules.fit(device, code, unified_tegra=True).runs
 
     def _choose(self, images: Iterable[Image]) -> PolicyChoice:
         """The choice for these images, made once for each set of architectures: a library repeats few of them."""
@@ -155,14 +157,17 @@ class Policy:
             if usable:
                 served.add(device)
             needed.update(code for code in usable if code.kind is CodeKind.LTOIR)
-            cubins = {code for code in usable if code.kind is CodeKind.CUBIN}
             ptx = {code for code in usable if code.kind is CodeKind.PTX}
-            best = self.rules.best(device, cubins | ptx, unified_tegra=self.unified_tegra)
-            if best:
+            for unified in self._stacks(device):
+                runs = {code for code in codes if self.rules.fit(device, code, unified_tegra=unified).runs}
+                best = self.rules.best(device, runs, unified_tegra=unified)
+                if best is None:
+                    continue
                 loaded.add(best)
-            if self.keep_all_minors and cubins:
-                needed |= cubins
-            elif best:
+                cubins = runs - ptx
+                if self.keep_all_minors and cubins:
+                    needed |= cubins
+                    continue
                 needed.add(best)
                 if cubins - {best}:
                     spare[frozenset(cubins)] = frozenset(cubins - {best})
@@ -173,6 +178,11 @@ class Policy:
             needed.update(sorted(plain, key=lambda code: code.capability)[-1:])
         rest = {usable: codes - needed for usable, codes in spare.items() if codes - needed}
         return PolicyChoice(frozenset(needed), rest, frozenset(served), frozenset(loaded))
+
+    def _stacks(self, device: Capability) -> tuple[bool, ...]:
+        """The driver stacks that the device may have: whether each is the unified one."""
+        gpu = self.rules.gpus.get(device)
+        return (False, True) if gpu and gpu.unified else (False,)
 
     @staticmethod
     def _still_needed(chosen: list[Image], spare: list[Image], kernels: Kernels) -> list[Image]:

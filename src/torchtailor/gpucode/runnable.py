@@ -36,7 +36,7 @@ class LostCode:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """How the driver reads containers on a GPU of one capability."""
+    """How one driver reads containers on a GPU of one capability."""
 
     device: Capability
     facts: GpuRules
@@ -112,6 +112,15 @@ class DriverReading:
     def _same_family(self, code: CodeTarget) -> bool:
         made_for = self.facts.gpus.get(code.capability)
         return code.suffix is Suffix.FAMILY and made_for is not None and self.device in made_for.family_members
+
+
+def driver_readings(devices: Iterable[Capability], facts: GpuRules, *, lto: bool) -> list[DriverReading]:
+    """How GPUs read containers, each with every driver stack that it may have."""
+    return [
+        DriverReading(device, facts, unified, lto)
+        for device in devices
+        for unified in ((False, True) if device in facts.gpus and facts.gpus[device].unified else (False,))
+    ]
 
 
 def lost_code(

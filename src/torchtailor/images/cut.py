@@ -277,7 +277,7 @@ class _OneImage:
     def left_out(self) -> dict[Content, str]:
         """The members that the new layers go without, and whether by a rule or because a later layer hides them.
 
-        The bytes of a file stay as long as one of its names does.
+        The bytes of a file stay as long as one of its names does, and so do the names that these are links to.
         """
         found: dict[Content, str] = {}
         names: dict[Content, list[tuple[LayerFile, str]]] = {}
@@ -287,10 +287,9 @@ class _OneImage:
                 why = "shadowed" if file.kind in _WITH_BYTES else ""
             names.setdefault(file.content, []).append((file, why))
         for content, files in names.items():
-            for file, why in files:
-                own = (file.layer, file.number)
-                if why and (own != content or all(other for _, other in files)):
-                    found[own] = why
+            if any(why for _, why in files):
+                stay = _staying(content, files)
+                found |= {own: why for file, why in files if why and (own := (file.layer, file.number)) not in stay}
         return found
 
     # One layer
@@ -464,6 +463,26 @@ class _Estimate:
     """A layer that a dry run would write."""
 
     unpacked_size: int
+
+
+def _staying(content: Content, files: Sequence[tuple[LayerFile, str]]) -> set[Content]:
+    """Of the members that have the bytes of `content`, with why each would go, those that stay: what nothing leaves
+    out, the bytes themselves, and what the links among them name."""
+    stay = {(file.layer, file.number) for file, why in files if not why}
+    if not stay:
+        return stay
+    stay.add(content)
+    newest: dict[str, Content] = {}
+    named: dict[Content, Content] = {}  # what each link leads to, which is always an earlier member
+    for file, _ in files:
+        own = (file.layer, file.number)
+        if file.kind is MemberKind.HARD_LINK and file.link in newest:
+            named[own] = newest[file.link]
+        newest[file.path] = own
+    for link, to in reversed(named.items()):
+        if link in stay:
+            stay.add(to)
+    return stay
 
 
 def _teed(pieces: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:

@@ -133,10 +133,17 @@ class ImageConfig:
         return "/".join(str(part) for part in parts if part)
 
     @property
-    def labels(self) -> Mapping[str, str]:
+    def labels(self) -> Mapping[str, Any]:
         settings = self.data.get("config")
         labels = settings.get("Labels") if isinstance(settings, dict) else None
         return labels if isinstance(labels, dict) else {}
+
+    def label(self, name: str) -> str:
+        """The text of a label; empty where there is none."""
+        text = self.labels.get(name, "")
+        if not isinstance(text, str):
+            raise BadInputError(f"The label {name} of the image is not text.", _AGAIN)
+        return text
 
     def created_by(self) -> list[str]:
         """What made each layer, as far as it is known."""

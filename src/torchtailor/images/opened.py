@@ -80,7 +80,7 @@ def opened_image(
             with source.blob(manifest.config) as pieces:
                 config = ImageConfig.parse(b"".join(pieces), len(manifest.layers), source.name)
             root = _Unpacking(source, manifest, config, folder, progress).run()
-        gpus = tuple(filter(None, config.labels.get(ANNOTATION_GPUS, "").split(",")))
+        gpus = tuple(filter(None, config.label(ANNOTATION_GPUS).split(",")))
         yield Artifact(root, ArtifactKind.IMAGE, label=source.name, made_for=gpus)
 
 

@@ -5,13 +5,13 @@ report = cut_image("oci:stock:latest", "oci:cut:latest", options)
 
 from __future__ import annotations
 
-import json
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,6 +38,14 @@ from torchtailor.images.transports.layout import OciFolderSource
 from torchtailor.progress import NoProgress, Progress
 
 _DEEPEST = 3  # indexes in indexes
+
+
+class _Parts(msgspec.Struct):
+    """What a manifest of any kind consists of."""
+
+    config: dict[str, Any] | None = None
+    layers: list[dict[str, Any]] | None = None
+    blobs: list[dict[str, Any]] | None = None
 
 
 def cut_image(
@@ -230,11 +238,12 @@ def chosen_image(index: ImageIndex, platform: str | None, where: str) -> Descrip
     return found
 
 
-def _blobs(document: Document) -> Iterator[Descriptor]:
+def _blobs(document: Document) -> list[Descriptor]:
     """All blobs of a manifest of any kind."""
-    data = json.loads(document.data)
-    rows = [data.get("config"), *(data.get("layers") or ()), *(data.get("blobs") or ())]
     try:
-        yield from (msgspec.convert(row, Descriptor) for row in rows if row)
-    except msgspec.ValidationError as error:
+        parts = msgspec.json.decode(document.data, type=_Parts)
+        rows = [parts.config, *(parts.layers or ()), *(parts.blobs or ())]
+        found = [msgspec.convert(row, Descriptor) for row in rows if row]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadInputError(f"A manifest is damaged: {error}.", "Fetch the image again.") from error
+    return found

@@ -23,9 +23,16 @@ from torchtailor.binary.elf_headers import (
     SectionType,
     SegmentType,
 )
-from torchtailor.errors import ImpossibleError
 from torchtailor.gpucode.scan import CONTAINER_SECTIONS
-from torchtailor.surgery.layout import EXECUTE, AddressMap, SegmentPiece, Span, align_up, subtract
+from torchtailor.surgery.layout import (
+    EXECUTE,
+    AddressMap,
+    SegmentPiece,
+    Span,
+    UnsupportedLayoutError,
+    align_up,
+    subtract,
+)
 from torchtailor.surgery.plan import LibraryPlan
 from torchtailor.surgery.strip import moves_symbols
 
@@ -70,7 +77,7 @@ def find_home(elf: ElfFile, count: int, holes: Sequence[Span], page: int) -> Tab
             around = [Span(hole.start, start), Span(end, hole.end)]
             return TableHome(start, room, True, (*holes[:index], *around, *holes[index + 1 :]))
     if address is None:
-        raise ImpossibleError("Its program headers are not in a loaded segment.")
+        raise UnsupportedLayoutError("Its program headers are not in a loaded segment.")
     return TableHome(address, len(elf.segments) * PROGRAM_HEADER.size, False, ())
 
 
@@ -135,7 +142,7 @@ def _flags(elf: ElfFile, piece: SegmentPiece) -> int:
 def _offset(addresses: AddressMap, address: int) -> int:
     offset = addresses.offset(address)
     if offset is None:
-        raise ImpossibleError(f"Address {address:#x} would be in no loaded segment.")
+        raise UnsupportedLayoutError(f"Address {address:#x} would be in no loaded segment.")
     return offset
 
 

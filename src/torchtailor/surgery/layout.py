@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torchtailor.binary.elf_headers import ElfMachine, Segment
+from torchtailor.errors import ImpossibleError
 
 # a hole costs a program header and a mapping at load time; smaller ones are filled with zeros instead
 MIN_HOLE = 16 << 10
@@ -21,6 +22,13 @@ MAX_ALIGNMENT = 256
 
 EXECUTE = 1  # of the flags of a segment
 _LARGEST_PAGE = {ElfMachine.X86_64: 0x1000, ElfMachine.AARCH64: 0x10000}
+
+
+class UnsupportedLayoutError(ImpossibleError):
+    """A library is whole, but laid out in a way that the surgery does not know."""
+
+    def __init__(self, message: str, hint: str = "Use it as it is, or link it again with a current linker.") -> None:
+        super().__init__(message, hint)
 
 
 class Span(NamedTuple):

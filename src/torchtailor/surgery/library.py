@@ -22,7 +22,7 @@ from pathlib import Path
 from torchtailor.binary.code_hash import instructions_sha256
 from torchtailor.binary.elf import FETCH_AGAIN
 from torchtailor.catalog import CodeKind, Fit
-from torchtailor.disk import hash_file, new_file
+from torchtailor.disk import copy_attributes, hash_file, new_file
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, TorchtailorError
 from torchtailor.gpucode.fatbin import ArchKey, Compression, Image, ImageKind
 from torchtailor.gpucode.fitness import gpu_fit
@@ -58,13 +58,14 @@ def tailor_library(
 ) -> LibraryResult:
     """Cut `src` for the targets of the options' policy and put the proven result at `dst`.
 
-    The output is written beside `dst` as a temporary file, proven against `src`, given the mode of `src` and renamed
-    into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not even a power
-    cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the pack of what the
-    options' workload does not use goes; without it the pack is made for the proof alone. Where
+    The output is written beside `dst` as a temporary file, proven against `src`, given the mode and the attributes of
+    `src` and renamed into place; `dst` may be `src` itself. `durable` waits for the disk before the rename, so that not
+    even a power cut leaves half a file. `sha256` is that of `src`, where the caller knows it. `pack` says where the
+    pack of what the options' workload does not use goes; without it the pack is made for the proof alone. Where
     `result.status.changed` is False, `dst` was not touched. `src` is never changed otherwise. Raises BadInputError for
-    a damaged library, ImpossibleError for one with an unsupported layout, CheckFailedError where the proof fails,
-    EnvironmentProblem where the disk is full or read-only.
+    a damaged library, UnsupportedLayoutError for one that is laid out oddly, another ImpossibleError where the target's
+    driver cannot read code that stays, CheckFailedError where the proof fails, EnvironmentProblem where the disk is
+    full or read-only.
     """
     try:
         with _opened(src) as stock:
@@ -293,6 +294,7 @@ class _Tailoring:
             result = replace(
                 result, sha256_out=sha256_out, sha256_in=sha256_in, instructions_sha256=instructions
             )  # the proof compared the instructions: they are the output's too
+            copy_attributes(self.source.fd, fd)
             os.fchmod(fd, os.fstat(self.source.fd).st_mode & 0o7777)
         return result
 
@@ -318,15 +320,16 @@ class _Tailoring:
         recompressed: Recompressed | None,
         warnings: tuple[str, ...],
     ) -> LibraryResult:
-        if surgery.size > self.source.size or (surgery.size == self.source.size and not surgery.zeroed):
-            status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
-            return self._untouched(status, warnings)
         stays, moved = _sides(keep, self.moved.keys if self.moved else {})
         kept, dropped = _tallies(self.code, keep, stays)
+        packed = recompressed is not None and recompressed.images > 0
+        smaller = surgery.size < self.source.size or (surgery.size == self.source.size and surgery.zeroed)
+        if not smaller or not (dropped or moved or packed or surgery.filler or self.removed):
+            status = LibraryStatus.UNCHANGED if self.code.containers else LibraryStatus.NO_GPU_CODE
+            return self._untouched(status, warnings)
         gpu_after = sum(one.size for one in surgery.plan.containers)
         loaded = sum(load.file_size for load in self.elf.loads)
         filler = sum(span.size for span in surgery.filler)
-        packed = recompressed is not None and recompressed.images > 0
         return LibraryResult(
             status=LibraryStatus.CUT if dropped or moved or packed else LibraryStatus.STRIPPED,
             size_before=self.source.size,

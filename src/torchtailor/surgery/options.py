@@ -169,7 +169,6 @@ class TailorOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What decides the bytes of the output, as manifests have it."""
-        unified = {"unified_tegra": True} if self.policy.unified_tegra else {}
         dropping = {"drop": sorted(self.drop)} if self.drop else {}
         no_lto = {} if self.policy.keep_lto else {"lto": False}
         relr = {"relr": True} if self.relr else {}
@@ -190,7 +189,6 @@ class TailorOptions:
                 "archs": [str(arch) for arch in self.targets.archs],
                 "keep_ptx": self.targets.keep_ptx,
                 "label": self.label,
-                **unified,
             },
             "policy": {
                 **({"split": True} if self.split else {}),

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchtailor.binary.elf import FETCH_AGAIN, ElfFile
-from torchtailor.binary.elf_headers import HEADER, PROGRAM_HEADER, FileType, Relocation, Section, SegmentType
+from torchtailor.binary.elf_headers import (
+    HEADER,
+    PROGRAM_HEADER,
+    SECTION_HEADER,
+    FileType,
+    Relocation,
+    Section,
+    SegmentType,
+)
 from torchtailor.binary.instructions import got_address
 from torchtailor.disk import write_at
-from torchtailor.errors import BadInputError, ImpossibleError
+from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, TICKET, TICKET_MARK
-from torchtailor.surgery.files import FileSource, copy_range, write_patches
+from torchtailor.surgery.files import CHUNK, FileSource, copy_range, write_patches
 from torchtailor.surgery.headers import (
     TABLE_MARK,
     HeaderTable,
@@ -36,6 +44,7 @@ from torchtailor.surgery.layout import (
     AddressMap,
     SegmentPiece,
     Span,
+    UnsupportedLayoutError,
     choose_holes,
     merge,
     page_size,
@@ -91,7 +100,7 @@ class Surgery:
         """Where the byte at an address is in the output."""
         offset = self.addresses.offset(address)
         if offset is None:
-            raise ImpossibleError(f"A pointer to GPU code at {address:#x} is in no loaded segment.")
+            raise UnsupportedLayoutError(f"A pointer to GPU code at {address:#x} is in no loaded segment.")
         return offset
 
 
@@ -130,12 +139,12 @@ def check_layout(elf: ElfFile) -> None:
     if not elf.sections:
         raise BadInputError("It has no section headers, so its layout is unknown.")
     if max(len(elf.sections), len(elf.segments)) >= _MOST_HEADERS:
-        raise ImpossibleError(
+        raise UnsupportedLayoutError(
             f"It has {len(elf.sections)} sections and {len(elf.segments)} segments, which is too many."
         )
     first = elf.loads[0]
     if first.offset != 0 or first.file_size < 64:
-        raise ImpossibleError("Its first loaded segment does not begin with the file header.")
+        raise UnsupportedLayoutError("Its first loaded segment does not begin with the file header.")
     for load in elf.loads:
         alignment = load.alignment
         if (
@@ -143,8 +152,23 @@ def check_layout(elf: ElfFile) -> None:
             or alignment & (alignment - 1)
             or (load.address - load.offset) % alignment
         ):
-            raise ImpossibleError(f"Program header {load.index} is not aligned as the loader demands.")
+            raise UnsupportedLayoutError(f"Program header {load.index} is not aligned as the loader demands.")
     _check_section_places(elf)
+    _check_end(elf)
+
+
+def _check_end(elf: ElfFile) -> None:
+    """What no header speaks of would not be in the output, and whoever put it there may look for it."""
+    ends = [section.file_end for section in elf.sections if section.in_file]
+    ends += [load.file_end for load in elf.loads]
+    ends.append(elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size)
+    ends.append(elf.header.segment_table_offset + len(elf.segments) * PROGRAM_HEADER.size)
+    for start in range(max(ends), elf.size, CHUNK):
+        if any(elf.read(start, min(CHUNK, elf.size - start))):
+            raise BadInputError(
+                f"Other data follows its last section, at {max(ends):#x}, and a cut would lose it.",
+                "Use it as it is, or cut the library before that data is added.",
+            )
 
 
 def _check_section_places(elf: ElfFile) -> None:
@@ -306,7 +330,7 @@ def _repoint(surgery: Surgery, pointer: Relocation, target: int) -> Iterator[tup
     if pointer.record_offset is not None:
         address = surgery.elf.address_of(pointer.record_offset)
         if address is None:
-            raise ImpossibleError("Its relocations are not in a loaded segment.")
+            raise UnsupportedLayoutError("Its relocations are not in a loaded segment.")
         yield surgery.offset(address) + ADDEND_FIELD, data
     if surgery.elf.pointer_at(pointer.place) == pointer.addend:
         yield surgery.offset(pointer.place), data

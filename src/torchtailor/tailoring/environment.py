@@ -17,7 +17,7 @@ from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
 from torchtailor.artifact.libraries import is_placeholder, is_shared_name
 from torchtailor.artifact.sites import active_environment, project_environment
-from torchtailor.disk import disk_errors, give_to, hash_file, sync_folder, write_atomically
+from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
@@ -321,12 +321,13 @@ def _cut_all(
             if not stripped.wanted(job.owners, one):
                 continue
             waiting.remove(one)
-            known.pop(one.path, None)
+            names = (one.path, *(name for name, _ in job.second_names))
+            for name in names:
+                known.pop(name, None)
             result = _put_in_place(journal, job, one, recorded)
             stripped.note(job.owners, result)
             if result.status.changed:
-                for name in (one.path, *(name for name, _ in job.second_names)):
-                    known[name] = FileState(result.sha256_out, result.size_after)
+                known.update(dict.fromkeys(names, FileState(result.sha256_out, result.size_after)))
             yield result
     for one in waiting:
         by_name[one.path].staged.unlink(missing_ok=True)
@@ -459,6 +460,7 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
     if not job.is_unchanged:
         return _replaced_meanwhile(job)
     give_to(job.staged, job.path.lstat())
+    copy_attributes(job.path, job.staged)
     added = _staged_packs(job, result)
     rows = tuple(AddedFile(name, hash_file(file), file.stat().st_size) for name, file in added.items())
     for name, owners in names:

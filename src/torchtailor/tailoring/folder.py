@@ -182,7 +182,8 @@ def tailor_file(library: Path, output: Path, options: TailorOptions, progress: P
             put_hook(target.parent / pack_folder(), target)
         progress.advance(cut.size_before)
         if cut.status is LibraryStatus.STRIPPED and not asked:
-            target.unlink(missing_ok=True)
+            if not options.dry_run:
+                target.unlink()
             cut = cut.with_symbols()
         kind = ArtifactKind.LIBRARY
         result = TailorResult(kind, library, None, (cut,), cut.size_before, cut.size_after, options.dry_run)
@@ -432,17 +433,27 @@ def _update_records(
     gone: frozenset[str],
     added: Mapping[Path, Sequence[RecordRow]],
 ) -> None:
-    """A RECORD in the copy must describe the copy."""
+    """A RECORD in the copy must describe the copy, also where it lists a library by its second name."""
+    by_file = {_file(target / name): result for name, result in results.items() if result.status.changed}
     for one in installed:
         changes: dict[str, RecordRow | None] = {row.path: None for path, row in one.files.items() if path in gone}
         changes |= {
             row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
             for path, row in one.files.items()
-            if (result := results.get(path)) and result.status.changed
+            if (is_shared_name(path) or may_be_elf(path)) and (result := by_file.get(_file(target / path)))
         }
         changes |= {row.path: row for row in added.get(one.dist_info, ())}
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """What two names of one file share; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:

@@ -80,7 +80,7 @@ class _Policy(msgspec.Struct):
 
 class _Options(msgspec.Struct):
     target: _Target
-    policy: _Policy = msgspec.field(default_factory=_Policy)
+    policy: _Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +315,8 @@ def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) ->
 def _options(chains: Sequence[Sequence[Change]]) -> dict[str, Any]:
     """Target and policy of the newest cut, and the rules of all."""
     options = chains[0][-1].options
-    rules = {rule for chain in chains for rule in chain[-1].options.get("policy", {}).get("drop", ())}
-    return {**options, "policy": {**options.get("policy", {}), **({"drop": sorted(rules)} if rules else {})}}
+    rules = {rule for chain in chains for rule in chain[-1].options["policy"].get("drop", ())}
+    return {**options, "policy": {**options["policy"], **({"drop": sorted(rules)} if rules else {})}}
 
 
 def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.scan import scan_elf
+from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -58,7 +59,7 @@ def cut_library(
     sha256: str = "",
     pack: PackPlace | None = None,
 ) -> LibraryResult:
-    """Cut one library of an input; one that is damaged is reported, not an error.
+    """Cut one library of an input; one that is damaged, or laid out oddly, is reported, not an error.
 
     One that is `proprietary` (of NVIDIA's) is cut only with --nvidia; otherwise the result says what that would save.
     Of a program only GPU code is cut, and none goes to a pack. `sha256` is that of `source`, where the caller knows it.
@@ -73,7 +74,7 @@ def cut_library(
         if not is_shared_name(name):
             return replace(cut(replace(options, strip=False, workload=None, packs=None, no_pack=False)), could_strip=0)
         return cut(options)
-    except BadInputError as error:
+    except (BadInputError, UnsupportedLayoutError) as error:
         reason = error.message.removeprefix(f"{source}: ")
         return LibraryResult.not_read(LibraryStatus.SKIPPED, name, source.stat().st_size, reason)
     except TorchtailorError as error:  # by the name the user knows, not that of a temporary file
@@ -91,7 +92,7 @@ def cut_strictly(
     sha256: str = "",
     pack: PackPlace | None = None,
 ) -> LibraryResult:
-    """The same, where a damaged library is an error; an OSError is left to the caller, who knows the user's paths."""
+    """The same, where such a library is an error; an OSError is left to the caller, who knows the user's paths."""
     refused = proprietary and not options.nvidia
     if proprietary:  # also what its name does not tell: programs
         options = replace(options, policy=replace(options.policy, keep_all_minors=True))

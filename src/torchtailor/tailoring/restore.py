@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import disk_errors, give_to, sync_folder
+from torchtailor.disk import copy_attributes, disk_errors, give_to, sync_folder
 from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.host.pythons import find_uv
 from torchtailor.progress import NoProgress, Progress
@@ -104,8 +104,10 @@ def _restore(journal: Journal, path: str, chain: Sequence[Change]) -> None:
                 hasher.update(chunk)
                 file.write(chunk)
             file.flush()
-            os.fchmod(file.fileno(), mode)
             give_to(file.fileno(), owner)
+            if not last.dropped:
+                copy_attributes(place, file.fileno())
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         if hasher.hexdigest() != change.before.sha256:
             raise CheckFailedError(

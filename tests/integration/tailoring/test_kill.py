@@ -31,7 +31,7 @@ class World:
         fat = (FIXTURES / "raw.so").read_bytes()
         self.site = folder / "env" / "lib" / "python3.13" / "site-packages"
         for name in ("one", "two"):
-            files = {f"{name}/lib{number}.so": fat + bytes([number] * 8) for number in range(2)}
+            files = {f"{name}/lib{number}.so": fat + bytes(8 * number) for number in range(2)}
             install(build_wheel(folder, {**files, f"{name}/__init__.py": b""}, name=name), self.site)
         self.spare = folder / "spare"
         shutil.copytree(self.site, self.spare)

@@ -160,6 +160,11 @@ def test_garbage_is_not_unpacked(payload: bytes, compression: Compression, raw_s
         assert len(decompress_payload(payload, compression, raw_size, max_size=1 << 24)) == raw_size
 
 
+def test_the_largest_size_is_one_that_lz4_can_count() -> None:
+    with pytest.raises(BadInputError, match="more than the 2147483647 allowed"):
+        decompress_payload(bytes(9_000_000), Compression.LZ4, 1 << 31)
+
+
 def test_a_size_that_lies_is_refused_before_memory_is_taken() -> None:
     payload = Entry(b"x" * 1000, compression="zstd").encode()[64:]
     with pytest.raises(BadInputError):

@@ -22,6 +22,7 @@ from torchtailor.gpucode.scan import scan_source
 from torchtailor.inspection.inspect import inspect
 
 RULES = load_catalog().rules
+ORIN = "JetPack 7.2 (L4T R39.2) or newer, whose driver stack is SBSA"
 PTX, LTO = 1, 8
 
 
@@ -190,7 +191,9 @@ def test_the_same_architecture_of_two_libraries_is_one_row() -> None:
         ("8.9", [code(80, LTO)], Fit.NONE, "linked at run time"),
         ("10.0", [code(90, flags=ARCH)], Fit.NONE, "nothing"),
         ("10.3", [code(100, flags=FAMILY)], Fit.COMPATIBLE, "compatible through 10.0"),
-        ("8.7", [code(86)], Fit.NONE, "nothing"),
+        ("8.7", [code(86)], Fit.COMPATIBLE, f"compatible through 8.6, given {ORIN}"),
+        ("8.7", [code(86), code(80, PTX)], Fit.JIT, "JIT from PTX 8.0"),
+        ("8.7", [code(90)], Fit.NONE, "nothing"),
     ],
 )
 def test_verdicts(gpu: str, entries: list[Entry], fit: Fit, verdict: str) -> None:

@@ -13,7 +13,7 @@ from tests.unit.surgery.test_policy import concatenated, images
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Suffix
 from torchtailor.gpucode.fatbin import Image
-from torchtailor.gpucode.runnable import DriverReading, lost_code, used_images
+from torchtailor.gpucode.runnable import DriverReading, driver_readings, lost_code, used_images
 from torchtailor.gpucode.scan import Reference
 
 DEVICES = tuple(load_catalog().gpus)
@@ -82,6 +82,13 @@ def test_objects_without_a_device_link_are_containers_like_others() -> None:
 def test_link_time_code_of_other_containers() -> None:
     assert used("9.0", held("lto_50 lto_90a lto_100 sm_80")) == ["lto_50 lto_90a"]
     assert DriverReading(Capability(9, 0), RULES, lto=False).used([held("lto_50")]) == [frozenset()]
+
+
+def test_a_gpu_with_two_driver_stacks() -> None:
+    found = driver_readings([Capability(8, 7), Capability(9, 0)], RULES, lto=True)
+    assert [(str(one.device), one.unified_tegra) for one in found] == [("8.7", False), ("8.7", True), ("9.0", False)]
+    (kept,) = used_images([held("sm_80 sm_86 compute_80")], found[:2])
+    assert [image.label for image in kept] == ["sm_86", "compute_80"]
 
 
 def test_what_was_lost() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,25 @@ def test_shadowed_bytes_that_a_hard_link_still_has_stay(tmp_path: Path, fat: byt
     (image,) = cut(stock(tmp_path / "stock", layers), tmp_path, squash_shadowed=True).images
     assert image.layers[0].shadowed == 0
     assert read_image(tmp_path / "cut").tars[0] == layers[0]
+
+
+@pytest.mark.parametrize("by", ["shadowed", "rule"])
+def test_a_link_that_another_link_names_stays(tmp_path: Path, fat: bytes, by: str) -> None:
+    """Without `two` nothing could unpack `three`, nor without that `four`."""
+    members = [TarFile("a/one", b"1" * 5000), TarFile("lib/libx.so", fat)]
+    chain = ["a/one", "a/two.a", "a/three.a", "a/four"]
+    members += [TarFile(name, kind=tarfile.LNKTYPE, link=link) for link, name in pairwise(chain)]
+    members.append(TarFile("a/other.a", kind=tarfile.LNKTYPE, link="a/one"))
+    hidden = {"a/.wh.two.a": b"", "a/.wh.three.a": b"", "a/.wh.other.a": b""}
+    layers = [tar_of(members), *([tar_of(hidden)] if by == "shadowed" else [])]
+    more: dict[str, Any] = {"squash_shadowed": True} if by == "shadowed" else {"drop": ("static-libs",)}
+    cut(stock(tmp_path / "stock", layers), tmp_path, **more)
+    with tarfile.open(fileobj=io.BytesIO(read_image(tmp_path / "cut").tars[0])) as archive:
+        infos = archive.getmembers()
+    names = [info.name for info in infos]
+    assert set(chain) <= set(names)
+    assert "a/other.a" not in names
+    assert all(info.linkname in names[: names.index(info.name)] for info in infos if info.islnk())
 
 
 def test_doubled(tmp_path: Path, fat: bytes) -> None:

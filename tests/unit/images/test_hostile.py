@@ -18,6 +18,7 @@ from tests.unit.images.builder import GZIP, ZSTD, Layout, TarFile, read_image, s
 from tests.unit.images.test_cut import cut, package
 from torchtailor.errors import BadInputError, TorchtailorError
 from torchtailor.images.compression import UnpackedLayer
+from torchtailor.images.cut import ANNOTATION_GPUS
 from torchtailor.images.opened import opened_image
 from torchtailor.surgery.result import LibraryStatus
 
@@ -82,8 +83,8 @@ def test_layers_of_unknown_kinds(tmp_path: Path, fat: bytes) -> None:
     manifest = json.loads((layout.folder / "blobs" / good["digest"].replace(":", "/")).read_text())
     for kind, match in {
         f"{GZIP}+encrypted": r"Layer 1 of .* is encrypted",
-        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "is a foreign one",
-        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "is a foreign one",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "is a foreign layer",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "is a foreign layer",
         "application/x-squashfs": "unknown type 'application/x-squashfs'",
     }.items():
         manifest["layers"][0]["mediaType"] = kind
@@ -110,6 +111,34 @@ def test_damaged_manifests(tmp_path: Path, change: dict[str, Any], match: str) -
 @pytest.mark.parametrize("config", [{"rootfs": None}, {"rootfs": {"diff_ids": [1]}}, {"rootfs": {"diff_ids": []}}])
 def test_damaged_configurations(tmp_path: Path, config: dict[str, Any]) -> None:
     refused(stock(tmp_path / "stock", [tar_of({"a": b"1"})], config=config), tmp_path, "configuration of")
+
+
+@pytest.mark.parametrize("label", [None, 5, ["9.0"]])
+def test_a_label_that_is_no_text(tmp_path: Path, label: object) -> None:
+    config = {"config": {"Labels": {ANNOTATION_GPUS: label}}}
+    source = stock(tmp_path / "stock", [tar_of({"a": b"1"})], config=config)
+    with pytest.raises(BadInputError, match="is not text"), opened_image(source):
+        pass
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [{"layers": 5}, {"layers": [5]}, {"blobs": "all"}, {"config": [1]}, {"layers": [{"digest": 1}]}],
+)
+@pytest.mark.parametrize("attestation", [False, True])
+def test_damaged_artifacts_beside_an_image(tmp_path: Path, manifest: dict[str, Any], attestation: bool) -> None:
+    """Those of an index that are no images are copied."""
+    layout = Layout(tmp_path / "stock")
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    config = layout.blob(b"{}", "application/vnd.oci.empty.v1+json")
+    data = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, **manifest}).encode()
+    odd = layout.blob(data, kind)
+    if attestation:
+        odd["annotations"] = {"vnd.docker.reference.type": "attestation-manifest"}
+    rows = [layout.image([tar_of({"a": b"1"})]), odd]
+    index = "application/vnd.oci.image.index.v1+json"
+    data = json.dumps({"schemaVersion": 2, "mediaType": index, "manifests": rows}).encode()
+    refused(layout.name(layout.blob(data, index)), tmp_path, "A manifest is damaged")
 
 
 def test_a_layer_with_another_digest(tmp_path: Path, fat: bytes) -> None:

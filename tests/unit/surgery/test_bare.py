@@ -26,7 +26,7 @@ from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.bare import cubin_header, read_bare
 from torchtailor.gpucode.fatbin import Compression
 from torchtailor.gpucode.report import summarise
-from torchtailor.gpucode.runnable import DriverReading, lost_code
+from torchtailor.gpucode.runnable import DriverReading, driver_readings, lost_code
 from torchtailor.gpucode.scan import FoundContainer, Reference, scan_elf
 from torchtailor.surgery.files import open_file
 from torchtailor.surgery.library import tailor_library
@@ -280,7 +280,7 @@ class TestProof:
         ("100a", {"10.0"}),
         ("101", {"10.1", "11.0"}),
         ("120", {"12.0", "12.1"}),
-        ("80", {"8.0", "8.6", "8.9"}),
+        ("80", {"8.0", "8.6", "8.7", "8.9"}),
     ],
 )
 def test_which_gpus_keep_a_bare_cubin(arch: str, gpus: set[str]) -> None:
@@ -290,7 +290,7 @@ def test_which_gpus_keep_a_bare_cubin(arch: str, gpus: set[str]) -> None:
     rules = load_catalog().rules
     keeping = {str(gpu) for gpu in rules.gpus if policy(str(gpu)).usable(container.entries)}
     found = FoundContainer(container, ".data", 0x1000, Reference.POINTER, ())
-    running = {str(gpu) for gpu in rules.gpus if DriverReading(gpu, rules).used([found])[0]}
+    running = {str(one.device) for one in driver_readings(rules.gpus, rules, lto=True) if one.used([found])[0]}
     assert keeping == running
     assert gpus <= keeping
     assert not keeping & ({"9.0", "8.0", "10.0", "12.0", "10.3"} - gpus)

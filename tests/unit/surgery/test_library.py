@@ -17,14 +17,9 @@ from tests.unit.surgery.checks import options
 from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.surgery.test_tailor import rich
 from torchtailor.binary.elf import ElfFile
-from torchtailor.errors import (
-    BadInputError,
-    CheckFailedError,
-    EnvironmentProblem,
-    ImpossibleError,
-    TorchtailorError,
-)
+from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, TorchtailorError
 from torchtailor.surgery import write as shrink
+from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.result import LibraryStatus
 
@@ -182,8 +177,27 @@ def test_misaligned_segments_are_refused(tmp_path: Path) -> None:
     image = bytearray(library(rich()))
     image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")
     (tmp_path / "odd.so").write_bytes(image)
-    with pytest.raises(ImpossibleError, match="aligned"):
+    with pytest.raises(UnsupportedLayoutError, match="aligned"):
         tailor_library(tmp_path / "odd.so", tmp_path / "out.so", options("9.0"))
+
+
+def test_data_behind_the_last_section_is_not_lost(tmp_path: Path) -> None:
+    source = tmp_path / "signed.so"
+    source.write_bytes(library(rich()) + bytes(5000) + b"signature")
+    with pytest.raises(BadInputError, match="follows its last section") as caught:
+        tailor_library(source, source, options("9.0"))
+    assert "before that data is added" in caught.value.hint
+    assert source.read_bytes().endswith(b"signature")
+
+
+def test_zeros_behind_the_last_section_are_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "padded.so"
+    source.write_bytes(library(rich()) + bytes(5000))
+    assert tailor_library(source, tmp_path / "out.so", options("9.0")).status is LibraryStatus.CUT
+    source.write_bytes(library(Recipe(wrapped=[(Entry(BIG, sm=90),)])) + bytes(5000))
+    nothing = tailor_library(source, source, options("9.0", strip=False))
+    assert nothing.status is LibraryStatus.UNCHANGED
+    assert source.read_bytes().endswith(bytes(5000))
 
 
 def test_no_section_headers(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.unit.surgery.checks import policy
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
 from torchtailor.licences import maker_of
+from torchtailor.tailoring.run import tailor_options
 
 KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.LTOIR: ImageKind.LTOIR}
 SUFFIXES = {"": 0, "a": int(EntryFlag.ARCH_SPECIFIC), "f": int(EntryFlag.FAMILY_SPECIFIC)}
@@ -52,7 +53,10 @@ ALL = "sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_90a sm_100 sm_100a sm_120 compute_
         ("9.0", "sm_100a sm_120a", ""),
         ("9.0", "lto_50 lto_90 lto_100 sm_90", "lto_50 lto_90 sm_90"),
         ("8.7", "sm_80 sm_86 sm_87", "sm_87"),
-        ("8.7", "sm_80 sm_86 compute_80", "compute_80"),  # Tegra takes no desktop cubins
+        ("8.7", "sm_80 compute_80", "sm_80 compute_80"),  # for JetPack 7.2, and for JetPack 6
+        ("8.7", "sm_80 sm_86 compute_80", "sm_86 compute_80"),
+        ("8.7", "sm_80", "sm_80"),
+        ("11.0", "sm_80 compute_80", "compute_80"),  # other Tegra parts take no desktop cubins
     ],
 )
 def test_plain_code(targets: str, names: str, expected: str) -> None:
@@ -67,10 +71,20 @@ def test_plain_code(targets: str, names: str, expected: str) -> None:
         ("9.0", ALL, "sm_90 sm_90a"),
         ("12.1", "sm_100 sm_120 sm_120a sm_120f sm_121 compute_120", "sm_120 sm_120f sm_121"),
         ("9.0", "sm_80 compute_70 compute_80", "compute_80"),
+        ("8.7", "sm_80 sm_86 sm_87", "sm_80 sm_86 sm_87"),
+        ("8.7", "sm_80 sm_86 sm_90 compute_80", "sm_80 sm_86 compute_80"),
     ],
 )
 def test_nvidia_libraries_keep_every_minor(targets: str, names: str, expected: str) -> None:
     assert kept(targets, names, keep_all_minors=True) == expected
+
+
+def test_the_options_of_every_command_count_both_drivers_of_a_tegra_part() -> None:
+    chosen = tailor_options(["8.7"], environment={}).policy
+    found = images("sm_80 compute_80")
+    assert chosen.keep_images(found, lambda _: frozenset("k")) == found
+    own = images("sm_80 sm_86 sm_87")
+    assert chosen.for_library("libcublas.so.12").keep_images(own, lambda _: frozenset("k")) == own
 
 
 def test_forward_path() -> None:

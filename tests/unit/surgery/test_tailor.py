@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gpucode.builders import ARCH, Entry
+from tests.unit.gpucode.builders import ARCH, Entry, cubin
 from tests.unit.surgery.checks import EMPTY, bare_reached, containers_reached, host_bytes, options, tailor
 from tests.unit.surgery.libraries import Linker, Recipe, byte_at, memory
 from tests.unit.surgery.recipes import CUBIN, LTOIR, PTX, entry, random_recipe
@@ -208,6 +208,22 @@ def test_tailoring_again_uses_the_spare_headers(tmp_path: Path) -> None:
     again = (tmp_path / "again.so").read_bytes()
     assert len(again) < len(output)
     assert again.count(b"program headers\0") == output.count(b"program headers\0") == 1
+
+
+def test_tailoring_again_splits_what_was_split(tmp_path: Path) -> None:
+    """The first cut leaves several sections of one name, and the second cuts a piece off a later one."""
+
+    def code(arch: str, size: int) -> Entry:
+        return Entry(cubin(arch, size), sm=int(arch))
+
+    first = (code("80", 24_000), code("120", 60_000))
+    second = (code("80", 90_000), code("90", 8_000))
+    recipe = Recipe(recorded=[first, b"O" * 5000, second, b"P" * 5000])
+    linker, _, output, _ = tailor(tmp_path, recipe, "8.0;9.0")
+    again = tailor_library(tmp_path / "out" / "libtest.so", tmp_path / "again.so", options("9.0"))
+    assert again.size_after < len(output)
+    reached = containers_reached(linker, (tmp_path / "again.so").read_bytes())
+    assert [sm for entries in reached for _, sm, _ in entries] == [90]
 
 
 def test_tailoring_twice_changes_nothing(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring import environment, journal
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
+from torchtailor.tailoring.folder import tailor_file
 from torchtailor.tailoring.journal import Change, Journal
 from torchtailor.tailoring.restore import restore_environment
 
@@ -487,6 +488,8 @@ def write_journal(site: Path, lines: list[dict[str, Any]]) -> None:
         ("same_as", "../../../../victim"),
         ("options", {}),
         ("options", {"target": {"gpus": 5}}),
+        ("options", {"target": {"gpus": ["8.0"]}}),
+        ("options", {"target": {"gpus": ["8.0"]}, "policy": None}),
     ],
 )
 def test_a_hostile_journal(site: Path, tmp_path: Path, key: str, value: object) -> None:
@@ -614,6 +617,81 @@ def test_two_names_of_a_library_stay_one_file(site: Path, tmp_path: Path, fat: b
     restore_environment(site)
     assert first.samefile(second)
     assert tree(site) == before
+
+
+def access_list(*rows: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o444])
+def test_access_lists_and_attributes_stay(site: Path, mode: int) -> None:
+    path = site / "torch/lib/libtorch_cuda.so"
+    nobody, owner, wide = 0xFFFF_FFFF, mode >> 6, 4
+    acl = access_list((1, owner, nobody), (2, 4, 1234), (4, wide, nobody), (16, 4, nobody), (32, 4, nobody))
+    attributes = {"user.x": b"1", "system.posix_acl_access": acl}
+    try:
+        for name, value in attributes.items():
+            os.setxattr(path, name, value)
+    except OSError:
+        pytest.skip("the file system has no access lists")
+
+    def seen() -> dict[str, bytes]:
+        return {name: os.getxattr(path, name) for name in os.listxattr(path) if not name.startswith("security.")}
+
+    tailor_environment(site, options(keep_removed=True))
+    assert seen() == attributes
+    assert path.stat().st_mode & 0o777 == mode
+    restore_environment(site)
+    assert seen() == attributes
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_an_interrupted_second_cut_of_a_library_with_two_names(
+    site: Path, tmp_path: Path, wide: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"links/libone.so.1": wide, "links/libone.so": wide, "links/__init__.py": b""}
+    install(build_wheel(tmp_path / "wheels", files, name="links"), site)
+    first, second = site / "links/libone.so", site / "links/libone.so.1"
+    second.unlink()
+    second.hardlink_to(first)
+    tailor_environment(site, options("8.0,9.0"))
+    size = first.stat().st_size
+
+    def interrupted(folder: Path) -> None:
+        if folder == site / "links":  # both names are of the new file
+            raise KeyboardInterrupt
+        disk.sync_folder(folder)
+
+    monkeypatch.setattr(environment, "sync_folder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tailor_environment(site, options("9.0", processes=1))
+    assert first.samefile(second)
+    assert first.stat().st_size < size
+    check_records(site)
+
+
+def test_an_oddly_laid_out_library_is_skipped(site: Path, tmp_path: Path) -> None:
+    image = bytearray(library(Recipe()))
+    image[64 + 48 : 64 + 56] = (16).to_bytes(8, "little")  # the alignment of the first segment
+    install(build_wheel(tmp_path / "wheels", {"odd/libodd.so": bytes(image)}, name="odd"), site)
+    outcome = tailor_environment(site, options())
+    found = {one.path: one for one in outcome.libraries}
+    assert found["torch/lib/libtorch_cuda.so"].status is LibraryStatus.CUT
+    assert found["odd/libodd.so"].status is LibraryStatus.SKIPPED
+    assert found["odd/libodd.so"].reason == "Program header 0 is not aligned as the loader demands."
+    assert (site / "odd/libodd.so").read_bytes() == image
+    check_records(site)
+    with pytest.raises(ImpossibleError, match="is not aligned"):
+        tailor_file(site / "odd/libodd.so", tmp_path / "out.so", options())
+
+
+def test_a_library_with_data_behind_it_is_skipped(site: Path, tmp_path: Path, fat: bytes) -> None:
+    install(build_wheel(tmp_path / "wheels", {"signed/libx.so": fat + b"signature"}, name="signed"), site)
+    outcome = tailor_environment(site, options())
+    (skipped,) = [one for one in outcome.libraries if one.status is LibraryStatus.SKIPPED]
+    assert (skipped.path, "follows its last section" in skipped.reason) == ("signed/libx.so", True)
+    assert (site / "signed/libx.so").read_bytes() == fat + b"signature"
+    check_records(site)
 
 
 def test_a_library_that_was_upgraded_meanwhile(site: Path, fat: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpucode.builders import ARCH, BASE_FLAGS, Entry, Place, container, elf
+from tests.unit.surgery.libraries import Recipe, library
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
@@ -69,6 +70,36 @@ def test_records_in_the_copy(tmp_path: Path, fat: bytes) -> None:
     check_records(site)
 
 
+@pytest.mark.parametrize("kind", ["hard", "symbolic", "folder"])
+def test_records_of_a_library_with_two_names(tmp_path: Path, fat: bytes, kind: str) -> None:
+    site = tmp_path / "env"
+    first, second = ("links/liba.so", "links/libb.so") if kind != "folder" else ("links/liba.so", "other/liba.so")
+    install(build_wheel(tmp_path, {first: fat, second: fat, "links/a.py": b"1"}, name="links"), site)
+    (site / second).unlink()
+    if kind == "hard":
+        (site / second).hardlink_to(site / first)
+    elif kind == "symbolic":
+        (site / second).symlink_to("liba.so")
+    else:
+        (site / "other").rmdir()
+        (site / "other").symlink_to("links")
+    tailor_folder(site, tmp_path / "out", options())
+    assert (tmp_path / "out" / second).samefile(tmp_path / "out" / first)
+    assert (tmp_path / "out" / first).stat().st_size < len(fat)
+    check_records(tmp_path / "out")
+    check_records(site)
+
+
+def test_a_link_to_the_stock_library_is_recorded_as_it_is(tmp_path: Path, fat: bytes) -> None:
+    site = tmp_path / "env"
+    install(build_wheel(tmp_path, {"links/liba.so": fat, "links/libb.so": fat}, name="links"), site)
+    (site / "links/libb.so").unlink()
+    (site / "links/libb.so").symlink_to(site / "links/liba.so")
+    tailor_folder(site, tmp_path / "out", options())
+    assert (tmp_path / "out/links/libb.so").read_bytes() == fat
+    check_records(tmp_path / "out")
+
+
 def test_places(tmp_path: Path, folder: Path) -> None:
     for bad in (folder, folder / "lib" / "out", tmp_path / "stock" / "x"):
         with pytest.raises(UsageError):
@@ -116,6 +147,18 @@ def test_one_file_with_nothing_to_cut_is_copied(tmp_path: Path, zstd: bytes) -> 
     outcome = tailor_file(library, tmp_path / "out.so", options(strip=False))
     assert outcome.libraries[0].status is LibraryStatus.UNCHANGED
     assert (tmp_path / "out.so").read_bytes() == zstd
+
+
+def test_a_dry_run_leaves_an_earlier_output(tmp_path: Path) -> None:
+    """Of a library without GPU code only the symbol tables could go."""
+    source = tmp_path / "libhost.so"
+    source.write_bytes(library(Recipe()))
+    (tmp_path / "out").mkdir()
+    tailor_file(source, tmp_path / "out", options())
+    before = tree(tmp_path)
+    outcome = tailor_file(source, tmp_path / "out", options(dry_run=True))
+    assert outcome.libraries[0].status is LibraryStatus.NO_GPU_CODE
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF", b"\x7fELF" + bytes(100)])

@@ -134,6 +134,26 @@ class TestGpuCode:
             library.write_bytes(elf(Place(".nv_fatbin", container(Entry(payload, sm=52)))))
             assert line(prove(library, gpus=["9.0"]), "GPU code for sm90: libcufftw.so").failed
 
+    def test_orin_has_one_of_two_driver_stacks(self, tmp_path: Path) -> None:
+        """JetPack 7.2 takes the cubin, and JetPack 6 the PTX: the cut keeps both, and either is missed."""
+        stock, thin = tmp_path / "libx.so", tmp_path / "out" / "libx.so"
+        ptx, cubin = Entry(bytes(4000), kind=1, sm=80), Entry(bytes(range(200)) * 90, sm=80)
+        stock.write_bytes(elf(Place(".nv_fatbin", container(ptx, cubin, Entry(bytes(80000), sm=90)))))
+        assert main(["tailor", str(stock), "--gpu", "8.7", "-o", str(thin)]) == 0
+        assert failures(prove(thin, gpus=["8.7"], against=stock)) == []
+        for left in (ptx, cubin):
+            thin.write_bytes(elf(Place(".nv_fatbin", container(left))))
+            assert line(prove(thin, gpus=["8.7"], against=stock), "coverage").failed
+
+    def test_orin_with_desktop_cubins_alone(self, tmp_path: Path) -> None:
+        stock, thin = tmp_path / "libx.so", tmp_path / "out" / "libx.so"
+        codes = Entry(bytes(range(200)) * 90, sm=80), Entry(bytes(80000), sm=90)
+        stock.write_bytes(elf(Place(".nv_fatbin", container(*codes))))
+        assert main(["tailor", str(stock), "--gpu", "8.7", "-o", str(thin)]) == 0
+        proof = prove(thin, gpus=["8.7"], against=stock)
+        assert failures(proof) == []
+        assert "given JetPack 7.2" in line(proof, "GPU code for sm87").reason
+
     def test_what_was_never_there_is_not_fixed_by_tailoring(self, tmp_path: Path) -> None:
         (tmp_path / "libold.so").write_bytes(elf(Place(".nv_fatbin", container(Entry(bytes(4000), sm=80)))))
         reason = line(prove(tmp_path / "libold.so", gpus=["9.0"]), "GPU code for sm90: libold.so").reason

@@ -10,7 +10,7 @@ from torchtailor.catalog.gpus import CodeKind
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image
 from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.runnable import DriverReading, lost_code
+from torchtailor.gpucode.runnable import driver_readings, lost_code
 from torchtailor.surgery.files import CHUNK, FileSource, same_bytes
 from torchtailor.surgery.image_cache import ProvenImages
 from torchtailor.surgery.opened import OpenLibrary
@@ -77,7 +77,7 @@ def _with_packed(stock: ByteSource, pair: ContainerPair, pack: Pack | None) -> C
 
 def _check_runnable(pairs: Sequence[ContainerPair], policy: Policy) -> None:
     """What the driver uses of the stock library it can use of the output: by its own reading, not the policy's."""
-    readings = [DriverReading(one, policy.rules, policy.unified_tegra, policy.keep_lto) for one in policy.devices]
+    readings = driver_readings(policy.devices, policy.rules, lto=policy.keep_lto)
     for lost in lost_code([pair.before for pair in pairs], [pair.after for pair in pairs], readings):
         raise pairs[lost.container].problem(str(lost))
 

@@ -128,10 +128,12 @@ def check_sections(before: ElfFile, after: ElfFile, *, stripped: bool) -> None:
         if old.index not in gone:
             _check_same(before, after, old, new)
     for section in rest:  # what a hole cut off a section
-        whole = next((old for old in before.sections if old.name == section.name and old.allocated), None)
-        if whole is None or _nature(before, whole) != _nature(after, section):
+        named = [old for old in before.sections if old.name == section.name and old.allocated]
+        wholes = [old for old in named if _nature(before, old) == _nature(after, section)]
+        if not wholes:
             raise CheckFailedError(f"The output has a section {section.name} that the input does not have.")
-        if section.address < whole.address or section.memory_end > whole.memory_end:
+        # an earlier tailoring may have left several of its name
+        if not any(old.address <= section.address and section.memory_end <= old.memory_end for old in wholes):
             raise CheckFailedError(f"Section {section.name} of the output reaches beyond what it was.")
     for section in after.sections:
         if section.allocated and section.in_file:

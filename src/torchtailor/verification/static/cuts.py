@@ -78,8 +78,8 @@ class CutRecord:
         target = self.manifest.get("target", {})
         named = " ".join(target.get("archs") or target.get("gpus", ()))
         archs = TorchArch.parse_list(named) if named else ()  # of a split its libraries are for none
-        targets, unified = Targets(archs, bool(target.get("keep_ptx"))), unified_tegra(self.manifest)
-        policy = Policy(targets, catalog.rules, unified_tegra=unified, keep_lto=keeps_lto(self.manifest))
+        targets = Targets(archs, bool(target.get("keep_ptx")))
+        policy = Policy(targets, catalog.rules, keep_lto=keeps_lto(self.manifest))
         return policy.for_library(self.library)
 
 
@@ -89,11 +89,6 @@ def _codes(labels: Iterable[str]) -> tuple[CodeTarget, ...]:
         with suppress(ValueError):  # code that nobody can name
             codes.append(CodeTarget.parse(label))
     return tuple(codes)
-
-
-def unified_tegra(manifest: Mapping[str, Any]) -> bool:
-    """Whether the cut was for a driver on which a Tegra part takes desktop cubins."""
-    return bool(manifest.get("target", {}).get("unified_tegra"))
 
 
 def keeps_lto(manifest: Mapping[str, Any]) -> bool:

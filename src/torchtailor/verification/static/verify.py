@@ -10,10 +10,10 @@ from typing import Any
 from torchtailor.artifact.artifact import Artifact
 from torchtailor.catalog import Catalog
 from torchtailor.gpucode.report import LibraryReport
-from torchtailor.gpucode.runnable import DriverReading
+from torchtailor.gpucode.runnable import driver_readings
 from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Check, Level
-from torchtailor.verification.static.cuts import dropped_files, keeps_lto, unified_tegra
+from torchtailor.verification.static.cuts import dropped_files, keeps_lto
 from torchtailor.verification.static.elf_checks import elf_checks
 from torchtailor.verification.static.expect import Expectation
 from torchtailor.verification.static.facts import artifact_facts
@@ -45,9 +45,8 @@ def verify_static(
     """Read everything once and check it."""
     started = time.perf_counter()
     progress = progress or NoVerifyProgress()
-    unified = any(unified_tegra(manifest) for manifest in artifact.tailored.values())
     lto = all(keeps_lto(manifest) for manifest in artifact.tailored.values())
-    readings = [DriverReading(gpu, catalog.rules, unified, lto) for gpu in expected.gpus] if stock else []
+    readings = driver_readings(expected.gpus, catalog.rules, lto=lto) if stock else []
     with packs_of(artifact) as packs:
         read = read_libraries(artifact, stock, readings, progress, packs)
     libraries, as_stock = read_host_code(artifact, stock, read, expected, progress)
