@@ -310,7 +310,7 @@ def test_nothing_saved_is_explained(capsys: pytest.CaptureFixture[str], tmp_path
     code, out, _ = run(capsys, "tailor", tmp_path / "once.so", "--gpu", "9.0", "-o", tmp_path / "twice.so")
     assert code == ExitCode.OK
     assert "Saved 0 B" in out
-    assert "Nothing is smaller: 1 library: all of the GPU code is needed" in out
+    assert "Nothing is smaller: 1 library: all GPU code is needed" in out
 
 
 def test_libraries_without_gpu_code_are_not_counted_among_those_that_need_theirs(
