@@ -12,9 +12,16 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
 from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
-from torchtailor.recipes.blueprint import BlasChoice
-from torchtailor.recipes.pins import load_pins
-from torchtailor.recipes.render import RecipeOrigin, environment_files, render_all, spark_names
+from torchtailor.recipes.blueprint import BlasChoice, Blueprint
+from torchtailor.recipes.pins import Pins, load_pins
+from torchtailor.recipes.render import (
+    RecipeOrigin,
+    environment_files,
+    render_all,
+    render_sibling,
+    sibling_name,
+    spark_names,
+)
 from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
 from torchtailor.recipes.wheels import WheelPins, render_wheels, tool_files, wheel_variants
 from torchtailor.variants.matrix import Matrix
@@ -175,14 +182,19 @@ def plan_trees(
         _refuse_mixing(tree, name, made_from)
         with_spark = spark and name == pins.file.spark.release
         wanted = tuple(dict.fromkeys((*written_siblings(tree), *siblings)))
+        there = _already_there(tree)
+        earlier = [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in there]
         if wheels:
             found, missing = render_wheels(pins, variants, wheels, nvidia=nvidia, companions=wanted)
             variants = tuple(variant for variant in variants if variant.name in found)
             recipes = {f"pkgs/{name}.nix": text for name, text in found.items()}
         else:
             missing = {}
-            recipes = dict(render_all(catalog, pins, variants, blas=blas, spark=with_spark, siblings=wanted))
-        shown = {variant.name for variant in variants} | _already_there(tree)
+            recipes = {
+                **_missing_siblings(catalog, pins, tree, earlier, wanted),
+                **render_all(catalog, pins, variants, blas=blas, spark=with_spark, siblings=wanted),
+            }
+        shown = {variant.name for variant in variants} | there
         extra = sorted(spark_names(pins) & tree.recipes.keys()) if name == pins.file.spark.release else []
         texts: Mapping[str, str] = {
             **recipes,
@@ -218,6 +230,18 @@ def plan_files(tree: RecipeTree, release: str, contents: Mapping[str, bytes], *,
 def _already_there(tree: RecipeTree) -> set[str]:
     """The recipes of earlier calls, which the table lists too."""
     return {name for name, path in tree.recipes.items() if origin(read_recipe(path)) is not FileOrigin.FOREIGN}
+
+
+def _missing_siblings(
+    catalog: Catalog, pins: Pins, tree: RecipeTree, variants: Sequence[Variant], siblings: Sequence[str]
+) -> Mapping[str, str]:
+    """The siblings that variants of earlier calls lack, by their path under `.flox`."""
+    return {
+        f"pkgs/{sibling_name(name, variant)}.nix": render_sibling(Blueprint(catalog, pins, variant), pins.sibling(name))
+        for variant in variants
+        for name in siblings
+        if sibling_name(name, variant) not in tree.recipes
+    }
 
 
 def _selection(tree: RecipeTree, globs: Sequence[str]) -> tuple[str, ...]:
