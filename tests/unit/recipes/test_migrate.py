@@ -196,3 +196,13 @@ def test_exports_of_the_kept_file_must_be_plain(catalog: Catalog, handmade: Path
     kept.write_text(f'["{PREFIX}sm90-avx512"]\nexports = {{ USE_X = "1; rm -rf /" }}\n')
     with pytest.raises(BadInputError, match="plain value"):
         plan_migration(catalog, tree_at(handmade))
+
+
+def test_a_recipe_with_a_syntax_error_is_left_to_its_author(catalog: Catalog, handmade: Path) -> None:
+    path = handmade / ".flox" / "pkgs" / f"{PREFIX}sm120-avx512.nix"
+    path.write_text(text := path.read_text().replace("in\n", "in (\n", 1))
+    migration = plan_migration(catalog, tree_at(handmade))
+    (found,) = (recipe for recipe in migration.recipes if recipe.name == path.stem)
+    assert (found.status, found.reason) == (MigrationStatus.KEPT, "not valid Nix")
+    migration.apply()
+    assert path.read_text() == text
