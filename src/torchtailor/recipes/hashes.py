@@ -28,7 +28,7 @@ _ZEROS = "0" * 52
 _NIXPKGS = "nixpkgs/"  # and the revision: the key of a pin in the lock
 _UNKNOWN_PIN = "\n    # sha256 is not known yet: `torchtailor recipes hash` fills it in"  # as in the templates
 # The recipe's source if it has one, else the recipe itself.
-_SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
+_SOURCE = "let r = (\n{text}\n); d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ def prefetch_tarball(url: str) -> str:
     return _got(done.code, done.err, url)
 
 
-def fetch_source(recipe: Path) -> tuple[str, str] | None:
-    """Run a recipe's fetch: the hash it has and the one it should have; None if the fetch succeeds."""
-    expression = _SOURCE.format(path=json.dumps(str(recipe.resolve())).strip('"'))
-    done = run_nix("nix-build", ["--no-out-link", "--expr", expression])
+def fetch_source(recipe: Path, text: str) -> tuple[str, str] | None:
+    """Run the fetch of a recipe's text: the hash it has and the one it should have; None if the fetch succeeds."""
+    # The text and not its file, of which a pin may just have got its hash; its paths are relative to the folder.
+    done = run_nix("nix-build", ["--no-out-link", "--expr", _SOURCE.format(text=text)], folder=recipe.resolve().parent)
     if done.code == 0:
         return None
     specified = re.search(r"(?:specified|wanted):\s*(\S+)", done.err)
@@ -154,7 +154,7 @@ def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> 
             known[key] = context.pins.lock.get(key) or prefetch_tarball(_pin_url(recipe, pin))
         text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
-    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path)):
+    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path, text)):
         before, after = hashes
         key = _source_key(recipe)
         known[key] = after
