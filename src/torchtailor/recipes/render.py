@@ -213,6 +213,6 @@ def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
         return render_sibling(Blueprint(catalog, pins, recipe.variant), pins.sibling(name.package))
     if recipe.variant and name and not name.suffix:
         uses_mkl = any(selection.text.endswith(".mkl") for selection in recipe.source.selections)
-        blas = BlasChoice.MKL if uses_mkl else BlasChoice.OPENBLAS
+        blas = BlasChoice.MKL if uses_mkl and can_use_mkl(recipe.variant) else BlasChoice.OPENBLAS
         return render(Blueprint(catalog, pins, recipe.variant, blas))
     return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None

@@ -206,3 +206,12 @@ def test_a_recipe_with_a_syntax_error_is_left_to_its_author(catalog: Catalog, ha
     assert (found.status, found.reason) == (MigrationStatus.KEPT, "not valid Nix")
     migration.apply()
     assert path.read_text() == text
+
+
+def test_a_gpu_recipe_that_mentions_mkl_is_migrated_without_it(catalog: Catalog, handmade: Path) -> None:
+    path = handmade / ".flox" / "pkgs" / f"{PREFIX}sm120-avx512.nix"
+    path.write_text(path.read_text().replace("let\n", "let\n  blas = nixpkgs_pinned.mkl;\n", 1))
+    migration = plan_migration(catalog, tree_at(handmade))
+    (found,) = (recipe for recipe in migration.recipes if recipe.name == path.stem)
+    assert found.status is MigrationStatus.REWRITTEN
+    assert ".mkl" not in found.after
