@@ -22,7 +22,7 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import environment_files, render, rerender
 from torchtailor.recipes.rules import AuditContext, Severity
 from torchtailor.recipes.rules.names import fits_isa
-from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_trees, stamp
+from torchtailor.recipes.tree import MARKDOWN, PKGS, FileOrigin, RecipeTree, find_trees, stamp
 from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
@@ -207,7 +207,7 @@ def plan_migration(
     beside = {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
-        if not (tree.flox / name).exists()
+        if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
     }
     return Migration(tree, context.release.name, tuple(migrated), kept, beside)
 

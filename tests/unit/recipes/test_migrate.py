@@ -14,7 +14,7 @@ from torchtailor.cli import main
 from torchtailor.errors import BadInputError, ExitCode
 from torchtailor.recipes.audit import audit
 from torchtailor.recipes.migrate import MigrationStatus, plan_migration
-from torchtailor.recipes.tree import tree_at
+from torchtailor.recipes.tree import find_trees, tree_at
 
 PREFIX = "pytorch-python313-cuda13_0-"
 
@@ -215,3 +215,12 @@ def test_a_gpu_recipe_that_mentions_mkl_is_migrated_without_it(catalog: Catalog,
     (found,) = (recipe for recipe in migration.recipes if recipe.name == path.stem)
     assert found.status is MigrationStatus.REWRITTEN
     assert ".mkl" not in found.after
+
+
+def test_a_plain_folder_of_recipes_gets_recipes_only(catalog: Catalog, handmade: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(handmade / ".flox" / "pkgs", plain)
+    plan_migration(catalog, *find_trees(plain)).apply()
+    assert not (plain / "default.nix").exists()
+    assert not (plain / "env").exists()
+    assert not plan_migration(catalog, *find_trees(plain)).needed
