@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from torchtailor.catalog.load import Catalog
@@ -123,7 +124,7 @@ def environment_files(
     variants: Sequence[Variant],
     spark: Sequence[str] = (),
     *,
-    selection: Sequence[str] = (),
+    selection: Mapping[str, Sequence[str]] = MappingProxyType({}),
     siblings: Sequence[str] = (),
     origin: RecipeOrigin = RecipeOrigin.SOURCE,
 ) -> Mapping[str, str]:
@@ -153,7 +154,7 @@ def environment_files(
         "systems": platforms,
         "attributes": attributes,
         "spark": spark,
-        "selection": " ".join(selection),
+        "selection": selection,
         "siblings": siblings,
         "origin": origin,
         "wheels": origin is RecipeOrigin.WHEELS,

@@ -32,7 +32,7 @@ from torchtailor.variants.variant import Variant
 _matrices: list[Matrix] = []
 _WHEELS = re.compile(r"^# From: wheels$", re.MULTILINE)
 _SIBLINGS = re.compile(r"^# With: (.+)$", re.MULTILINE)
-_SELECTION = re.compile(r"^# Selection: (.+)$", re.MULTILINE)  # as in manifest.toml.j2
+_SELECTION = re.compile(r"^# Selection (\S+): (.+)$", re.MULTILINE)  # as in manifest.toml.j2
 
 
 class Action(Enum):
@@ -203,7 +203,7 @@ def plan_trees(
                 pins,
                 [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
                 sorted(spark_names(pins)) if with_spark else extra,
-                selection=_selection(tree, globs),
+                selection=_selection(tree, earlier, variants, globs),
                 siblings=wanted,
                 origin=made_from,
             ),
@@ -244,12 +244,19 @@ def _missing_siblings(
     }
 
 
-def _selection(tree: RecipeTree, globs: Sequence[str]) -> tuple[str, ...]:
-    """The selectors of this call and of earlier ones; none where the whole release was written."""
+def _selection(
+    tree: RecipeTree, earlier: Sequence[Variant], variants: Sequence[Variant], globs: Sequence[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """By Python, the selectors of this call and of earlier ones; none for one that has the whole release."""
     before = written_selection(tree)
-    if not globs or before == ():
-        return ()
-    return tuple(dict.fromkeys((*(before or ()), *globs)))
+    found = dict(before or {})
+    whole = {variant.python for variant in earlier} - found.keys() if before is not None else set()
+    for python in dict.fromkeys(variant.python for variant in variants):
+        if not globs:
+            found.pop(python, None)
+        elif python not in whole:
+            found[python] = tuple(dict.fromkeys((*found.get(python, ()), *globs)))
+    return found
 
 
 def _action(path: Path, content: bytes, *, force: bool) -> Action:
@@ -294,12 +301,15 @@ def written_release(tree: RecipeTree) -> tuple[str, ...]:
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
 
 
-def written_selection(tree: RecipeTree) -> tuple[str, ...] | None:
-    """The selectors that `recipes write` wrote this tree with; empty for a whole release, None if it did not."""
+def written_selection(tree: RecipeTree) -> Mapping[str, tuple[str, ...]] | None:
+    """By Python, the selectors that `recipes write` wrote this tree with; None if it did not.
+
+    A Python without any has the whole release.
+    """
     if not written_release(tree):
         return None
-    found = _SELECTION.search(read_recipe(tree.flox / "env" / "manifest.toml"))
-    return tuple(found[1].split()) if found else ()
+    found = _SELECTION.finditer(read_recipe(tree.flox / "env" / "manifest.toml"))
+    return {match[1]: tuple(match[2].split()) for match in found}
 
 
 def written_siblings(tree: RecipeTree) -> tuple[str, ...]:
