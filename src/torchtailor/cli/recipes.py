@@ -93,7 +93,7 @@ def write(
 
     catalog = load_catalog()
     companions = _options.listed(with_)
-    wheels = WheelPins(catalog, companions) if from_ is Made.WHEELS else None
+    wheels = WheelPins(catalog) if from_ is Made.WHEELS else None
     if wheels is None and nvidia:
         raise UsageError("--nvidia is for --from wheels.", "Recipes from source compile for one GPU only.")
     plans = write_recipes(

@@ -30,6 +30,7 @@ from torchtailor.failures.log import MAX_LINE, LogLine, blocks, clean, last_perc
 
 CONTEXT_BEFORE, CONTEXT_AFTER = 4, 6
 _TEXT_SHOWN = 500
+_REMARK = 4  # the rank of what builds that succeed print too
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class FoundFailure:
 
     @property
     def confidence(self) -> str:
-        return {1: "certain", 2: "likely"}.get(self.rank, "a symptom")
+        return {1: "certain", 2: "likely", _REMARK: "a remark"}.get(self.rank, "a symptom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _Hit:
             cause=cause,
             fix=fix,
             source=self.failure.source,
-            auto=self.failure.auto,
+            auto=self.failure.auto if self.rank < _REMARK else None,
             names=names,
         )
 
@@ -173,7 +174,9 @@ class _Reading:
             if failure is None and (is_error or self._first):
                 break
             if match := pattern.search(line.text):
-                is_error = failure is not None or not any(row.search(line.text) for row in summary_patterns())
+                is_error = pattern.rank < _REMARK and (
+                    failure is not None or not any(row.search(line.text) for row in summary_patterns())
+                )
                 if failure is not None:
                     hit = _Hit(failure, pattern, line, names_of(match))
                     break

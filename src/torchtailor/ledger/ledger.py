@@ -11,7 +11,7 @@ import platform
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -170,7 +170,10 @@ class Ledger:
         configuration: Mapping[str, object] | None = None,
         host: str | None = None,
     ) -> Iterator[Running]:
-        """Record the result of the block: done, or failed with the error's class, message and hint."""
+        """Record the result of the block: done, or failed with the error's class, message and hint.
+
+        A ledger that cannot be written when the block ends does not change how it ended.
+        """
         running = self._start(variant, method, options or {}, configuration or {}, host or platform.node())
         began = time.monotonic()
         try:
@@ -295,7 +298,7 @@ class Ledger:
             )
 
     def _end(self, running: Running, seconds: float, result: Result, *, error_class: str = "", error: str = "") -> None:
-        with self._connect() as connection:
+        with suppress(EnvironmentProblem), self._connect() as connection:
             connection.execute(
                 "UPDATE attempt SET duration = ?, result = ?, error_class = ?, error = ?, fix = ?, stage = ?,"
                 " configuration = ?, input_bytes = ?, output_bytes = ?, log = ?, percent = ?, failure = ? WHERE id = ?",

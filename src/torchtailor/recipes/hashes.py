@@ -17,7 +17,7 @@ from torchtailor.recipes.flake import FLAKE, FilledFlake, fill_flake, find_flake
 from torchtailor.recipes.nix import need_tool, run_nix
 from torchtailor.recipes.nixerrors import HASH_MISMATCH, explain
 from torchtailor.recipes.pins import LOCK_NAME, UNKNOWN_HASH, load_pins, lock_text, read_lock
-from torchtailor.recipes.recipe import PinUse, Recipe
+from torchtailor.recipes.recipe import ARCHIVE, PinUse, Recipe
 from torchtailor.recipes.render import rerender
 from torchtailor.recipes.rules import AuditContext
 from torchtailor.recipes.syntax import Binding, NixSource
@@ -26,9 +26,10 @@ from torchtailor.recipes.tree import FileOrigin, find_trees, restamp
 _BASE32 = "0123456789abcdfghijklmnpqrsvwxyz"
 _ZEROS = "0" * 52
 _NIXPKGS = "nixpkgs/"  # and the revision: the key of a pin in the lock
+_MISSING = ("", UNKNOWN_HASH)
 _UNKNOWN_PIN = "\n    # sha256 is not known yet: `torchtailor recipes hash` fills it in"  # as in the templates
 # The recipe's source if it has one, else the recipe itself.
-_SOURCE = "let r = import {path}; d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
+_SOURCE = "let r = (\n{text}\n); d = if builtins.isFunction r then r {{ }} else r; in d.src or d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +107,10 @@ def prefetch_tarball(url: str) -> str:
     return _got(done.code, done.err, url)
 
 
-def fetch_source(recipe: Path) -> tuple[str, str] | None:
-    """Run a recipe's fetch: the hash it has and the one it should have; None if the fetch succeeds."""
-    expression = _SOURCE.format(path=json.dumps(str(recipe.resolve())).strip('"'))
-    done = run_nix("nix-build", ["--no-out-link", "--expr", expression])
+def fetch_source(recipe: Path, text: str) -> tuple[str, str] | None:
+    """Run the fetch of a recipe's text: the hash it has and the one it should have; None if the fetch succeeds."""
+    # The text and not its file, of which a pin may just have got its hash; its paths are relative to the folder.
+    done = run_nix("nix-build", ["--no-out-link", "--expr", _SOURCE.format(text=text)], folder=recipe.resolve().parent)
     if done.code == 0:
         return None
     specified = re.search(r"(?:specified|wanted):\s*(\S+)", done.err)
@@ -148,13 +149,13 @@ def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> 
     text = recipe.text
     for pin in recipe.pins:
         key = f"{_NIXPKGS}{pin.rev}"
-        if pin.hash:
+        if pin.hash not in _MISSING:
             continue
         if key not in known:
             known[key] = context.pins.lock.get(key) or prefetch_tarball(_pin_url(recipe, pin))
         text = insert_pin_hash(text, pin, known[key])
         results.append((FoundHash(key, "", known[key], recipe.name), text))
-    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path)):
+    if _placeholder(recipe.source) is not None and (hashes := fetch_source(recipe.path, text)):
         before, after = hashes
         key = _source_key(recipe)
         known[key] = after
@@ -164,11 +165,22 @@ def _of_recipe(recipe: Recipe, context: AuditContext, known: dict[str, str]) -> 
 
 
 def _placeholder(source: NixSource) -> Binding | None:
-    """The binding of a hash that is empty or a placeholder."""
+    """The binding of a source's hash that is empty or a placeholder; those of pins are not a source's."""
     for binding in source.named("hash", "sha256", "outputHash"):
-        if source.value(binding.node) in ("", UNKNOWN_HASH):
+        if source.value(binding.node) in _MISSING and not _is_pin(source, binding):
             return binding
     return None
+
+
+def _is_pin(source: NixSource, binding: Binding) -> bool:
+    """Whether a binding is beside the address of a nixpkgs."""
+    urls = (source.value(peer.node) for peer in _beside(source, binding) if peer.name == "url")
+    return any(isinstance(url, str) and ARCHIVE.search(url) for url in urls)
+
+
+def _beside(source: NixSource, binding: Binding) -> tuple[Binding, ...]:
+    """The bindings of the same attribute set."""
+    return source.inside(binding.node.parent.parent.parent)  # binding, binding set, attribute set
 
 
 def _source_key(recipe: Recipe) -> str:
@@ -191,17 +203,27 @@ def replace_placeholder(source: NixSource, after: str) -> str:
     binding = _placeholder(source)
     if binding is None:
         return source.text
+    return _with_value(source, binding, after)
+
+
+def _with_value(source: NixSource, binding: Binding, value: str) -> str:
+    """The text with a string as the value of a binding."""
     raw = source.text.encode()
-    return (raw[: binding.node.start_byte] + f'"{after}"'.encode() + raw[binding.node.end_byte :]).decode()
+    return (raw[: binding.node.start_byte] + f'"{value}"'.encode() + raw[binding.node.end_byte :]).decode()
 
 
 def insert_pin_hash(text: str, pin: PinUse, value: str) -> str:
-    """The text with `sha256` inserted after the pin's url."""
+    """The text with the pin's `sha256`: in the place of an empty one, else after its url."""
     source = NixSource(text)
     raw = text.encode()
     for binding in source.named("url"):
         found = source.value(binding.node)
         if isinstance(found, str) and pin.rev in found:
+            present = next((peer for peer in _beside(source, binding) if peer.name == "sha256"), None)
+            if present and source.value(present.node) not in _MISSING:
+                continue
+            if present:
+                return _with_value(source, present, value)
             end = raw.index(b";", binding.node.end_byte) + 1
             indent = " " * int(binding.node.parent.start_point[1])
             return (raw[:end] + f'\n{indent}sha256 = "{value}";'.encode() + raw[end:]).decode()

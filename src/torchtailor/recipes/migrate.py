@@ -22,7 +22,7 @@ from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.render import environment_files, render, rerender
 from torchtailor.recipes.rules import AuditContext, Severity
 from torchtailor.recipes.rules.names import fits_isa
-from torchtailor.recipes.tree import MARKDOWN, FileOrigin, RecipeTree, find_trees, stamp
+from torchtailor.recipes.tree import MARKDOWN, PKGS, FileOrigin, RecipeTree, find_trees, stamp
 from torchtailor.recipes.write import recipe_variants
 
 REPORT_NAME = "MIGRATION.md"
@@ -207,7 +207,7 @@ def plan_migration(
     beside = {
         tree.flox / name: text
         for name, text in environment_files(catalog, context.pins, wanted).items()
-        if not (tree.flox / name).exists()
+        if tree.pkgs.name == PKGS and not (tree.flox / name).exists()  # they name the recipes in that folder
     }
     return Migration(tree, context.release.name, tuple(migrated), kept, beside)
 
@@ -224,14 +224,16 @@ def _migrated(
     def as_(status: MigrationStatus, reason: str, after: str = "") -> MigratedRecipe:
         return MigratedRecipe(recipe.name, recipe.path, status, reason, recipe.text, after)
 
+    if not recipe.readable and recipe.origin is not FileOrigin.GENERATED:
+        return as_(MigrationStatus.KEPT, "not valid Nix")
     if recipe.name in names or (recipe.name in context.spark and recipe.origin is not FileOrigin.FOREIGN):
         text = rerender(context.catalog, context.pins, recipe)
         assert text is not None
         if text == recipe.text:
             return as_(MigrationStatus.KEPT, "already canonical")
         return as_(MigrationStatus.REWRITTEN, _rules(problems) or "correct, but not in the canonical form", text)
-    if recipe.recipe_name is None or not recipe.readable:
-        return as_(MigrationStatus.KEPT, "not a recipe of the matrix" if recipe.readable else "not valid Nix")
+    if recipe.recipe_name is None:
+        return as_(MigrationStatus.KEPT, "not a recipe of the matrix")
     if recipe.is_sibling and recipe.recipe_name.base in context.listed:
         package = recipe.recipe_name.package
         return as_(MigrationStatus.KEPT, f"`torchtailor recipes write --with {package}` writes the canonical one")

@@ -51,8 +51,9 @@ def run_nix(
     environment: Mapping[str, str] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
+    folder: Path | None = None,
 ) -> NixRun:
-    """Run a tool of Nix and wait for it."""
+    """Run a tool of Nix, in a folder or in this one, and wait for it."""
     command = [str(need_tool(tool)), *arguments]
     try:
         done = subprocess.run(
@@ -63,6 +64,7 @@ def run_nix(
             errors="replace",
             check=False,
             timeout=timeout,
+            cwd=folder,
             env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired as error:

@@ -23,7 +23,7 @@ SIBLINGS = ("torchvision", "torchaudio")
 _PACKAGE = rf"(?:{TORCH}\d*|{'|'.join(SIBLINGS)})"
 NAME = rf"{_PACKAGE}-python\d{{3}}-(?:cuda\d+_\d+-)?(?:sm\d{{2,3}}|cpu)-[a-z0-9_]+"
 _NAME = re.compile(rf"({NAME})(?:-(.+))?")
-_ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
+ARCHIVE = re.compile(r"nixpkgs/archive/([0-9a-f]{7,40})")
 _CUDA_SET = re.compile(r"\bcudaPackages_\d")
 _BUILDERS = (".overrideAttrs", "mkDerivation", "buildPythonPackage")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -215,7 +215,7 @@ class Recipe:
                 continue
             fields = {binding.name: self.source.value(binding.node) for binding in self.source.inside(argument)}
             url = fields.get("url") if fields else self.source.value(argument)
-            match = _ARCHIVE.search(url) if isinstance(url, str) else None
+            match = ARCHIVE.search(url) if isinstance(url, str) else None
             if match:
                 where = next((b.line for b in self.source.inside(argument) if b.name == "url"), line)
                 found.append(PinUse(match[1], str(fields.get("sha256") or ""), where))

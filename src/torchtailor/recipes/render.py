@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from torchtailor.catalog.load import Catalog
@@ -123,7 +124,7 @@ def environment_files(
     variants: Sequence[Variant],
     spark: Sequence[str] = (),
     *,
-    selection: Sequence[str] = (),
+    selection: Mapping[str, Sequence[str]] = MappingProxyType({}),
     siblings: Sequence[str] = (),
     origin: RecipeOrigin = RecipeOrigin.SOURCE,
 ) -> Mapping[str, str]:
@@ -153,7 +154,7 @@ def environment_files(
         "systems": platforms,
         "attributes": attributes,
         "spark": spark,
-        "selection": " ".join(selection),
+        "selection": selection,
         "siblings": siblings,
         "origin": origin,
         "wheels": origin is RecipeOrigin.WHEELS,
@@ -213,6 +214,6 @@ def rerender(catalog: Catalog, pins: Pins, recipe: Recipe) -> str | None:
         return render_sibling(Blueprint(catalog, pins, recipe.variant), pins.sibling(name.package))
     if recipe.variant and name and not name.suffix:
         uses_mkl = any(selection.text.endswith(".mkl") for selection in recipe.source.selections)
-        blas = BlasChoice.MKL if uses_mkl else BlasChoice.OPENBLAS
+        blas = BlasChoice.MKL if uses_mkl and can_use_mkl(recipe.variant) else BlasChoice.OPENBLAS
         return render(Blueprint(catalog, pins, recipe.variant, blas))
     return spark_recipes(catalog, pins)[recipe.name] if recipe.name in spark_names(pins) else None

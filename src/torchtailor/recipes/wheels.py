@@ -82,18 +82,18 @@ class WheelPin:
 class WheelPins:
     """Finds the wheels of variants in the configured indexes; variants that differ only in hardware share them."""
 
-    def __init__(self, catalog: Catalog, companions: Sequence[str] = (), finder: Finder | None = None) -> None:
-        self._catalog, self._companions = catalog, tuple(companions)
+    def __init__(self, catalog: Catalog, finder: Finder | None = None) -> None:
+        self._catalog = catalog
         self._finder = finder or Finder(read_settings(), Cache())
-        self._known: dict[tuple[str, str, Target], tuple[WheelPin, ...] | TorchtailorError] = {}
+        self._known: dict[tuple[str, str, Target, tuple[str, ...]], tuple[WheelPin, ...] | TorchtailorError] = {}
 
-    def of(self, variant: Variant) -> tuple[WheelPin, ...]:
-        """Its wheels; raises if the indexes do not have them."""
+    def of(self, variant: Variant, companions: Sequence[str] = ()) -> tuple[WheelPin, ...]:
+        """Its wheels and those of its companions; raises if the indexes do not have them."""
         target = Target(variant.python, variant.arch)
-        key = (str(variant.release.version), variant.build.label, target)
+        key = (str(variant.release.version), variant.build.label, target, tuple(companions))
         if key not in self._known:
             try:
-                self._known[key] = self._find(variant, target)
+                self._known[key] = self._find(variant, target, companions)
             except (NoMatchError, NetworkError) as error:
                 self._known[key] = error
         found = self._known[key]
@@ -101,9 +101,9 @@ class WheelPins:
             raise found
         return found
 
-    def _find(self, variant: Variant, target: Target) -> tuple[WheelPin, ...]:
+    def _find(self, variant: Variant, target: Target, companions: Sequence[str]) -> tuple[WheelPin, ...]:
         choice = choose_torch(self._finder, variant, target, self._catalog.wheel_index)
-        wanted = closure_requirements(choice, self._companions)
+        wanted = closure_requirements(choice, companions)
         closure = resolve(wanted, choice.finder, target, {canonicalize_name("torch"): choice.file})
         return tuple(self._pin(item.file, variant) for item in closure if item.name not in _FROM_NIXPKGS)
 
@@ -177,7 +177,7 @@ def render_wheels(
     problem: TorchtailorError | None = None
     for variant in variants:
         try:
-            found = wheels.of(variant)
+            found = wheels.of(variant, companions)
         except (NoMatchError, NetworkError) as error:
             problem = problem or error
             missing[error.message] = (*missing.get(error.message, ()), variant.name)

@@ -12,9 +12,16 @@ from torchtailor.catalog.load import Catalog
 from torchtailor.catalog.releases import DEFAULT_PYTHON, Method
 from torchtailor.disk import write_output
 from torchtailor.errors import NoMatchError, UsageError
-from torchtailor.recipes.blueprint import BlasChoice
-from torchtailor.recipes.pins import load_pins
-from torchtailor.recipes.render import RecipeOrigin, environment_files, render_all, spark_names
+from torchtailor.recipes.blueprint import BlasChoice, Blueprint
+from torchtailor.recipes.pins import Pins, load_pins
+from torchtailor.recipes.render import (
+    RecipeOrigin,
+    environment_files,
+    render_all,
+    render_sibling,
+    sibling_name,
+    spark_names,
+)
 from torchtailor.recipes.tree import FileOrigin, RecipeTree, origin, read_recipe, tree_at
 from torchtailor.recipes.wheels import WheelPins, render_wheels, tool_files, wheel_variants
 from torchtailor.variants.matrix import Matrix
@@ -25,7 +32,7 @@ from torchtailor.variants.variant import Variant
 _matrices: list[Matrix] = []
 _WHEELS = re.compile(r"^# From: wheels$", re.MULTILINE)
 _SIBLINGS = re.compile(r"^# With: (.+)$", re.MULTILINE)
-_SELECTION = re.compile(r"^# Selection: (.+)$", re.MULTILINE)  # as in manifest.toml.j2
+_SELECTION = re.compile(r"^# Selection (\S+): (.+)$", re.MULTILINE)  # as in manifest.toml.j2
 
 
 class Action(Enum):
@@ -175,14 +182,19 @@ def plan_trees(
         _refuse_mixing(tree, name, made_from)
         with_spark = spark and name == pins.file.spark.release
         wanted = tuple(dict.fromkeys((*written_siblings(tree), *siblings)))
+        there = _already_there(tree)
+        earlier = [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in there]
         if wheels:
             found, missing = render_wheels(pins, variants, wheels, nvidia=nvidia, companions=wanted)
             variants = tuple(variant for variant in variants if variant.name in found)
             recipes = {f"pkgs/{name}.nix": text for name, text in found.items()}
         else:
             missing = {}
-            recipes = dict(render_all(catalog, pins, variants, blas=blas, spark=with_spark, siblings=wanted))
-        shown = {variant.name for variant in variants} | _already_there(tree)
+            recipes = {
+                **_missing_siblings(catalog, pins, tree, earlier, wanted),
+                **render_all(catalog, pins, variants, blas=blas, spark=with_spark, siblings=wanted),
+            }
+        shown = {variant.name for variant in variants} | there
         extra = sorted(spark_names(pins) & tree.recipes.keys()) if name == pins.file.spark.release else []
         texts: Mapping[str, str] = {
             **recipes,
@@ -191,7 +203,7 @@ def plan_trees(
                 pins,
                 [variant for variant in matrix_of(catalog).variants(name, "all") if variant.name in shown],
                 sorted(spark_names(pins)) if with_spark else extra,
-                selection=_selection(tree, globs),
+                selection=_selection(tree, earlier, variants, globs),
                 siblings=wanted,
                 origin=made_from,
             ),
@@ -220,12 +232,31 @@ def _already_there(tree: RecipeTree) -> set[str]:
     return {name for name, path in tree.recipes.items() if origin(read_recipe(path)) is not FileOrigin.FOREIGN}
 
 
-def _selection(tree: RecipeTree, globs: Sequence[str]) -> tuple[str, ...]:
-    """The selectors of this call and of earlier ones; none where the whole release was written."""
+def _missing_siblings(
+    catalog: Catalog, pins: Pins, tree: RecipeTree, variants: Sequence[Variant], siblings: Sequence[str]
+) -> Mapping[str, str]:
+    """The siblings that variants of earlier calls lack, by their path under `.flox`."""
+    return {
+        f"pkgs/{sibling_name(name, variant)}.nix": render_sibling(Blueprint(catalog, pins, variant), pins.sibling(name))
+        for variant in variants
+        for name in siblings
+        if sibling_name(name, variant) not in tree.recipes
+    }
+
+
+def _selection(
+    tree: RecipeTree, earlier: Sequence[Variant], variants: Sequence[Variant], globs: Sequence[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """By Python, the selectors of this call and of earlier ones; none for one that has the whole release."""
     before = written_selection(tree)
-    if not globs or before == ():
-        return ()
-    return tuple(dict.fromkeys((*(before or ()), *globs)))
+    found = dict(before or {})
+    whole = {variant.python for variant in earlier} - found.keys() if before is not None else set()
+    for python in dict.fromkeys(variant.python for variant in variants):
+        if not globs:
+            found.pop(python, None)
+        elif python not in whole:
+            found[python] = tuple(dict.fromkeys((*found.get(python, ()), *globs)))
+    return found
 
 
 def _action(path: Path, content: bytes, *, force: bool) -> Action:
@@ -270,12 +301,15 @@ def written_release(tree: RecipeTree) -> tuple[str, ...]:
     return (text.splitlines()[0].rstrip(".").rpartition(" ")[2],)
 
 
-def written_selection(tree: RecipeTree) -> tuple[str, ...] | None:
-    """The selectors that `recipes write` wrote this tree with; empty for a whole release, None if it did not."""
+def written_selection(tree: RecipeTree) -> Mapping[str, tuple[str, ...]] | None:
+    """By Python, the selectors that `recipes write` wrote this tree with; None if it did not.
+
+    A Python without any has the whole release.
+    """
     if not written_release(tree):
         return None
-    found = _SELECTION.search(read_recipe(tree.flox / "env" / "manifest.toml"))
-    return tuple(found[1].split()) if found else ()
+    found = _SELECTION.finditer(read_recipe(tree.flox / "env" / "manifest.toml"))
+    return {match[1]: tuple(match[2].split()) for match in found}
 
 
 def written_siblings(tree: RecipeTree) -> tuple[str, ...]:

@@ -63,8 +63,13 @@ class Query:
 
     @property
     def request(self) -> Request:
-        method = Method(self.method) if self.method else None
-        return Request(Workload(self.workload), self.python, self.release, method)
+        method = next((one for one in Method if one.value == self.method), None)
+        if self.method and method is None:
+            raise UsageError(f"{self.method!r} is not a method of the form.", "Choose one of the list.")
+        workload = next((one for one in Workload if one.value == self.workload), None)
+        if workload is None:
+            raise UsageError(f"{self.workload!r} is not a workload of the form.", "Choose one of the list.")
+        return Request(workload, self.python, self.release, method)
 
 
 def read_query(document: Mapping[str, Any]) -> Query:

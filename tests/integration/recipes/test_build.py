@@ -227,21 +227,23 @@ def test_hashes_are_spelled_as_nix_spells_them(private_store: Path) -> None:
     assert to_sri(base32) == to_sri(digest)
 
 
-def test_a_source_hash_is_found_by_the_fetch_that_fails(private_store: Path, tmp_path: Path) -> None:
-    path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cpu-avx2.nix"
+@pytest.mark.parametrize("folder", ["tree", "my tree ${x}"])
+def test_a_source_hash_is_found_by_the_fetch_that_fails(private_store: Path, tmp_path: Path, folder: str) -> None:
+    root = tmp_path / folder
+    path = root / ".flox" / "pkgs" / "pytorch-python313-cpu-avx2.nix"
     path.parent.mkdir(parents=True)
     shutil.copy(NIX / "source.nix", path)
-    answer = fetch_source(path)
+    answer = fetch_source(path, path.read_text())
     assert answer is not None
     before, after = answer
     assert before == "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
     flat = run_nix("nix-hash", ["--type", "sha256", "--flat", "--base32", str(_write(tmp_path, "the source\n"))])
     assert after == to_sri(flat.out.strip())
-    assert main(["recipes", "hash", "pytorch-python313-cpu-avx2", "--tree", str(tmp_path)]) == ExitCode.OK
+    assert main(["recipes", "hash", "pytorch-python313-cpu-avx2", "--tree", str(root)]) == ExitCode.OK
     assert f'outputHash = "{after}";' in path.read_text()
-    assert read_lock(tmp_path / ".flox") == {"pytorch/v9.9.9": after}
-    assert fetch_source(path) is None  # now the fetch works
-    assert main(["recipes", "hash", "--tree", str(tmp_path)]) == ExitCode.OK
+    assert read_lock(root / ".flox") == {"pytorch/v9.9.9": after}
+    assert fetch_source(path, path.read_text()) is None  # now the fetch works
+    assert main(["recipes", "hash", "--tree", str(root)]) == ExitCode.OK
 
 
 def _write(folder: Path, text: str) -> Path:

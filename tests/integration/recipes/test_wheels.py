@@ -46,11 +46,11 @@ def pins_from(catalog: Catalog, root: Path, companions: tuple[str, ...] = ()) ->
         site.content |= html_index(small_wheels())
         source = IndexLocation(f"{site.url}/simple", LocationKind.INDEX, "test")
         settings = IndexSettings(sources=(source,), timeout=5.0, retries=2, explicit_index=True)
-        found = WheelPins(catalog, companions, Finder(settings, Cache(root / "cache")))
+        found = WheelPins(catalog, Finder(settings, Cache(root / "cache")))
         for variant in [item for item in _variants(catalog) if item.build.label == "cu128" and item.arch == "x86_64"][
             :1
         ]:
-            found.of(variant)
+            found.of(variant, companions)
     return found
 
 

@@ -151,6 +151,14 @@ def test_what_is_not_nvidia_gets_the_true_sentence(selector: Any) -> None:
     assert "MPS" in text_of(selector, "#alternatives")
 
 
+def test_a_link_with_an_unknown_method_is_answered(browser: Any, site: Path) -> None:
+    open_page(browser, site / "index.html", "gpu=H100&method=conda")
+    settle(browser)
+    assert "sm90" in variant(browser)
+    problem = ask(browser, "return torchtailor.answer({gpus: ['H100'], method: 'conda'}).problem")
+    assert problem == "'conda' is not a method of the form."
+
+
 def test_the_link_carries_the_whole_state(browser: Any, site: Path) -> None:
     words = (
         "gpu=2x+H100&gpu=RTX+4090&driver=580.65.06&cpu=Graviton4&python=3.12&manager=uv&workload=general&system=linux"

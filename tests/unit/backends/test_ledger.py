@@ -104,6 +104,15 @@ def test_a_damaged_or_newer_file_is_a_clear_error(ledger: Ledger) -> None:
         ledger.attempts()
 
 
+def test_a_ledger_that_breaks_meanwhile_does_not_change_the_result(ledger: Ledger) -> None:
+    with pytest.raises(NetworkError, match="The index is away"), ledger.attempt("a", Method.WHEEL):
+        ledger.path.write_bytes(b"garbage" * 1000)
+        raise NetworkError("The index is away.", "Try again.")
+    ledger.path.unlink()
+    with ledger.attempt("b", Method.WHEEL):
+        ledger.path.write_bytes(b"garbage" * 1000)
+
+
 def test_markdown_escapes_cells(ledger: Ledger) -> None:
     with pytest.raises(NetworkError), ledger.attempt("v", Method.WHEEL, configuration={"nvidia": True, "x": None}):
         raise NetworkError("a | b\nc", "fix it")

@@ -161,6 +161,55 @@ def test_a_switch_that_cmake_only_names_is_no_failure() -> None:
     assert found.finding.failure == "missing-header"
 
 
+REMARKS = [
+    "-- Could NOT find NCCL (missing: NCCL_INCLUDE_DIR NCCL_LIBRARY)",
+    "-- Could NOT find CUDNN (missing: CUDNN_LIBRARY_PATH CUDNN_INCLUDE_PATH)",
+    "-- Could NOT find CUDAToolkit (missing: CUDAToolkit_INCLUDE_DIR)",
+    "-- Could NOT find Protobuf (missing: Protobuf_LIBRARIES Protobuf_INCLUDE_DIR)",
+    "-- Could NOT find BLAS (missing: BLAS_LIBRARIES)",
+    "-- Could NOT find Python3 (missing: Python3_INCLUDE_DIRS Development)",
+    "  Cannot find cuDNN library.  Turning the option off",
+    "-- Cannot find a library with BLAS API. Not using BLAS.",
+    "-- A library with LAPACK API not found.",
+    "make[2]: warning:  Clock skew detected.  Your build may be incomplete.",
+]
+
+
+@pytest.mark.parametrize("failure", ["out-of-memory", "undefined-reference", "cuda-source"])
+@pytest.mark.parametrize("line", REMARKS)
+def test_what_good_builds_print_too_is_no_cause(line: str, failure: str) -> None:
+    excerpt = (LOGS / f"{failure}.log").read_text()
+    found = read(f"{line}\n-- Configuring done\n{excerpt}")
+    assert found.finding
+    assert found.finding.failure == failure
+    assert found.first_error == read("\n\n" + excerpt).first_error
+
+
+@pytest.mark.parametrize("line", REMARKS)
+def test_a_remark_switches_nothing_off(line: str) -> None:
+    found = read(f"{line}\nfoo.cpp:3:1: error: the flux capacitor is out of phase\n")
+    assert found.finding
+    assert (found.finding.confidence, found.finding.auto) == ("a remark", None)
+    assert found.first_error
+    assert "flux capacitor" in found.first_error.text
+
+
+def test_a_package_that_is_required_is_a_cause() -> None:
+    found = read("CMake Error at a.cmake:230 (message):\n  Could NOT find NCCL (missing: NCCL_LIBRARY)\n")
+    assert found.finding
+    assert (found.finding.failure, found.finding.confidence) == ("no-nccl", "certain")
+    assert found.finding.auto
+
+
+def test_a_symbol_of_bad_alloc_is_no_lack_of_memory() -> None:
+    found = read("a.o: undefined reference to `typeinfo for std::bad_alloc'\n")
+    assert found.finding
+    assert found.finding.failure == "undefined-reference"
+    thrown = read("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n")
+    assert thrown.finding
+    assert thrown.finding.failure == "out-of-memory"
+
+
 def test_without_kleidiai_is_a_safe_fix() -> None:
     found = read((LOGS / "no-kleidiai.log").read_bytes())
     assert found.finding

@@ -13,6 +13,7 @@ from tests.unit.recipes.conftest import write_tree
 from torchtailor.catalog import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError
 from torchtailor.recipes.hashes import find_hashes, insert_pin_hash, replace_placeholder, to_sri
+from torchtailor.recipes.pins import UNKNOWN_HASH, read_lock
 from torchtailor.recipes.recipe import PinUse
 from torchtailor.recipes.syntax import NixSource
 
@@ -48,6 +49,49 @@ def test_a_placeholder_is_replaced_in_code_and_not_in_comments() -> None:
     text = 'fetchFromGitHub {\n  # hash = "";\n  rev = "v1";\n  hash = "";\n}\n'
     wanted = text.replace('  hash = "";\n}', f'  hash = "{SRI}";\n}}')
     assert replace_placeholder(NixSource(text), SRI) == wanted
+
+
+HAND = """{ pkgs ? import <nixpkgs> { } }:
+let
+  nixpkgs_pinned = import (builtins.fetchTarball {
+    url = "https://github.com/NixOS/nixpkgs/archive/6a030d535719c5190187c4cec156f335e95e3211.tar.gz";
+    sha256 = "PIN";
+  }) { };
+in
+nixpkgs_pinned.python313Packages.torch.overrideAttrs (old: {
+  pname = "pytorch-python313-cuda13_0-sm90-avx512";
+  version = "2.10.0";
+  src = nixpkgs_pinned.fetchFromGitHub {
+    rev = "v2.10.0";
+    hash = "SOURCE";
+  };
+})
+"""
+OTHER = "sha256-" + "B" * 42 + "A="
+
+
+@pytest.mark.parametrize("pin", ["", UNKNOWN_HASH])
+@pytest.mark.parametrize("source", ["", OTHER])
+def test_an_empty_hash_of_a_pin_is_filled_in_where_it_is(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: str, source: str
+) -> None:
+    path = tmp_path / ".flox" / "pkgs" / "pytorch-python313-cuda13_0-sm90-avx512.nix"
+    path.parent.mkdir(parents=True)
+    path.write_text(HAND.replace("PIN", pin).replace("SOURCE", source))
+
+    def fetch(recipe: Path, text: str) -> tuple[str, str]:
+        assert f'sha256 = "{SRI}"' in text, "the pin's own fetch would fail first"
+        return UNKNOWN_HASH, OTHER
+
+    monkeypatch.setattr("torchtailor.recipes.hashes.need_tool", Path)
+    monkeypatch.setattr("torchtailor.recipes.hashes.prefetch_tarball", lambda url: SRI)
+    monkeypatch.setattr("torchtailor.recipes.hashes.fetch_source", fetch)
+    find_hashes(catalog, tmp_path)
+    assert path.read_text() == HAND.replace("PIN", SRI).replace("SOURCE", OTHER)
+    assert read_lock(tmp_path / ".flox") == {
+        "nixpkgs/6a030d535719c5190187c4cec156f335e95e3211": SRI,
+        **({} if source else {"pytorch/v2.10.0": OTHER}),
+    }
 
 
 def test_a_name_may_be_in_any_of_several_trees(

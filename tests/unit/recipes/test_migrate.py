@@ -14,7 +14,7 @@ from torchtailor.cli import main
 from torchtailor.errors import BadInputError, ExitCode
 from torchtailor.recipes.audit import audit
 from torchtailor.recipes.migrate import MigrationStatus, plan_migration
-from torchtailor.recipes.tree import tree_at
+from torchtailor.recipes.tree import find_trees, tree_at
 
 PREFIX = "pytorch-python313-cuda13_0-"
 
@@ -196,3 +196,31 @@ def test_exports_of_the_kept_file_must_be_plain(catalog: Catalog, handmade: Path
     kept.write_text(f'["{PREFIX}sm90-avx512"]\nexports = {{ USE_X = "1; rm -rf /" }}\n')
     with pytest.raises(BadInputError, match="plain value"):
         plan_migration(catalog, tree_at(handmade))
+
+
+def test_a_recipe_with_a_syntax_error_is_left_to_its_author(catalog: Catalog, handmade: Path) -> None:
+    path = handmade / ".flox" / "pkgs" / f"{PREFIX}sm120-avx512.nix"
+    path.write_text(text := path.read_text().replace("in\n", "in (\n", 1))
+    migration = plan_migration(catalog, tree_at(handmade))
+    (found,) = (recipe for recipe in migration.recipes if recipe.name == path.stem)
+    assert (found.status, found.reason) == (MigrationStatus.KEPT, "not valid Nix")
+    migration.apply()
+    assert path.read_text() == text
+
+
+def test_a_gpu_recipe_that_mentions_mkl_is_migrated_without_it(catalog: Catalog, handmade: Path) -> None:
+    path = handmade / ".flox" / "pkgs" / f"{PREFIX}sm120-avx512.nix"
+    path.write_text(path.read_text().replace("let\n", "let\n  blas = nixpkgs_pinned.mkl;\n", 1))
+    migration = plan_migration(catalog, tree_at(handmade))
+    (found,) = (recipe for recipe in migration.recipes if recipe.name == path.stem)
+    assert found.status is MigrationStatus.REWRITTEN
+    assert ".mkl" not in found.after
+
+
+def test_a_plain_folder_of_recipes_gets_recipes_only(catalog: Catalog, handmade: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(handmade / ".flox" / "pkgs", plain)
+    plan_migration(catalog, *find_trees(plain)).apply()
+    assert not (plain / "default.nix").exists()
+    assert not (plain / "env").exists()
+    assert not plan_migration(catalog, *find_trees(plain)).needed

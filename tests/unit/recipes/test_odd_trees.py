@@ -90,3 +90,14 @@ def test_commands_of_a_dry_run_can_be_pasted(
     assert main(["recipes", "build", "--dry-run", "--tree", str(root)]) == ExitCode.OK
     words = shlex.split(capsys.readouterr().out)
     assert str(root / ".flox" / "pkgs" / f"{NAME}.nix") in words
+
+
+@needs_nix
+def test_recipes_of_one_name_in_several_trees_have_results_and_logs_of_their_own(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    for release in ("cuda-12_9", "cuda-13_0"):
+        write_tree(catalog, tmp_path / release, release, "cpu-*")
+    jobs = plan_recipes(catalog, tmp_path, (), tmp_path / "out").jobs
+    assert len({job.name for job in jobs}) < len(jobs)
+    assert len({job.link for job in jobs}) == len({job.logs for job in jobs}) == len(jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,16 @@ def test_the_attributes_name_every_recipe_of_a_platform(catalog: Catalog, tmp_pa
         assert f'"{path.stem}"' in text
     arm = text[text.index("aarch64-linux = [") : text.index("]", text.index("aarch64-linux = ["))]
     assert "-avx" not in arm
+
+
+def test_variants_written_before_get_the_siblings_too(catalog: Catalog, tmp_path: Path) -> None:
+    write_tree(catalog, tmp_path, "cuda-13_0", "sm90-avx512")
+    for plan in plan_trees(catalog, tmp_path, globs=["sm89-avx2"], siblings=["torchvision"]):
+        plan.apply()
+    flox = tmp_path / ".flox"
+    named = set(re.findall(r'"((?:pytorch|torchvision)-python[^"]+)"', (flox / "default.nix").read_text()))
+    assert named == {path.stem for path in (flox / "pkgs").glob("*.nix")}
+    assert len(named) == 4
 
 
 HAND = """{ pkgs ? import <nixpkgs> { } }:

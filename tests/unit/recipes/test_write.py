@@ -13,6 +13,7 @@ from tests.unit.recipes.conftest import HASH, write_tree
 from torchtailor.catalog import Catalog
 from torchtailor.disk import write_output
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.recipes.audit import audit
 from torchtailor.recipes.pins import LOCK_NAME, KeptRow, kept_text, load_pins, lock_text, read_kept, read_lock
 from torchtailor.recipes.tree import MARKDOWN, FileOrigin, origin, stamp
 from torchtailor.recipes.write import Action, plan_trees, recipe_variants
@@ -77,6 +78,31 @@ def test_a_glob_writes_those_and_leaves_the_table_of_the_whole_alone(catalog: Ca
     assert len([step for step in plan.steps if step.path.parent.name == "pkgs"]) == 7
     plan.apply()
     assert (tmp_path / ".flox" / "README.md").read_text() == readme
+
+
+def missing(catalog: Catalog, root: Path) -> int:
+    (report,) = audit(catalog, root, use_nix=False)
+    return len([finding for finding in report.findings if finding.rule == "variant-missing"])
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_each_python_is_compared_with_what_was_asked_for_it(
+    catalog: Catalog, tmp_path: Path, whole_first: bool
+) -> None:
+    calls = [([], ["3.13"]), (["sm90-avx512"], ["3.12"])]
+    for globs, pythons in calls if whole_first else reversed(calls):
+        for plan in plan_trees(catalog, tmp_path, releases=["main"], globs=globs, pythons=pythons):
+            plan.apply()
+    for plan in plan_trees(catalog, tmp_path, globs=["sm90-avx2"], pythons=["3.12", "3.13"]):
+        plan.apply()
+    assert missing(catalog, tmp_path) == 0
+    pkgs = tmp_path / ".flox" / "pkgs"
+    next(pkgs.glob("pytorch-python312-*-sm90-avx512.nix")).unlink()
+    next(pkgs.glob("pytorch-python313-*-sm80-avx2.nix")).unlink()
+    assert missing(catalog, tmp_path) == 2
+    for plan in plan_trees(catalog, tmp_path, pythons=["3.12"]):
+        plan.apply()
+    assert missing(catalog, tmp_path) == 1
 
 
 def test_hashes_of_the_lock_are_written_and_bad_ones_refused(catalog: Catalog, tmp_path: Path) -> None:

@@ -116,6 +116,13 @@ def test_a_wrong_question_is_answered_with_the_commands_words() -> None:
     assert (found.problem, found.hint) == (error.value.message, error.value.hint)
 
 
+@pytest.mark.parametrize("field", ["method", "workload"])
+def test_a_choice_that_the_form_does_not_have_is_named(field: str) -> None:
+    found = page_answer(machines.matrix(), {"gpus": ["H100"], field: "conda"})
+    assert found.problem == f"'conda' is not a {field} of the form."
+    assert found.hint
+
+
 def test_the_matrix_has_every_variant_once() -> None:
     entries = matrix_entries(machines.matrix())
     names = [entry.cells[0].text for entry in entries]

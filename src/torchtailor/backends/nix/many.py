@@ -75,7 +75,8 @@ def plan_recipes(
     """The jobs of the recipes that match, of all without a pattern; each gets its share of cores."""
     if cache is not None:
         _check_cache(cache)
-    chosen = [(tree, recipe) for tree in find_trees(root) for recipe in _select(catalog, tree, globs)]
+    trees = find_trees(root)
+    chosen = [(tree, recipe) for tree in trees for recipe in _select(catalog, tree, globs)]
     if not chosen:
         message = f"No recipe in {root} matches {' '.join(globs)}." if globs else f"There are no recipes in {root}."
         raise NoMatchError(message, f"`ls {root}/.flox/pkgs` lists them.")
@@ -88,7 +89,11 @@ def plan_recipes(
             "Build them on a machine of their platform.",
         )
     share = cores or max(1, default_cores() // max(1, min(parallel, len(here))))
-    jobs = tuple(nix_job(recipe.name, recipe.path, out, tree=tree.root, cores=share) for tree, recipe in here)
+    # CPU recipes of several releases share their names.
+    folders = {tree.root: out / tree.root.name if len(trees) > 1 else out for tree in trees}
+    jobs = tuple(
+        nix_job(recipe.name, recipe.path, folders[tree.root], tree=tree.root, cores=share) for tree, recipe in here
+    )
     return RecipesPlan(jobs, max(1, min(parallel, len(jobs))), elsewhere, cache)
 
 

@@ -39,9 +39,13 @@ def variant_missing(context: AuditContext) -> Iterator[tuple[Path, int, str]]:
     if not context.identified.certain or context.from_wheels:  # an index may lack the wheels of a variant
         return
     selection = written_selection(context.tree)
-    wanted = recipe_variants(
-        context.catalog, context.release.name, selection or (), context.pythons or (DEFAULT_PYTHON,)
-    )
+    wanted = [
+        variant
+        for python in context.pythons or (DEFAULT_PYTHON,)
+        for variant in recipe_variants(
+            context.catalog, context.release.name, (selection or {}).get(python, ()), [python]
+        )
+    ]
     missing = [variant for variant in wanted if variant.name not in context.names]
     for package in written_siblings(context.tree):
         for name in (sibling_name(package, variant) for variant in wanted):

@@ -43,7 +43,7 @@
     });
     if (gpus.length) read.gpus = gpus;
     for (const key of SIMPLE) if (words.has(key)) read[key] = words.get(key);
-    for (const key of ["system", "workload", "manager", "jetpack"]) if (!offers(key, read[key])) read[key] = blank()[key];
+    for (const key of ["system", "workload", "manager", "jetpack", "method"]) if (!offers(key, read[key])) read[key] = blank()[key];
     try { if (words.has("host")) read.host = unpacked(words.get("host")); } catch { read.host = null; }
     try { if (words.has("flags")) read.pasted_cpu = unpacked(words.get("flags")); } catch { read.pasted_cpu = null; }
     return read;
