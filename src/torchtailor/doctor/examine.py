@@ -206,7 +206,7 @@ class _Examination:
         assert device.compute is not None
         verdict = self._driver(device, torch)
         codes = self._environment.codes
-        best = _best(self._catalog, self._host, device.compute, codes)
+        best, _ = _best(self._catalog, self._environment, device.compute)
         if codes and best is None:
             yield self._no_code(device, torch, codes, verdict)  # no driver fixes that
             return
@@ -278,12 +278,25 @@ class _Examination:
         yield Problem(ProblemKind.NO_CODE, cause, self._fixes.extension(device))
 
 
-def _best(catalog: Catalog, host: Host, device: Capability, codes: Sequence[CodeTarget]) -> CodeTarget | None:
-    """The code that most kernels come from: `a` and `f` code stands beside plain code, for a few kernels only."""
-    unified = bool(host.tegra and host.tegra.unified)
+def _best(catalog: Catalog, environment: TorchEnvironment, device: Capability) -> tuple[CodeTarget | None, Fit]:
+    """The code that most kernels come from, and how it runs: `a` and `f` code is for a few kernels only."""
+    unified = _unified(catalog, environment, device)
+    codes = environment.codes
     plain = [code for code in codes if code.suffix is Suffix.NONE]
     found = catalog.rules.best(device, plain, unified_tegra=unified)
-    return found or catalog.rules.best(device, codes, unified_tegra=unified)
+    found = found or catalog.rules.best(device, codes, unified_tegra=unified)
+    return found, catalog.rules.fit(device, found, unified_tegra=unified) if found else Fit.NONE
+
+
+def _unified(catalog: Catalog, environment: TorchEnvironment, device: Capability) -> bool:
+    """Whether this is a Tegra part of the unified stack, and torch's CUDA new enough for its desktop code to run."""
+    torch, tegra, gpu = environment.torch, environment.host.tegra, catalog.gpus.get(device)
+    if torch is None or torch.cuda is None or tegra is None or gpu is None or gpu.unified is None:
+        return False
+    try:
+        return tegra.unified and Dotted(torch.cuda) >= gpu.unified.cuda
+    except ValueError:  # the CUDA of a torch that somebody built is any text
+        return False
 
 
 def _of_message(environment: TorchEnvironment, symptoms: Sequence[Symptom]) -> TorchEnvironment:
@@ -341,14 +354,13 @@ def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -
     for device in environment.host.visible_gpus:
         if device.compute is None:
             continue
-        best = _best(catalog, environment.host, device.compute, environment.codes)
+        best, fit = _best(catalog, environment, device.compute)
         if best is not None:
             if warned:
                 yield (
                     "That message is only a warning, and here a false one: torch compares names, and its list does not "
                     f"have sm_{device.compute.number}, but {device.compute} runs its code for {best.capability}."
                 )
-            fit = catalog.rules.fit(device.compute, best)
             how = {Fit.NATIVE: "natively", Fit.COMPATIBLE: "by compatibility", Fit.JIT: "after compiling it once"}[fit]
             yield f"{_named(device)} runs torch's {best} code {how}."
     if environment.host.driver is not None:

@@ -97,6 +97,16 @@ TABLE = (
     Row("h100-driver-580", None, "", ProblemKind.NO_TORCH, "There is no torch", "sm90"),
     Row("alpine", CPU, "", ProblemKind.LIBC, "this system has musl", "--via source"),
     Row("centos7-v100", OLD, "", ProblemKind.LIBC, "this system has glibc 2.17", "--via source"),
+    # desktop code on an Orin: from CUDA 13.2 on
+    Row(
+        "orin-jetpack-7",
+        torch("2.15.0+cu130", "13.0", ("sm_80",)),
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ProblemKind.NO_CODE,
+        "holds no code that Orin (nvgpu) (8.7) runs",
+        "torchtailor install",
+    ),
+    Row("orin-jetpack-7", torch("2.15.0+cu132", "13.2", ("sm_80",)), "", None, "runs torch's sm_80 code by comp"),
     # messages that facts alone do not show
     Row(
         "h100-driver-580",
