@@ -24,6 +24,7 @@ from torchtailor.verification.static.elf_facts import read_elf
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")
+WHEELS = machines.catalog().wheel_index.removesuffix("/{label}")
 
 
 def torch(version: str = "2.10.0+cu128", cuda: str | None = "12.8", codes: tuple[str, ...] = CU128) -> InstalledTorch:
@@ -114,7 +115,7 @@ TABLE = (
         "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory",
         ProblemKind.LIBRARY,
         "needs libcublas.so.13",
-        "--force-reinstall torch==2.15.0",
+        f"--force-reinstall torch==2.15.0+cu130 --extra-index-url {WHEELS}/cu130",
     ),
     Row(
         "h100-driver-580",
@@ -315,6 +316,25 @@ def test_commands_are_for_the_python_of_the_environment() -> None:
         interpreter = Interpreter.of(python, pip=pip, uv=uv)
         report = examined("h100-driver-580", NEW, message, interpreter=interpreter)
         assert (report.problems[0].fixes[0].command or "").startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("machine", "version", "asked"),
+    [
+        ("gtx-1080-ti", "2.14.1+cu126", f"torch==2.14.1+cu126 --extra-index-url {WHEELS}/cu126"),
+        ("zen4", "2.14.1+cpu", f"torch==2.14.1+cpu --extra-index-url {WHEELS}/cpu"),
+        ("h100-driver-580", "2.14.1+cu130", "torch==2.14.1"),
+        ("h100-driver-580", "2.14.0+cu130", "torch==2.14.0"),
+        ("graviton3", "2.10.0+cpu", "torch==2.10.0"),
+        ("h100-driver-580", "2.14.1", "torch==2.14.1"),
+        ("h100-driver-580", "2.14.1+git1a2b3c", "torch==2.14.1"),
+    ],
+)
+def test_the_same_build_is_installed_again(machine: str, version: str, asked: str) -> None:
+    message = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+    report = examined(machine, torch(version), message)
+    problem = next(problem for problem in report.problems if problem.kind is ProblemKind.LIBRARY)
+    assert problem.fixes[0].command == f"python -m pip install --force-reinstall {asked}"
 
 
 def test_a_machine_without_an_environment_gets_a_new_one() -> None:
