@@ -51,6 +51,7 @@ class TorchEnvironment:
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
     interpreter: Interpreter | None = None
     asked_of: str = ""  # the library that should have a symbol which a message misses
+    damage: str = ""  # what of torch's files cannot be read, as a sentence
 
     @property
     def codes(self) -> tuple[CodeTarget, ...]:
@@ -126,7 +127,8 @@ class _Examination:
             return
         yield from self._loading(torch)
         if torch.cuda is None:
-            yield from self._cpu_build(torch)
+            if not self._environment.damage:  # which may hide what torch was built for
+                yield from self._cpu_build(torch)
             return
         devices = [device for device in self._host.visible_gpus if device.compute is not None]
         if not devices:
@@ -153,10 +155,15 @@ class _Examination:
                 f": {mixed.user} needs {mixed.symbol}, which it does not have." if mixed.user and mixed.symbol else "."
             )
             yield Problem(ProblemKind.MIXED_LIBRARIES, cause, self._fixes.clean_path())
-        for kind in (ProblemKind.DAMAGED, ProblemKind.OTHER_ARCH):
-            if kind in self._symptoms:
-                what = "is truncated" if kind is ProblemKind.DAMAGED else f"is not for {self._host.cpu.arch}"
-                yield Problem(kind, f"A library of torch {torch.version} {what}.", self._fixes.reinstall())
+        if damage := self._environment.damage:
+            cause = f"The files of torch {torch.version} are damaged: {damage}"
+            yield Problem(ProblemKind.DAMAGED, cause, self._fixes.reinstall())
+        elif ProblemKind.DAMAGED in self._symptoms:
+            cause = f"A library of torch {torch.version} is truncated."
+            yield Problem(ProblemKind.DAMAGED, cause, self._fixes.reinstall())
+        if ProblemKind.OTHER_ARCH in self._symptoms:
+            cause = f"A library of torch {torch.version} is not for {self._host.cpu.arch}."
+            yield Problem(ProblemKind.OTHER_ARCH, cause, self._fixes.reinstall())
 
     def _old_libc(self) -> bool:
         system = self._host.system

@@ -382,6 +382,35 @@ def test_a_described_machine_with_an_environment_of_this_one(
     assert f"--into {site}" in answer["problems"][0]["fixes"][0]["command"]
 
 
+@pytest.mark.parametrize(
+    ("version_py", "library", "says"),
+    [
+        (b"__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"\x7fELF\2\1\1\0\0\0", "libtorch_cuda.so"),
+        (b"__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"", "libtorch_cuda.so"),
+        (b"\xff\xfe\x00", b"", "version.py cannot be read, or has no version"),
+        (b"# \xff\n__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"", "libtorch_cuda.so"),
+    ],
+    ids=["truncated library", "empty library", "unreadable version", "odd byte in the version's file"],
+)
+def test_a_damaged_installation(
+    version_py: bytes, library: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tmp_path / "host.json"
+    described.write_bytes(dumps(machines.host("h100-driver-580")))
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (site / "torch" / "lib").mkdir(parents=True)
+    (site / "torch-2.13.0.dist-info").mkdir()
+    (site / "torch" / "__init__.py").write_text("")
+    (site / "torch" / "version.py").write_bytes(version_py)
+    (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(library)
+    code = main(["doctor", "--from", str(described), "--env", str(site), "--json"])
+    answer = msgspec.json.decode(capsys.readouterr().out)
+    assert code == ExitCode.CHECK_FAILED
+    assert [problem["kind"] for problem in answer["problems"]] == ["damaged-library"]
+    assert says in answer["problems"][0]["cause"]
+    assert "reinstall torch==2.13.0" in answer["problems"][0]["fixes"][0]["command"]
+
+
 def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(tmp_path, Path)
     described = tmp_path / "host.json"
