@@ -122,7 +122,8 @@ def _environment(place: Path | None, host: Host) -> tuple[Launch, str | None]:
             with open_target(Path(prefix)) as launch:
                 return launch, prefix
     if host.torches:
-        return Launch(Path(sys.executable), (Path(host.torches[0].path).parent,)), None
+        torch = host.torches[0]
+        return Launch(Path(torch.interpreter or sys.executable), (Path(torch.path).parent,)), None
     return Launch(Path(sys.executable)), None
 
 

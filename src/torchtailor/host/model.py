@@ -134,6 +134,7 @@ class InstalledTorch(Described, frozen=True, kw_only=True):
     version: str
     path: str
     python: str | None
+    interpreter: str | None = None  # the Python that imports it
     cuda: str | None
     architectures: tuple[str, ...] = ()
 

@@ -40,7 +40,7 @@ def _ask(probe: Probe, python: str) -> InstalledTorch | None:
     version, cuda = parse_version(probe.read(f"{folder}/version.py") or "")
     if version is None:
         return None
-    return InstalledTorch(version=version, path=folder, python=lines[0], cuda=cuda)
+    return InstalledTorch(version=version, path=folder, python=lines[0], interpreter=python, cuda=cuda)
 
 
 def parse_version(text: str) -> tuple[str | None, str | None]:

@@ -12,14 +12,16 @@ from tests import machines
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.cli import main
-from torchtailor.doctor.collect import _asked_of
+from torchtailor.doctor.collect import _asked_of, _environment
 from torchtailor.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
 from torchtailor.doctor.fixes import Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
 from torchtailor.errors import ExitCode
 from torchtailor.failures import FailureTable, load_table
 from torchtailor.host.model import InstalledTorch
+from torchtailor.host.probe import CommandOutcome, CommandResult
 from torchtailor.host.store import dumps
+from torchtailor.host.torches import _SCRIPT
 from torchtailor.verification.static.elf_facts import read_elf
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -409,6 +411,22 @@ def test_a_damaged_installation(
     assert [problem["kind"] for problem in answer["problems"]] == ["damaged-library"]
     assert says in answer["problems"][0]["cause"]
     assert "reinstall torch==2.13.0" in answer["problems"][0]["fixes"][0]["command"]
+
+
+def test_torch_of_another_python_is_run_with_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtailor may be a tool of its own, with another Python than the torch of the system."""
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    site = "/usr/lib/python3/dist-packages"
+    origin = f"3.12\n/usr\n{site}/torch/__init__.py\n"
+    found = machines.host(
+        "zen4",
+        programs={"python3": "/usr/bin/python3"},
+        commands={f"/usr/bin/python3 -c {_SCRIPT}": CommandResult(outcome=CommandOutcome.DONE, output=origin)},
+        files={f"{site}/torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\n"},
+    )
+    launch, _ = _environment(None, found)
+    assert (launch.python, launch.folders) == (Path("/usr/bin/python3"), (Path(site),))
 
 
 def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
