@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -46,7 +47,7 @@ class _NvmlReport(msgspec.Struct, frozen=True):
 def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> DetectedGpus:
     """The GPUs of a machine by the best source that answers, with notes on those that did not."""
     notes: tuple[Note, ...] = ()
-    sources: tuple[Callable[[Probe], DetectedGpus], ...] = (_by_nvml, _by_smi, _by_proc)
+    sources: tuple[Callable[[Probe], DetectedGpus], ...] = (_by_nvml, _by_smi, partial(_by_proc, system=system))
     found = DetectedGpus()
     for source in sources:
         if source is _by_smi and any(note.topic == "nvml-hangs" for note in notes):
@@ -142,14 +143,16 @@ def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[Gpu
     return tuple(msgspec.structs.replace(gpu, mig=tuple(instances.get(gpu.index, ()))) for gpu in gpus)
 
 
-def _by_proc(probe: Probe) -> DetectedGpus:
+def _by_proc(probe: Probe, system: System) -> DetectedGpus:
     version = probe.read("/proc/driver/nvidia/version")
     if version is None:
         return DetectedGpus()
     number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+\.\d+(?:\.\d+)?)\s", version)
     driver = Driver(version=number[1], source="/proc/driver/nvidia") if number else None
     gpus = []
-    for index, folder in enumerate(probe.list("/proc/driver/nvidia/gpus")):
+    # a container sees the host's /proc/driver/nvidia, whether it was given the GPUs or not
+    given = not system.container or "nvidiactl" in probe.list("/dev")
+    for index, folder in enumerate(probe.list("/proc/driver/nvidia/gpus") if given else ()):
         text = probe.read(f"/proc/driver/nvidia/gpus/{folder}/information") or ""
         values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
         uuid = values.get("GPU UUID", "")

@@ -232,6 +232,21 @@ def test_every_tegra_chip_is_a_gpu_of_the_catalog() -> None:
         assert catalog.gpu(chip.capability).tegra
 
 
+@pytest.mark.parametrize(
+    ("devices", "gpus"), [(("null", "zero"), []), (("null", "nvidia0", "nvidiactl"), ["NVIDIA H200"])]
+)
+def test_a_container_has_only_the_gpus_that_it_was_given(devices: tuple[str, ...], gpus: list[str]) -> None:
+    """/proc/driver/nvidia is the host's in every container."""
+    host = machines.host(
+        "docker-without-gpu",
+        folders={"/proc/driver/nvidia/gpus": ("0000:65:00.0",), "/dev": devices},
+        files={"/proc/driver/nvidia/gpus/0000:65:00.0/information": "Model: \t\t NVIDIA H200\n"},
+    )
+    assert [gpu.name for gpu in host.gpus] == gpus
+    assert host.driver is not None
+    assert ("container-without-gpu" in topics(host)) == (not gpus)
+
+
 @given(st.text(max_size=200), st.sampled_from(CommandOutcome))
 def test_any_answer_of_nvidia_smi_is_survived(output: str, outcome: CommandOutcome) -> None:
     recording = machines.recording(
