@@ -147,7 +147,7 @@ def _by_proc(probe: Probe, system: System) -> DetectedGpus:
     version = probe.read("/proc/driver/nvidia/version")
     if version is None:
         return DetectedGpus()
-    number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+\.\d+(?:\.\d+)?)\s", version)
+    number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+(?:\.\d+)+)\s", version)
     driver = Driver(version=number[1], source="/proc/driver/nvidia") if number else None
     gpus = []
     # a container sees the host's /proc/driver/nvidia, whether it was given the GPUs or not
@@ -226,9 +226,17 @@ def _with_tegra(gpus: tuple[GpuDevice, ...], tegra: Tegra) -> tuple[GpuDevice, .
 
 def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
     """The newest CUDA that the driver runs in full: as it reports itself, else by the catalog."""
-    known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= Dotted(driver.version)]
-    cuda = driver.cuda or (str(max(known)) if known and not system.wsl else None)
+    cuda = driver.cuda or (None if system.wsl else _cuda_by_number(driver.number, catalog))
     return msgspec.structs.replace(driver, cuda=cuda, windows=system.wsl)
+
+
+def _cuda_by_number(driver: Dotted, catalog: Catalog) -> str | None:
+    """The CUDA of the driver's branch; for a branch that is not known, the newest toolkit that asks for no more."""
+    branch = catalog.drivers.get(driver.major)
+    if branch is not None and branch.cuda is not None:
+        return str(branch.cuda)
+    known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= driver]
+    return str(max(known)) if known else None
 
 
 def _why_none(probe: Probe, catalog: Catalog, driver: Driver | None, system: System) -> tuple[Note, ...]:
