@@ -16,7 +16,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
 from torchtailor.host.probe import CommandOutcome, Probe
-from torchtailor.host.tegra import tegra_table
+from torchtailor.host.tegra import tegra_table, tegra_with_gpus
 
 NVML_TIMEOUT = 8.0
 SMI_TIMEOUT = 8.0
@@ -30,12 +30,13 @@ _PCI_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 @dataclass(frozen=True, slots=True)
 class DetectedGpus:
-    """The GPUs and the driver that one source reported, or why it reported none."""
+    """The GPUs and the driver that one source reported, or why it reported none; the Tegra system around them."""
 
     gpus: tuple[GpuDevice, ...] = ()
     driver: Driver | None = None
     notes: tuple[Note, ...] = ()
     answered: bool = False
+    tegra: Tegra | None = None
 
 
 class _NvmlReport(msgspec.Struct, frozen=True):
@@ -59,12 +60,13 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
     number = found.driver.number if found.driver and not system.wsl else None
     gpus = tuple(_with_capability(gpu, catalog, tegra, number) for gpu in found.gpus)
     notes += tuple(_doubts(found.gpus, gpus, catalog, number))
+    tegra = tegra_with_gpus(tegra, gpus, found.driver)
     if tegra is not None:
         gpus = _with_tegra(gpus, tegra)
     if not gpus:
         notes += _why_none(probe, catalog, found.driver, system)
     driver = found.driver and _with_cuda(found.driver, catalog, system)
-    return DetectedGpus(gpus, driver, notes + _gpu_notes(gpus), answered=True)
+    return DetectedGpus(gpus, driver, notes + _gpu_notes(gpus), answered=True, tegra=tegra)
 
 
 def _by_nvml(probe: Probe) -> DetectedGpus:

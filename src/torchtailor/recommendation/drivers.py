@@ -50,6 +50,8 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     if host.driver is None:
         text = f"The driver version is unknown: CUDA {build.cuda} needs {needs} or newer."
         return DriverVerdict(DriverFit.FULL, text, known=False, needs=needs, full=full)
+    if device.integrated and host.tegra is not None and host.driver.cuda:
+        return _by_cuda(f"Driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     if host.driver.windows and host.driver.cuda:
         return _by_cuda(f"The Windows driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     driver = host.driver.number
