@@ -209,6 +209,15 @@ def test_ptx_from_a_newer_toolkit() -> None:
     assert "nothing but PTX (compute_80)" in report.problems[0].cause
 
 
+def test_a_compatibility_library_makes_an_old_driver_run_a_new_cuda() -> None:
+    """In NVIDIA's containers NVML reports the CUDA of the cuda-compat package."""
+    nvml = machines.recording("h200-driver-550").nvml
+    newer = msgspec.structs.replace(nvml, output=nvml.output.replace('"cuda": "12.4"', '"cuda": "13.0"'))
+    assert newer != nvml
+    report = examine(TorchEnvironment(machines.host("h200-driver-550", nvml=newer), NEW), machines.catalog())
+    assert report.well, report
+
+
 def test_hidden_gpus() -> None:
     host = machines.host("h200-driver-580", env={"CUDA_VISIBLE_DEVICES": ""})
     report = examine(TorchEnvironment(host, NEW), machines.catalog())
