@@ -135,15 +135,15 @@ def _installed(launch: Launch) -> tuple[InstalledTorch | None, str]:
     folder = launch.torch_folder()
     if folder is None or not (folder / "version.py").is_file():
         return None, ""
-    version, cuda = parse_version(LiveProbe().read(str(folder / "version.py")) or "")
-    damage = "" if version else f"{folder / 'version.py'} cannot be read, or has no version."
-    version = version or _version_by_name(folder)
+    built = parse_version(LiveProbe().read(str(folder / "version.py")) or "")
+    damage = "" if built.version else f"{folder / 'version.py'} cannot be read, or has no version."
+    version = built.version or _version_by_name(folder)
     if version is None:
         raise NoMatchError(f"{folder} has no version.", "Is this an installed torch?")
     python = launch.run(["-c", _PYTHON], timeout=30).output.strip() or None
-    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=cuda)
+    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=built.cuda, other=built.other)
     try:
-        return with_architectures(LiveProbe(), torch) if cuda else torch, damage
+        return with_architectures(LiveProbe(), torch) if torch.cuda else torch, damage
     except BadInputError as error:
         return torch, error.message
     except OSError as error:

@@ -190,7 +190,8 @@ class _Examination:
     def _cpu_build(self, torch: InstalledTorch) -> Iterator[Problem]:
         if self._host.gpus or ProblemKind.CPU_BUILD in self._symptoms:
             names = ", ".join(dict.fromkeys(gpu.name for gpu in self._host.gpus)) or "the GPU"
-            cause = f"torch {torch.version} was built without CUDA, so it cannot use {names}."
+            what = f"for {torch.other}, not for CUDA" if torch.other else "without CUDA"
+            cause = f"torch {torch.version} was built {what}, so it cannot use {names}."
             yield Problem(ProblemKind.CPU_BUILD, cause, self._fixes.install())
 
     def _no_gpu(self) -> Iterator[Problem]:
@@ -329,7 +330,7 @@ def _torch(environment: TorchEnvironment) -> str:
     torch = environment.torch
     if torch is None:
         return "none"
-    cuda = f"CUDA {torch.cuda}" if torch.cuda else "without CUDA"
+    cuda = f"CUDA {torch.cuda}" if torch.cuda else torch.other or "without CUDA"
     code = f", code for {', '.join(torch.architectures)}" if torch.architectures else ""
     return f"{torch.version} ({cuda}) in {torch.path}{code}"
 
@@ -354,6 +355,9 @@ def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -
     """What was checked and is in order."""
     torch = environment.torch
     if torch is None:
+        return
+    if torch.other is not None:
+        yield f"torch {torch.version} is built for {torch.other}, which is not examined; NVIDIA GPUs do not run it."
         return
     if torch.cuda is None:
         yield f"torch {torch.version} is built for the CPU, and there is no GPU that it should use."

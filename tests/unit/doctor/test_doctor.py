@@ -42,6 +42,7 @@ def torch(version: str = "2.10.0+cu128", cuda: str | None = "12.8", codes: tuple
 OLD = torch("2.8.0+cu126", "12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"))
 NEW = torch("2.15.0+cu130", "13.0", CU130)
 CPU = torch("2.13.0+cpu", None)
+ROCM = msgspec.structs.replace(torch("2.13.0+rocm6.4", None), other="ROCm 6.4.43482")
 FOR_80 = torch(codes=("sm_80",))
 
 
@@ -95,6 +96,7 @@ TABLE = (
     Row("h200-driver-580", FOR_80, "", ProblemKind.NO_CODE, "which runs on 8.0 (Ampere: A100", "sm90"),
     Row("v100", NEW, "", ProblemKind.NO_CODE, "CUDA 13 needs driver 580.65.06", "cuda12_6-sm70"),
     Row("h100-driver-580", CPU, "", ProblemKind.CPU_BUILD, "built without CUDA", "sm90"),
+    Row("h100-driver-580", ROCM, "", ProblemKind.CPU_BUILD, "built for ROCm 6.4.43482, not for CUDA", "sm90"),
     Row("no-driver", NEW, "", ProblemKind.NO_DRIVER, "No NVIDIA driver answers", "nvidia-smi"),
     Row("docker-without-gpu", NEW, "", ProblemKind.NO_GPU, "answers, but shows no GPU", "--gpus all"),
     Row("h100-driver-580", None, "", ProblemKind.NO_TORCH, "There is no torch", "sm90"),
@@ -147,6 +149,7 @@ TABLE = (
     Row("h200-driver-580", NEW, "", None, "runs torch's sm_90 code natively"),
     Row("l40s", NEW, "", None, "runs torch's sm_86 code by compatibility"),
     Row("zen4", CPU, "", None, "built for the CPU"),
+    Row("zen4", ROCM, "", None, "built for ROCm 6.4.43482, which is not examined"),
     Row(
         "dgx-spark",
         torch("2.13.0+cu130", "13.0", CU130),
