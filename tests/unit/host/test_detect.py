@@ -112,3 +112,21 @@ def test_what_an_installed_torch_was_built_for(lines: str, cuda: str | None, oth
 def test_only_linux_is_called_linux(system: str, says: str) -> None:
     basics = msgspec.structs.replace(machines.recording("zen4").basics, system=system, kernel="24.1.0")
     assert says in dict(_rows(machines.host("zen4", basics=basics), machines.catalog()))["System"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "largest", "arch"),
+    [
+        ("aarch64", (1 << 63) - 1, "aarch64"),
+        ("aarch64", (1 << 31) - 1, "armv7l"),
+        ("x86_64", (1 << 31) - 1, "i686"),
+        ("armv7l", (1 << 31) - 1, "armv7l"),
+    ],
+)
+def test_programs_of_32_bits_below_a_kernel_of_64(
+    kernel: str, largest: int, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Raspberry Pi OS has them: no wheel for aarch64 runs there."""
+    monkeypatch.setattr("platform.machine", lambda: kernel)
+    monkeypatch.setattr("sys.maxsize", largest)
+    assert LiveProbe().basics().arch == arch
