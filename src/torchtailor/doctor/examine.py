@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, Dotted, DriverFit, Fit, Suffix
+from torchtailor.catalog.releases import WHEEL_GLIBC
 from torchtailor.doctor.fixes import Fix, Fixes, Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
@@ -140,9 +141,9 @@ class _Examination:
         """Problems that only a message can show: they come before anything of the GPU."""
         if ProblemKind.INSTRUCTION in self._symptoms:
             yield self._instruction(torch)
-        if ProblemKind.LIBC in self._symptoms or self._old_libc():
+        if ProblemKind.LIBC in self._symptoms or self._old_libc(torch):
             libc = f"{self._host.system.libc} {self._host.system.libc_version or ''}".strip()
-            cause = f"Official wheels need glibc 2.28 or newer, and this system has {libc}."
+            cause = f"Official wheels need glibc {self._glibc(torch)} or newer, and this system has {libc}."
             yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
         if (missing := self._symptoms.get(ProblemKind.LIBRARY)) is not None:
             cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
@@ -165,13 +166,19 @@ class _Examination:
             cause = f"A library of torch {torch.version} is not for {self._host.cpu.arch}."
             yield Problem(ProblemKind.OTHER_ARCH, cause, self._fixes.reinstall())
 
-    def _old_libc(self) -> bool:
+    def _old_libc(self, torch: InstalledTorch) -> bool:
         system = self._host.system
         if system.libc == "musl":
             return True
-        return (
-            system.libc == "glibc" and system.libc_version is not None and Dotted(system.libc_version) < Dotted("2.28")
-        )
+        if system.libc != "glibc" or system.libc_version is None:
+            return False
+        return Dotted(system.libc_version) < self._glibc(torch)
+
+    def _glibc(self, torch: InstalledTorch) -> Dotted:
+        """The oldest glibc on which the official wheels of a release run."""
+        number = torch.version.split("+")[0]
+        releases = self._catalog.releases.values()
+        return next((one.wheel_glibc for one in releases if str(one.version) == number), WHEEL_GLIBC)
 
     def _instruction(self, torch: InstalledTorch) -> Problem:
         cpu = self._host.cpu

@@ -221,6 +221,11 @@ def test_a_compatibility_library_makes_an_old_driver_run_a_new_cuda() -> None:
     assert report.well, report
 
 
+def test_wheels_of_an_old_release_run_on_an_old_system() -> None:
+    report = examined("centos7-v100", torch("2.0.1+cu117", "11.7", ("sm_70",)), "")
+    assert ProblemKind.LIBC not in {problem.kind for problem in report.problems}
+
+
 def test_hidden_gpus() -> None:
     host = machines.host("h200-driver-580", env={"CUDA_VISIBLE_DEVICES": ""})
     report = examine(TorchEnvironment(host, NEW), machines.catalog())
