@@ -15,6 +15,7 @@ from torchtailor.catalog.schema import Arch, Sourced, Strict
 from torchtailor.catalog.versions import Dotted, python_key
 
 DEFAULT_PYTHON = "3.13"
+WHEEL_GLIBC = Dotted("2.28")  # current official wheels are tagged manylinux_2_28
 PythonVersion = Annotated[str, Meta(pattern=r"^\d+\.\d+t?$")]
 
 
@@ -147,6 +148,9 @@ class Release(Sourced, frozen=True, kw_only=True):
         Mapping[Arch, HostExceptions],
         Meta(description="Functions of the official wheels that need more without checking for it, by platform."),
     ] = {}
+    glibc: Annotated[
+        Dotted | None, Meta(description="The oldest glibc on which its official wheels run; absent: 2.28.")
+    ] = None
     false_warnings: Annotated[
         frozenset[Capability], Meta(description="GPUs that it warns about at the start, though it runs on them.")
     ] = frozenset()
@@ -197,6 +201,11 @@ class Release(Sourced, frozen=True, kw_only=True):
             return DEFAULT_PYTHON
         usual = [python for python in self.pythons if not python.endswith("t")]
         return max(usual or self.pythons, key=python_key)
+
+    @property
+    def wheel_glibc(self) -> Dotted:
+        """The oldest glibc on which its official wheels run."""
+        return self.glibc or WHEEL_GLIBC
 
     def missing_for_wheel(self, arch: str, flags: Iterable[str]) -> tuple[str, ...] | None:
         """What a CPU lacks to load the official wheels, sorted; None where their baseline is unknown."""

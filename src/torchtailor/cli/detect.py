@@ -92,7 +92,8 @@ def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
         rows.append(("Tegra", f"{host.tegra.model}, {known}{', SBSA' if host.tegra.unified else ''}"))
     libc = f"{system.libc} {system.libc_version or ''}".strip() if system.libc else "C library unknown"
     inside = (f", in {system.container}" if system.container else "") + (", under WSL" if system.wsl else "")
-    rows.append(("System", f"{system.os}, Linux {system.kernel}, {libc}{inside}"))
+    kernel = f"{'Linux' if system.linux else 'kernel'} {system.kernel}"
+    rows.append(("System", f"{system.os}, {kernel}, {libc}{inside}"))
     limit = f", limited to {human_bytes(room.memory_limit)}" if room.memory_limit else ""
     available = human_bytes(room.memory_available)
     rows.append(("Memory", f"{human_bytes(room.memory_total)}, {available} available{limit}"))
@@ -100,6 +101,7 @@ def _rows(host: Host, catalog: Catalog) -> list[tuple[str, str]]:
     tools = [f"{tool.name} {tool.version}" if tool.version else tool.name for tool in host.tools]
     rows.append(("Tools", ", ".join(tools) or "none"))
     for torch in host.torches:
-        code = ", ".join(torch.architectures) or ("CPU only" if torch.cuda is None else "GPU code not read")
+        without = f"for {torch.other}" if torch.other else "CPU only" if torch.cuda is None else "GPU code not read"
+        code = ", ".join(torch.architectures) or without
         rows.append(("PyTorch", f"{torch.version} for Python {torch.python} at {torch.path}: {code}"))
     return rows + [("Note", note.text) for note in host.notes]

@@ -73,17 +73,19 @@ def local_environment(catalog: Catalog, place: Path | None, message: str, *, run
 def _examined(host: Host, catalog: Catalog, place: Path | None, message: str, *, run: bool) -> TorchEnvironment:
     """An environment, as if it were on a machine; only on this one torch can be run."""
     launch, shown = _environment(place, host)
-    torch = _installed(launch)
+    torch, damage = _installed(launch)
     interpreter = _interpreter(launch, shown)
     if torch is None:
         return TorchEnvironment(host, None, shown, message, interpreter=interpreter)
     if run:
         message = message_of(launch.run(["-c", _TRIAL], timeout=180))
     symptoms = {symptom.kind: symptom for symptom in read_symptoms(message)}
-    others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms else ()
+    others = _without_code(torch, host, catalog) if ProblemKind.NO_CODE in symptoms and not damage else ()
     mixed = symptoms.get(ProblemKind.MIXED_LIBRARIES)
     asked_of = _asked_of(Path(torch.path).parent, mixed) if mixed else ""
-    return TorchEnvironment(host, torch, shown, message, cut_for(Path(torch.path)), others, interpreter, asked_of)
+    return TorchEnvironment(
+        host, torch, shown, message, cut_for(Path(torch.path)), others, interpreter, asked_of, damage
+    )
 
 
 def _interpreter(launch: Launch, shown: str | None) -> Interpreter:
@@ -120,24 +122,38 @@ def _environment(place: Path | None, host: Host) -> tuple[Launch, str | None]:
             with open_target(Path(prefix)) as launch:
                 return launch, prefix
     if host.torches:
-        return Launch(Path(sys.executable), (Path(host.torches[0].path).parent,)), None
+        torch = host.torches[0]
+        return Launch(Path(torch.interpreter or sys.executable), (Path(torch.path).parent,)), None
     return Launch(Path(sys.executable)), None
 
 
-def _installed(launch: Launch) -> InstalledTorch | None:
-    """The torch of an environment, read and not imported."""
+def _installed(launch: Launch) -> tuple[InstalledTorch | None, str]:
+    """The torch of an environment, read and not imported, and what is damaged of it, as a sentence."""
     from torchtailor.host.probe import LiveProbe
     from torchtailor.host.torches import parse_version, with_architectures
 
     folder = launch.torch_folder()
     if folder is None or not (folder / "version.py").is_file():
-        return None
-    version, cuda = parse_version((folder / "version.py").read_text("utf-8"))
+        return None, ""
+    built = parse_version(LiveProbe().read(str(folder / "version.py")) or "")
+    damage = "" if built.version else f"{folder / 'version.py'} cannot be read, or has no version."
+    version = built.version or _version_by_name(folder)
     if version is None:
         raise NoMatchError(f"{folder} has no version.", "Is this an installed torch?")
     python = launch.run(["-c", _PYTHON], timeout=30).output.strip() or None
-    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=cuda)
-    return with_architectures(LiveProbe(), torch) if cuda else torch
+    torch = InstalledTorch(version=version, path=str(folder), python=python, cuda=built.cuda, other=built.other)
+    try:
+        return with_architectures(LiveProbe(), torch) if torch.cuda else torch, damage
+    except BadInputError as error:
+        return torch, error.message
+    except OSError as error:
+        return torch, f"{folder / 'lib'} cannot be read: {error.strerror}."
+
+
+def _version_by_name(torch: Path) -> str | None:
+    """The version that an installer wrote into the name of torch's metadata."""
+    names = sorted(path.name for path in torch.parent.glob("torch-*.dist-info"))
+    return names[0].removeprefix("torch-").removesuffix(".dist-info") if names else None
 
 
 def _without_code(torch: InstalledTorch, host: Host, catalog: Catalog) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from torchtailor.catalog import Build, Capability, Catalog, CodeKind, CodeTarget, Dotted, DriverFit, Fit, Suffix
+from torchtailor.catalog.releases import WHEEL_GLIBC
 from torchtailor.doctor.fixes import Fix, Fixes, Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, Symptom, read_symptoms
 from torchtailor.errors import NoMatchError
@@ -51,6 +52,7 @@ class TorchEnvironment:
     others: tuple[tuple[str, str], ...] = ()  # further libraries with GPU code, none of it for this GPU: name, code
     interpreter: Interpreter | None = None
     asked_of: str = ""  # the library that should have a symbol which a message misses
+    damage: str = ""  # what of torch's files cannot be read, as a sentence
 
     @property
     def codes(self) -> tuple[CodeTarget, ...]:
@@ -126,7 +128,8 @@ class _Examination:
             return
         yield from self._loading(torch)
         if torch.cuda is None:
-            yield from self._cpu_build(torch)
+            if not self._environment.damage:  # which may hide what torch was built for
+                yield from self._cpu_build(torch)
             return
         devices = [device for device in self._host.visible_gpus if device.compute is not None]
         if not devices:
@@ -138,9 +141,9 @@ class _Examination:
         """Problems that only a message can show: they come before anything of the GPU."""
         if ProblemKind.INSTRUCTION in self._symptoms:
             yield self._instruction(torch)
-        if ProblemKind.LIBC in self._symptoms or self._old_libc():
+        if ProblemKind.LIBC in self._symptoms or self._old_libc(torch):
             libc = f"{self._host.system.libc} {self._host.system.libc_version or ''}".strip()
-            cause = f"Official wheels need glibc 2.28 or newer, and this system has {libc}."
+            cause = f"Official wheels need glibc {self._glibc(torch)} or newer, and this system has {libc}."
             yield Problem(ProblemKind.LIBC, cause, self._fixes.newer_system())
         if (missing := self._symptoms.get(ProblemKind.LIBRARY)) is not None:
             cause = f"torch {torch.version} needs {missing.library}, and the loader does not find it."
@@ -153,18 +156,29 @@ class _Examination:
                 f": {mixed.user} needs {mixed.symbol}, which it does not have." if mixed.user and mixed.symbol else "."
             )
             yield Problem(ProblemKind.MIXED_LIBRARIES, cause, self._fixes.clean_path())
-        for kind in (ProblemKind.DAMAGED, ProblemKind.OTHER_ARCH):
-            if kind in self._symptoms:
-                what = "is truncated" if kind is ProblemKind.DAMAGED else f"is not for {self._host.cpu.arch}"
-                yield Problem(kind, f"A library of torch {torch.version} {what}.", self._fixes.reinstall())
+        if damage := self._environment.damage:
+            cause = f"The files of torch {torch.version} are damaged: {damage}"
+            yield Problem(ProblemKind.DAMAGED, cause, self._fixes.reinstall())
+        elif ProblemKind.DAMAGED in self._symptoms:
+            cause = f"A library of torch {torch.version} is truncated."
+            yield Problem(ProblemKind.DAMAGED, cause, self._fixes.reinstall())
+        if ProblemKind.OTHER_ARCH in self._symptoms:
+            cause = f"A library of torch {torch.version} is not for {self._host.cpu.arch}."
+            yield Problem(ProblemKind.OTHER_ARCH, cause, self._fixes.reinstall())
 
-    def _old_libc(self) -> bool:
+    def _old_libc(self, torch: InstalledTorch) -> bool:
         system = self._host.system
         if system.libc == "musl":
             return True
-        return (
-            system.libc == "glibc" and system.libc_version is not None and Dotted(system.libc_version) < Dotted("2.28")
-        )
+        if system.libc != "glibc" or system.libc_version is None:
+            return False
+        return Dotted(system.libc_version) < self._glibc(torch)
+
+    def _glibc(self, torch: InstalledTorch) -> Dotted:
+        """The oldest glibc on which the official wheels of a release run."""
+        number = torch.version.split("+")[0]
+        releases = self._catalog.releases.values()
+        return next((one.wheel_glibc for one in releases if str(one.version) == number), WHEEL_GLIBC)
 
     def _instruction(self, torch: InstalledTorch) -> Problem:
         cpu = self._host.cpu
@@ -183,7 +197,8 @@ class _Examination:
     def _cpu_build(self, torch: InstalledTorch) -> Iterator[Problem]:
         if self._host.gpus or ProblemKind.CPU_BUILD in self._symptoms:
             names = ", ".join(dict.fromkeys(gpu.name for gpu in self._host.gpus)) or "the GPU"
-            cause = f"torch {torch.version} was built without CUDA, so it cannot use {names}."
+            what = f"for {torch.other}, not for CUDA" if torch.other else "without CUDA"
+            cause = f"torch {torch.version} was built {what}, so it cannot use {names}."
             yield Problem(ProblemKind.CPU_BUILD, cause, self._fixes.install())
 
     def _no_gpu(self) -> Iterator[Problem]:
@@ -206,7 +221,7 @@ class _Examination:
         assert device.compute is not None
         verdict = self._driver(device, torch)
         codes = self._environment.codes
-        best = _best(self._catalog, self._host, device.compute, codes)
+        best, _ = _best(self._catalog, self._environment, device.compute)
         if codes and best is None:
             yield self._no_code(device, torch, codes, verdict)  # no driver fixes that
             return
@@ -278,12 +293,25 @@ class _Examination:
         yield Problem(ProblemKind.NO_CODE, cause, self._fixes.extension(device))
 
 
-def _best(catalog: Catalog, host: Host, device: Capability, codes: Sequence[CodeTarget]) -> CodeTarget | None:
-    """The code that most kernels come from: `a` and `f` code stands beside plain code, for a few kernels only."""
-    unified = bool(host.tegra and host.tegra.unified)
+def _best(catalog: Catalog, environment: TorchEnvironment, device: Capability) -> tuple[CodeTarget | None, Fit]:
+    """The code that most kernels come from, and how it runs: `a` and `f` code is for a few kernels only."""
+    unified = _unified(catalog, environment, device)
+    codes = environment.codes
     plain = [code for code in codes if code.suffix is Suffix.NONE]
     found = catalog.rules.best(device, plain, unified_tegra=unified)
-    return found or catalog.rules.best(device, codes, unified_tegra=unified)
+    found = found or catalog.rules.best(device, codes, unified_tegra=unified)
+    return found, catalog.rules.fit(device, found, unified_tegra=unified) if found else Fit.NONE
+
+
+def _unified(catalog: Catalog, environment: TorchEnvironment, device: Capability) -> bool:
+    """Whether this is a Tegra part of the unified stack, and torch's CUDA new enough for its desktop code to run."""
+    torch, tegra, gpu = environment.torch, environment.host.tegra, catalog.gpus.get(device)
+    if torch is None or torch.cuda is None or tegra is None or gpu is None or gpu.unified is None:
+        return False
+    try:
+        return tegra.unified and Dotted(torch.cuda) >= gpu.unified.cuda
+    except ValueError:  # the CUDA of a torch that somebody built is any text
+        return False
 
 
 def _of_message(environment: TorchEnvironment, symptoms: Sequence[Symptom]) -> TorchEnvironment:
@@ -309,7 +337,7 @@ def _torch(environment: TorchEnvironment) -> str:
     torch = environment.torch
     if torch is None:
         return "none"
-    cuda = f"CUDA {torch.cuda}" if torch.cuda else "without CUDA"
+    cuda = f"CUDA {torch.cuda}" if torch.cuda else torch.other or "without CUDA"
     code = f", code for {', '.join(torch.architectures)}" if torch.architectures else ""
     return f"{torch.version} ({cuda}) in {torch.path}{code}"
 
@@ -335,20 +363,22 @@ def _healthy(environment: TorchEnvironment, catalog: Catalog, *, warned: bool) -
     torch = environment.torch
     if torch is None:
         return
+    if torch.other is not None:
+        yield f"torch {torch.version} is built for {torch.other}, which is not examined; NVIDIA GPUs do not run it."
+        return
     if torch.cuda is None:
         yield f"torch {torch.version} is built for the CPU, and there is no GPU that it should use."
         return
     for device in environment.host.visible_gpus:
         if device.compute is None:
             continue
-        best = _best(catalog, environment.host, device.compute, environment.codes)
+        best, fit = _best(catalog, environment, device.compute)
         if best is not None:
             if warned:
                 yield (
                     "That message is only a warning, and here a false one: torch compares names, and its list does not "
                     f"have sm_{device.compute.number}, but {device.compute} runs its code for {best.capability}."
                 )
-            fit = catalog.rules.fit(device.compute, best)
             how = {Fit.NATIVE: "natively", Fit.COMPATIBLE: "by compatibility", Fit.JIT: "after compiling it once"}[fit]
             yield f"{_named(device)} runs torch's {best} code {how}."
     if environment.host.driver is not None:

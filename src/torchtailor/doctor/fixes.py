@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ from torchtailor.recommendation.drivers import DriverVerdict
 from torchtailor.recommendation.result import Alternative
 
 NEW_ENVIRONMENT = ".venv"
+# The builds that PyTorch keeps an index for.
+_OFFICIAL_LABEL = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +130,22 @@ class Fixes:
     def reinstall(self) -> tuple[Fix, ...]:
         assert self._torch is not None
         version = self._torch.version
-        again = Fix(
-            f"Reinstall torch {version} with its dependencies.",
-            f"{self._interpreter.pip} torch=={version.split('+')[0]}",
-        )
-        return (again, *self.install())
+        what = f"Reinstall torch {version} with its dependencies."
+        return (Fix(what, f"{self._interpreter.pip} {self._same_build(version)}"), *self.install())
+
+    def _same_build(self, version: str) -> str:
+        """What pip is asked for to get this very build: the default index serves one build of each release."""
+        number, _, label = version.partition("+")
+        if not _OFFICIAL_LABEL.fullmatch(label) or self._default_label(number) == label:
+            return f"torch=={number}"
+        return f"torch=={version} --extra-index-url {self._catalog.wheel_index.format(label=label)}"
+
+    def _default_label(self, number: str) -> str | None:
+        """The build of a release that the default index serves for this machine."""
+        for release in self._catalog.releases.values():
+            if number in map(str, (release.version, *(patch.version for patch in release.patches))):
+                return release.default_index.get(self._host.cpu.arch)
+        return None
 
     def clean_path(self) -> tuple[Fix, ...]:
         unset = Fix("Remove other CUDA installations from the loader's path.", "unset LD_LIBRARY_PATH")

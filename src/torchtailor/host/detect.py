@@ -57,13 +57,14 @@ def detect(probe: Probe | None = None, catalog: Catalog | None = None) -> Host:
         torches = [pool.submit(guard.ask, "PyTorch", ask, None) for ask in torch_questions(source)]
         known = catalog or load_catalog()
         system = guard.ask("The system", lambda: detect_system(source), _NO_SYSTEM)
-        tegra = guard.ask("The Tegra release", lambda: detect_tegra(source), None)
-        gpus = pool.submit(guard.ask, "The GPUs", lambda: detect_gpus(source, known, system, tegra), DetectedGpus())
+        seen = guard.ask("The Tegra release", lambda: detect_tegra(source), None)
+        gpus = pool.submit(guard.ask, "The GPUs", lambda: detect_gpus(source, known, system, seen), DetectedGpus())
         cpu = guard.ask("The CPU", lambda: detect_cpu(source), _NO_CPU)
         room = guard.ask("Memory and disk", lambda: detect_room(source), _NO_ROOM)
         installed = distinct([torch for asked in torches if (torch := asked.result()) is not None])
         installed = tuple(_with_code(guard, source, torch) for torch in installed)
         found = gpus.result()
+        tegra = found.tegra or seen
         present = tuple(tool for asked in tools if (tool := asked.result()) is not None)
     visible = source.env("CUDA_VISIBLE_DEVICES")
     devices, visibility_notes = apply_visibility(found.gpus, visible, source.env("CUDA_DEVICE_ORDER"))

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -15,7 +16,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import TorchtailorError
 from torchtailor.host.model import Driver, GpuDevice, MigInstance, Note, System, Tegra, VersionText
 from torchtailor.host.probe import CommandOutcome, Probe
-from torchtailor.host.tegra import tegra_table
+from torchtailor.host.tegra import tegra_table, tegra_with_gpus
 
 NVML_TIMEOUT = 8.0
 SMI_TIMEOUT = 8.0
@@ -29,12 +30,13 @@ _PCI_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 @dataclass(frozen=True, slots=True)
 class DetectedGpus:
-    """The GPUs and the driver that one source reported, or why it reported none."""
+    """The GPUs and the driver that one source reported, or why it reported none; the Tegra system around them."""
 
     gpus: tuple[GpuDevice, ...] = ()
     driver: Driver | None = None
     notes: tuple[Note, ...] = ()
     answered: bool = False
+    tegra: Tegra | None = None
 
 
 class _NvmlReport(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class _NvmlReport(msgspec.Struct, frozen=True):
 def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | None) -> DetectedGpus:
     """The GPUs of a machine by the best source that answers, with notes on those that did not."""
     notes: tuple[Note, ...] = ()
-    sources: tuple[Callable[[Probe], DetectedGpus], ...] = (_by_nvml, _by_smi, _by_proc)
+    sources: tuple[Callable[[Probe], DetectedGpus], ...] = (_by_nvml, _by_smi, partial(_by_proc, system=system))
     found = DetectedGpus()
     for source in sources:
         if source is _by_smi and any(note.topic == "nvml-hangs" for note in notes):
@@ -58,12 +60,13 @@ def detect_gpus(probe: Probe, catalog: Catalog, system: System, tegra: Tegra | N
     number = found.driver.number if found.driver and not system.wsl else None
     gpus = tuple(_with_capability(gpu, catalog, tegra, number) for gpu in found.gpus)
     notes += tuple(_doubts(found.gpus, gpus, catalog, number))
+    tegra = tegra_with_gpus(tegra, gpus, found.driver)
     if tegra is not None:
         gpus = _with_tegra(gpus, tegra)
     if not gpus:
         notes += _why_none(probe, catalog, found.driver, system)
     driver = found.driver and _with_cuda(found.driver, catalog, system)
-    return DetectedGpus(gpus, driver, notes + _gpu_notes(gpus), answered=True)
+    return DetectedGpus(gpus, driver, notes + _gpu_notes(gpus), answered=True, tegra=tegra)
 
 
 def _by_nvml(probe: Probe) -> DetectedGpus:
@@ -142,14 +145,16 @@ def _with_mig(probe: Probe, path: str, gpus: tuple[GpuDevice, ...]) -> tuple[Gpu
     return tuple(msgspec.structs.replace(gpu, mig=tuple(instances.get(gpu.index, ()))) for gpu in gpus)
 
 
-def _by_proc(probe: Probe) -> DetectedGpus:
+def _by_proc(probe: Probe, system: System) -> DetectedGpus:
     version = probe.read("/proc/driver/nvidia/version")
     if version is None:
         return DetectedGpus()
-    number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+\.\d+(?:\.\d+)?)\s", version)
+    number = re.search(r"(?:Kernel Module|Kernel Module for \w+)\s+(\d+(?:\.\d+)+)\s", version)
     driver = Driver(version=number[1], source="/proc/driver/nvidia") if number else None
     gpus = []
-    for index, folder in enumerate(probe.list("/proc/driver/nvidia/gpus")):
+    # a container sees the host's /proc/driver/nvidia, whether it was given the GPUs or not
+    given = not system.container or "nvidiactl" in probe.list("/dev")
+    for index, folder in enumerate(probe.list("/proc/driver/nvidia/gpus") if given else ()):
         text = probe.read(f"/proc/driver/nvidia/gpus/{folder}/information") or ""
         values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
         uuid = values.get("GPU UUID", "")
@@ -223,9 +228,17 @@ def _with_tegra(gpus: tuple[GpuDevice, ...], tegra: Tegra) -> tuple[GpuDevice, .
 
 def _with_cuda(driver: Driver, catalog: Catalog, system: System) -> Driver:
     """The newest CUDA that the driver runs in full: as it reports itself, else by the catalog."""
-    known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= Dotted(driver.version)]
-    cuda = driver.cuda or (str(max(known)) if known and not system.wsl else None)
+    cuda = driver.cuda or (None if system.wsl else _cuda_by_number(driver.number, catalog))
     return msgspec.structs.replace(driver, cuda=cuda, windows=system.wsl)
+
+
+def _cuda_by_number(driver: Dotted, catalog: Catalog) -> str | None:
+    """The CUDA of the driver's branch; for a branch that is not known, the newest toolkit that asks for no more."""
+    branch = catalog.drivers.get(driver.major)
+    if branch is not None and branch.cuda is not None:
+        return str(branch.cuda)
+    known = [toolkit.version for toolkit in catalog.toolkits.values() if toolkit.driver_full <= driver]
+    return str(max(known)) if known else None
 
 
 def _why_none(probe: Probe, catalog: Catalog, driver: Driver | None, system: System) -> tuple[Note, ...]:

@@ -134,7 +134,9 @@ class InstalledTorch(Described, frozen=True, kw_only=True):
     version: str
     path: str
     python: str | None
+    interpreter: str | None = None  # the Python that imports it
     cuda: str | None
+    other: str | None = None  # the accelerators of others that it was built for: ROCm 6.4, XPU 20250101
     architectures: tuple[str, ...] = ()
 
 

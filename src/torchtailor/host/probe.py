@@ -25,6 +25,8 @@ from torchtailor.trust import Limit, read_limited
 RECORDING = "torchtailor-recording/1"
 _NVML = "libnvidia-ml.so.1"
 _READ_LIMIT = 4 << 20
+# What programs of 32 bits are made for, below a kernel of 64 bits.
+_OF_32_BITS = {"aarch64": "armv7l", "x86_64": "i686"}
 
 T = TypeVar("T")
 
@@ -92,7 +94,7 @@ class LiveProbe:
     def basics(self) -> Basics:
         directory = Path.cwd()
         return Basics(
-            arch=platform.machine(),
+            arch=_arch(),
             kernel=platform.release(),
             system=platform.system() or "Linux",
             libc=_libc(),
@@ -168,6 +170,12 @@ def _abandon(process: subprocess.Popen[bytes]) -> None:
         process.communicate(timeout=0.2)
     except (OSError, subprocess.TimeoutExpired):
         return
+
+
+def _arch() -> str:
+    """The architecture of programs here: the kernel's, unless this Python has only 32 bits."""
+    machine = platform.machine()
+    return _OF_32_BITS.get(machine, machine) if sys.maxsize < 1 << 32 else machine
 
 
 def _libc() -> str:

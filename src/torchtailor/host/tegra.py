@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from torchtailor.catalog.versions import Dotted
-from torchtailor.host.model import CapabilityText, Note, Tegra, VersionText
+from torchtailor.host.model import CapabilityText, Driver, GpuDevice, Note, Tegra, VersionText
 from torchtailor.host.probe import Probe
 
 
@@ -118,6 +118,21 @@ def detect_tegra(probe: Probe) -> Tegra | None:
         return None
     model = (probe.read("/proc/device-tree/model") or "").strip("\0\n ")
     return describe_tegra(model or "NVIDIA Tegra", chip[1] if chip else None, parse_l4t(release or ""))
+
+
+def tegra_with_gpus(tegra: Tegra | None, gpus: tuple[GpuDevice, ...], driver: Driver | None) -> Tegra | None:
+    """The same with what the GPUs and the driver show: containers hide the device tree, the release file, or both."""
+    table = tegra_table()
+    own = next((gpu for gpu in gpus if gpu.capability and table.chip_of(gpu.capability)), None)
+    chip = table.find_chip(tegra.chip) if tegra else None
+    if chip is None and own is not None and own.capability:
+        chip = table.chip_of(own.capability)
+        model, l4t = (tegra.model, tegra.l4t) if tegra else (own.name, None)
+        tegra = describe_tegra(model, chip.name if chip else None, l4t)
+    if tegra is None or chip is None or tegra.l4t is not None or driver is None:
+        return tegra
+    row = table.by_driver(driver.version, chip)
+    return msgspec.structs.replace(tegra, unified=chip.unified(row.l4t)) if row else tegra
 
 
 def parse_l4t(text: str) -> str | None:

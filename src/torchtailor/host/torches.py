@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,17 +38,29 @@ def _ask(probe: Probe, python: str) -> InstalledTorch | None:
     if not ran.done or len(lines) != 3 or not lines[2].endswith("/__init__.py"):
         return None
     folder = lines[2].removesuffix("/__init__.py")
-    version, cuda = parse_version(probe.read(f"{folder}/version.py") or "")
-    if version is None:
+    built = parse_version(probe.read(f"{folder}/version.py") or "")
+    if built.version is None:
         return None
-    return InstalledTorch(version=version, path=folder, python=lines[0], cuda=cuda)
+    return InstalledTorch(
+        version=built.version, path=folder, python=lines[0], interpreter=python, cuda=built.cuda, other=built.other
+    )
 
 
-def parse_version(text: str) -> tuple[str | None, str | None]:
-    """PyTorch's version and CUDA out of its version.py."""
-    version = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    cuda = re.search(r"^cuda(?:: [^=]+)? = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return version[1] if version else None, cuda[1] if cuda else None
+@dataclass(frozen=True, slots=True)
+class BuiltTorch:
+    """What version.py says: the version, and the CUDA or other accelerators that it was built for."""
+
+    version: str | None = None
+    cuda: str | None = None
+    other: str | None = None
+
+
+def parse_version(text: str) -> BuiltTorch:
+    """PyTorch's version and accelerator out of its version.py."""
+    values = dict(re.findall(r"^(\w+)(?:: [^=]+)? = ['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    hip, xpu = values.get("hip"), values.get("xpu")
+    other = f"ROCm {hip.split('-')[0]}" if hip else f"XPU {xpu}" if xpu else None
+    return BuiltTorch(values.get("__version__"), values.get("cuda"), other)
 
 
 def with_architectures(probe: Probe, torch: InstalledTorch) -> InstalledTorch:

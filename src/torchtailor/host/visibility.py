@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec.structs import replace
 
 from torchtailor.host.model import GpuDevice, Note
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
+# CUDA reads a number as C's strtoul does: whatever follows it is ignored.
+_NUMBER = re.compile(r"\+?(\d+)", re.ASCII)
 
 
 def apply_visibility(
@@ -14,12 +18,14 @@ def apply_visibility(
 ) -> tuple[tuple[GpuDevice, ...], tuple[Note, ...]]:
     """The GPUs with `visible` set as CUDA would, and what a person should know of it.
 
-    CUDA takes indices or the beginnings of UUIDs, and stops at the first entry that names no device.
+    CUDA takes indices or the beginnings of UUIDs, stops at the first entry that names no device, and shows none where
+    one is named twice.
     """
     if value is None or not gpus:
         return gpus, ()
     entries = [entry.strip() for entry in value.split(",")]
     chosen: set[int] = set()
+    named: set[int | str] = set()
     notes = []
     for entry in entries:
         found = _find(gpus, entry)
@@ -28,6 +34,12 @@ def apply_visibility(
                 text = f"{_VARIABLE}={value}: {entry!r} matches no device; CUDA ignores it and every entry after it."
                 notes.append(Note(topic="visible-devices", text=text))
             break
+        name = entry if entry.startswith("MIG-") else found.index  # a GPU has several instances
+        if name in named:
+            notes.append(Note(topic="visible-devices", text=f"{_VARIABLE}={value} names {found.label} twice."))
+            chosen.clear()
+            break
+        named.add(name)
         chosen.add(found.index)
     if not chosen:
         text = f"{_VARIABLE}={value!r} hides every GPU from CUDA programs."
@@ -35,7 +47,7 @@ def apply_visibility(
     elif len(chosen) < len(gpus):
         shown = ", ".join(str(index) for index in sorted(chosen))
         notes.append(Note(topic="visible-devices", text=f"{_VARIABLE}={value} leaves only GPU {shown} visible."))
-    by_index = any(entry.isdigit() for entry in entries)
+    by_index = any(_NUMBER.match(entry) for entry in entries)
     if by_index and chosen and _mixed(gpus) and order != "PCI_BUS_ID":
         text = (
             f"{_VARIABLE} uses numbers, and CUDA counts from the fastest GPU unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on "
@@ -46,8 +58,8 @@ def apply_visibility(
 
 
 def _find(gpus: tuple[GpuDevice, ...], entry: str) -> GpuDevice | None:
-    if entry.isdigit():
-        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    if number := _NUMBER.match(entry):
+        return next((gpu for gpu in gpus if str(gpu.index) == (number[1].lstrip("0") or "0")), None)
     if entry.startswith("GPU-"):
         found = [gpu for gpu in gpus if gpu.uuid and gpu.uuid.startswith(entry)]
         return found[0] if len(found) == 1 else None

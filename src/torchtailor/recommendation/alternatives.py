@@ -11,13 +11,13 @@ from msgspec.structs import replace as replace_struct
 from torchtailor.catalog.cpus import Isa
 from torchtailor.catalog.gpus import CodeKind, CodeTarget, Fit, Gpu
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.releases import WHEEL_GLIBC, Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted
 from torchtailor.host.model import Cpu, GpuDevice, Host, Tegra
 from torchtailor.host.system import system_notes
 from torchtailor.host.tegra import describe_tegra, tegra_table
-from torchtailor.recommendation.candidates import WHEEL_GLIBC, Candidate, best_candidate
+from torchtailor.recommendation.candidates import Candidate, best_candidate
 from torchtailor.recommendation.explain import pick
 from torchtailor.recommendation.request import Situation, Workload
 from torchtailor.recommendation.result import Alternative, Pick

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 
 from torchtailor.catalog.gpus import Capability, CodeKind, CodeTarget, Fit, GpuRules
-from torchtailor.catalog.releases import Build, Method
+from torchtailor.catalog.releases import Build, Method, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.catalog.versions import Dotted, python_key
 from torchtailor.host.model import GpuDevice, Host, Tegra
@@ -23,8 +23,6 @@ from torchtailor.recommendation.drivers import DriverVerdict
 from torchtailor.recommendation.request import IsaRanking, Situation
 from torchtailor.variants import MethodCoverage, Variant, coverage
 
-# Every official Linux wheel is tagged manylinux_2_28.
-WHEEL_GLIBC = Dotted("2.28")
 _METHODS = (Method.WHEEL, Method.SOURCE, Method.NIX)  # cutting a wheel takes minutes, compiling hours
 _FITS = (Fit.NATIVE, Fit.COMPATIBLE, Fit.JIT, Fit.NONE)
 
@@ -150,7 +148,7 @@ def judge(situation: Situation, variant: Variant, method: Method, *, any_driver:
     if not covered.available:
         return Refusal(variant, method, Refused.METHOD, covered.text)
     if method is Method.WHEEL:
-        if reason := _why_no_wheels(situation.host):
+        if reason := _why_no_wheels(situation.host, variant.release):
             return Refusal(variant, method, Refused.LIBC, reason)
         if reason := _why_not_loaded(situation, variant):
             return Refusal(variant, method, Refused.CPU, reason)
@@ -182,14 +180,14 @@ def _why_not_run(rules: GpuRules, compute: Capability, name: str, promised: Capa
     return f"{code} code does not run on compute capability {compute} ({name})."
 
 
-def _why_no_wheels(host: Host) -> str | None:
+def _why_no_wheels(host: Host, release: Release) -> str | None:
     system = host.system
     if system.libc == "musl":
         return "Official wheels are built for glibc, and this system has musl."
-    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < WHEEL_GLIBC:
+    if system.libc == "glibc" and system.libc_version and Dotted(system.libc_version) < release.wheel_glibc:
         return (
-            f"Official wheels need glibc {WHEEL_GLIBC} or newer; this system has {system.libc_version}. They run in a "
-            "container with a newer one."
+            f"Official wheels need glibc {release.wheel_glibc} or newer; this system has {system.libc_version}. They "
+            "run in a container with a newer one."
         )
     return None
 

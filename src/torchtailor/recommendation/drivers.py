@@ -50,6 +50,8 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
     if host.driver is None:
         text = f"The driver version is unknown: CUDA {build.cuda} needs {needs} or newer."
         return DriverVerdict(DriverFit.FULL, text, known=False, needs=needs, full=full)
+    if device.integrated and host.tegra is not None and host.driver.cuda:
+        return _by_cuda(f"Driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     if host.driver.windows and host.driver.cuda:
         return _by_cuda(f"The Windows driver {host.driver.version}", Dotted(host.driver.cuda), toolkit)
     driver = host.driver.number
@@ -63,6 +65,9 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
         text = f"Driver {driver} is too old for {who}, which needs {first} or newer."
         return DriverVerdict(DriverFit.TOO_OLD, text, needs=needs, full=full)
     fit = toolkit.fit_driver(driver, update=str(build.toolkit) if build.toolkit else None)
+    added = _added_cuda(catalog, host)
+    if fit is DriverFit.TOO_OLD and added is not None and added.major >= toolkit.version.major:
+        return _by_cuda(f"Driver {driver} with NVIDIA's compatibility library (cuda-compat)", added, toolkit)
     text = {
         DriverFit.FULL: f"Driver {driver} fully supports CUDA {build.cuda}.",
         DriverFit.MINOR: f"Driver {driver} runs CUDA {build.cuda} through minor-version compatibility"
@@ -70,6 +75,15 @@ def judge_driver(catalog: Catalog, host: Host, device: GpuDevice, build: Build) 
         DriverFit.TOO_OLD: f"CUDA {toolkit.version.major} needs driver {needs} or newer; this machine has {driver}.",
     }[fit]
     return DriverVerdict(fit, text, needs=needs, full=full)
+
+
+def _added_cuda(catalog: Catalog, host: Host) -> Dotted | None:
+    """The CUDA that a driver reports above its own: a forward compatibility library adds it."""
+    if host.driver is None or host.driver.cuda is None:
+        return None
+    branch = catalog.drivers.get(host.driver.number.major)
+    reported = Dotted(host.driver.cuda)
+    return reported if branch is not None and branch.cuda is not None and reported > branch.cuda else None
 
 
 def _by_cuda(who: str, cuda: Dotted, toolkit: CudaToolkit) -> DriverVerdict:

@@ -35,11 +35,11 @@ def _isas(isas: IsaRanking, cpu: Cpu) -> Iterator[Rejection]:
         yield Rejection(isa.name, text)
 
 
-def _wheels(judgements: Iterable[Judgement]) -> Iterator[Rejection]:
+def _wheels(judgements: Sequence[Judgement]) -> Iterator[Rejection]:
     """All wheels, where the system's C library is not the one they are built for; all builds where it is no Linux."""
     for kind, what in ((Refused.SYSTEM, "all variants"), (Refused.LIBC, "wheels")):
         refusals = [one for one in judgements if isinstance(one, Refusal) and one.kind is kind]
-        if refusals:
+        if refusals and not any(isinstance(one, Candidate) and one.method is Method.WHEEL for one in judgements):
             yield Rejection(what, refusals[0].text)
 
 

@@ -12,18 +12,21 @@ from tests import machines
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.cli import main
-from torchtailor.doctor.collect import _asked_of
+from torchtailor.doctor.collect import _asked_of, _environment
 from torchtailor.doctor.examine import DoctorReport, Problem, TorchEnvironment, examine
 from torchtailor.doctor.fixes import Interpreter
 from torchtailor.doctor.symptoms import ProblemKind, read_symptoms
 from torchtailor.errors import ExitCode
 from torchtailor.failures import FailureTable, load_table
 from torchtailor.host.model import InstalledTorch
+from torchtailor.host.probe import CommandOutcome, CommandResult
 from torchtailor.host.store import dumps
+from torchtailor.host.torches import _SCRIPT
 from torchtailor.verification.static.elf_facts import read_elf
 
 CU128 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120")
+WHEELS = machines.catalog().wheel_index.removesuffix("/{label}")
 
 
 def torch(version: str = "2.10.0+cu128", cuda: str | None = "12.8", codes: tuple[str, ...] = CU128) -> InstalledTorch:
@@ -39,6 +42,7 @@ def torch(version: str = "2.10.0+cu128", cuda: str | None = "12.8", codes: tuple
 OLD = torch("2.8.0+cu126", "12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"))
 NEW = torch("2.15.0+cu130", "13.0", CU130)
 CPU = torch("2.13.0+cpu", None)
+ROCM = msgspec.structs.replace(torch("2.13.0+rocm6.4", None), other="ROCm 6.4.43482")
 FOR_80 = torch(codes=("sm_80",))
 
 
@@ -92,11 +96,22 @@ TABLE = (
     Row("h200-driver-580", FOR_80, "", ProblemKind.NO_CODE, "which runs on 8.0 (Ampere: A100", "sm90"),
     Row("v100", NEW, "", ProblemKind.NO_CODE, "CUDA 13 needs driver 580.65.06", "cuda12_6-sm70"),
     Row("h100-driver-580", CPU, "", ProblemKind.CPU_BUILD, "built without CUDA", "sm90"),
+    Row("h100-driver-580", ROCM, "", ProblemKind.CPU_BUILD, "built for ROCm 6.4.43482, not for CUDA", "sm90"),
     Row("no-driver", NEW, "", ProblemKind.NO_DRIVER, "No NVIDIA driver answers", "nvidia-smi"),
     Row("docker-without-gpu", NEW, "", ProblemKind.NO_GPU, "answers, but shows no GPU", "--gpus all"),
     Row("h100-driver-580", None, "", ProblemKind.NO_TORCH, "There is no torch", "sm90"),
     Row("alpine", CPU, "", ProblemKind.LIBC, "this system has musl", "--via source"),
     Row("centos7-v100", OLD, "", ProblemKind.LIBC, "this system has glibc 2.17", "--via source"),
+    # desktop code on an Orin: from CUDA 13.2 on
+    Row(
+        "orin-jetpack-7",
+        torch("2.15.0+cu130", "13.0", ("sm_80",)),
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ProblemKind.NO_CODE,
+        "holds no code that Orin (nvgpu) (8.7) runs",
+        "torchtailor install",
+    ),
+    Row("orin-jetpack-7", torch("2.15.0+cu132", "13.2", ("sm_80",)), "", None, "runs torch's sm_80 code by comp"),
     # messages that facts alone do not show
     Row(
         "h100-driver-580",
@@ -104,7 +119,7 @@ TABLE = (
         "ImportError: libcublas.so.13: cannot open shared object file: No such file or directory",
         ProblemKind.LIBRARY,
         "needs libcublas.so.13",
-        "--force-reinstall torch==2.15.0",
+        f"--force-reinstall torch==2.15.0+cu130 --extra-index-url {WHEELS}/cu130",
     ),
     Row(
         "h100-driver-580",
@@ -134,6 +149,7 @@ TABLE = (
     Row("h200-driver-580", NEW, "", None, "runs torch's sm_90 code natively"),
     Row("l40s", NEW, "", None, "runs torch's sm_86 code by compatibility"),
     Row("zen4", CPU, "", None, "built for the CPU"),
+    Row("zen4", ROCM, "", None, "built for ROCm 6.4.43482, which is not examined"),
     Row(
         "dgx-spark",
         torch("2.13.0+cu130", "13.0", CU130),
@@ -194,6 +210,20 @@ def test_ptx_from_a_newer_toolkit() -> None:
     report = examined("h200-driver-550", only_ptx, "")
     assert report.problems[0].kind is ProblemKind.PTX_REFUSED
     assert "nothing but PTX (compute_80)" in report.problems[0].cause
+
+
+def test_a_compatibility_library_makes_an_old_driver_run_a_new_cuda() -> None:
+    """In NVIDIA's containers NVML reports the CUDA of the cuda-compat package."""
+    nvml = machines.recording("h200-driver-550").nvml
+    newer = msgspec.structs.replace(nvml, output=nvml.output.replace('"cuda": "12.4"', '"cuda": "13.0"'))
+    assert newer != nvml
+    report = examine(TorchEnvironment(machines.host("h200-driver-550", nvml=newer), NEW), machines.catalog())
+    assert report.well, report
+
+
+def test_wheels_of_an_old_release_run_on_an_old_system() -> None:
+    report = examined("centos7-v100", torch("2.0.1+cu117", "11.7", ("sm_70",)), "")
+    assert ProblemKind.LIBC not in {problem.kind for problem in report.problems}
 
 
 def test_hidden_gpus() -> None:
@@ -307,6 +337,25 @@ def test_commands_are_for_the_python_of_the_environment() -> None:
         assert (report.problems[0].fixes[0].command or "").startswith(begins)
 
 
+@pytest.mark.parametrize(
+    ("machine", "version", "asked"),
+    [
+        ("gtx-1080-ti", "2.14.1+cu126", f"torch==2.14.1+cu126 --extra-index-url {WHEELS}/cu126"),
+        ("zen4", "2.14.1+cpu", f"torch==2.14.1+cpu --extra-index-url {WHEELS}/cpu"),
+        ("h100-driver-580", "2.14.1+cu130", "torch==2.14.1"),
+        ("h100-driver-580", "2.14.0+cu130", "torch==2.14.0"),
+        ("graviton3", "2.10.0+cpu", "torch==2.10.0"),
+        ("h100-driver-580", "2.14.1", "torch==2.14.1"),
+        ("h100-driver-580", "2.14.1+git1a2b3c", "torch==2.14.1"),
+    ],
+)
+def test_the_same_build_is_installed_again(machine: str, version: str, asked: str) -> None:
+    message = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+    report = examined(machine, torch(version), message)
+    problem = next(problem for problem in report.problems if problem.kind is ProblemKind.LIBRARY)
+    assert problem.fixes[0].command == f"python -m pip install --force-reinstall {asked}"
+
+
 def test_a_machine_without_an_environment_gets_a_new_one() -> None:
     """`torchtailor install` without --into and without an active environment would refuse."""
     report = examine(TorchEnvironment(machines.host("h100-driver-580"), None), machines.catalog())
@@ -350,6 +399,51 @@ def test_a_described_machine_with_an_environment_of_this_one(
     assert answer["torch"].startswith("2.13.0+cpu")
     assert [problem["kind"] for problem in answer["problems"]] == ["cpu-build"]
     assert f"--into {site}" in answer["problems"][0]["fixes"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    ("version_py", "library", "says"),
+    [
+        (b"__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"\x7fELF\2\1\1\0\0\0", "libtorch_cuda.so"),
+        (b"__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"", "libtorch_cuda.so"),
+        (b"\xff\xfe\x00", b"", "version.py cannot be read, or has no version"),
+        (b"# \xff\n__version__ = '2.13.0+cu130'\ncuda = '13.0'\n", b"", "libtorch_cuda.so"),
+    ],
+    ids=["truncated library", "empty library", "unreadable version", "odd byte in the version's file"],
+)
+def test_a_damaged_installation(
+    version_py: bytes, library: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tmp_path / "host.json"
+    described.write_bytes(dumps(machines.host("h100-driver-580")))
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    (site / "torch" / "lib").mkdir(parents=True)
+    (site / "torch-2.13.0.dist-info").mkdir()
+    (site / "torch" / "__init__.py").write_text("")
+    (site / "torch" / "version.py").write_bytes(version_py)
+    (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(library)
+    code = main(["doctor", "--from", str(described), "--env", str(site), "--json"])
+    answer = msgspec.json.decode(capsys.readouterr().out)
+    assert code == ExitCode.CHECK_FAILED
+    assert [problem["kind"] for problem in answer["problems"]] == ["damaged-library"]
+    assert says in answer["problems"][0]["cause"]
+    assert "reinstall torch==2.13.0" in answer["problems"][0]["fixes"][0]["command"]
+
+
+def test_torch_of_another_python_is_run_with_that_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtailor may be a tool of its own, with another Python than the torch of the system."""
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    site = "/usr/lib/python3/dist-packages"
+    origin = f"3.12\n/usr\n{site}/torch/__init__.py\n"
+    found = machines.host(
+        "zen4",
+        programs={"python3": "/usr/bin/python3"},
+        commands={f"/usr/bin/python3 -c {_SCRIPT}": CommandResult(outcome=CommandOutcome.DONE, output=origin)},
+        files={f"{site}/torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\n"},
+    )
+    launch, _ = _environment(None, found)
+    assert (launch.python, launch.folders) == (Path("/usr/bin/python3"), (Path(site),))
 
 
 def test_command_line(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:

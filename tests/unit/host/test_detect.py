@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from tests import machines
 from tests.waiting import processes_naming, wait_until
+from torchtailor.cli.detect import _rows
 from torchtailor.host.detect import detect
+from torchtailor.host.model import InstalledTorch
 from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, LiveProbe
+from torchtailor.host.torches import parse_version
 
 
 class BrokenProbe:
@@ -85,3 +89,44 @@ def test_recorded_machines_carry_nothing_private() -> None:
     for name in machines.NAMES:
         text = (machines.FOLDER / f"{name}.json").read_text()
         assert "/work/" not in text and "/root/" not in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "cuda", "other", "shown"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", "13.0", None, "GPU code not read"),
+        ("cuda = None\nhip = None\nxpu = None", None, None, "CPU only"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482-0f2d60242'", None, "ROCm 6.4.43482", "for ROCm"),
+        ("cuda = None\nhip = None\nxpu: Optional[str] = '20250101'", None, "XPU 20250101", "for XPU 20250101"),
+    ],
+)
+def test_what_an_installed_torch_was_built_for(lines: str, cuda: str | None, other: str | None, shown: str) -> None:
+    built = parse_version(f"__version__ = '2.13.0'\ndebug = False\n{lines}\n")
+    assert (built.version, built.cuda, built.other) == ("2.13.0", cuda, other)
+    torch = InstalledTorch(version="2.13.0", path="/torch", python="3.13", cuda=cuda, other=other)
+    host = msgspec.structs.replace(machines.host("zen4"), torches=(torch,))
+    assert shown in dict(_rows(host, machines.catalog()))["PyTorch"]
+
+
+@pytest.mark.parametrize(("system", "says"), [("Darwin", "macOS, kernel 24.1.0"), ("Linux", ", Linux 24.1.0")])
+def test_only_linux_is_called_linux(system: str, says: str) -> None:
+    basics = msgspec.structs.replace(machines.recording("zen4").basics, system=system, kernel="24.1.0")
+    assert says in dict(_rows(machines.host("zen4", basics=basics), machines.catalog()))["System"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "largest", "arch"),
+    [
+        ("aarch64", (1 << 63) - 1, "aarch64"),
+        ("aarch64", (1 << 31) - 1, "armv7l"),
+        ("x86_64", (1 << 31) - 1, "i686"),
+        ("armv7l", (1 << 31) - 1, "armv7l"),
+    ],
+)
+def test_programs_of_32_bits_below_a_kernel_of_64(
+    kernel: str, largest: int, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Raspberry Pi OS has them: no wheel for aarch64 runs there."""
+    monkeypatch.setattr("platform.machine", lambda: kernel)
+    monkeypatch.setattr("sys.maxsize", largest)
+    assert LiveProbe().basics().arch == arch

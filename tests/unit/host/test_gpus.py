@@ -49,13 +49,13 @@ def test_nvidia_smi_tells_the_same_without_nvml() -> None:
     assert host.gpus[0].memory == 23034 << 20
     assert host.driver is not None
     assert (host.driver.version, host.driver.source) == ("550.90.07", "nvidia-smi")
-    assert host.driver.cuda == "12.4"  # by the catalog's floors, since `nvidia-smi --version` said nothing
+    assert host.driver.cuda == "12.4"  # that of its branch, since `nvidia-smi --version` said nothing
 
 
 def test_an_old_nvidia_smi_is_asked_again_and_the_name_gives_the_capability() -> None:
     host = machines.host("v100-driver-470")
     assert [gpu.capability for gpu in host.gpus] == ["7.0"]
-    assert host.driver is not None and host.driver.cuda is None  # older than every toolkit of the catalog
+    assert host.driver is not None and host.driver.cuda == "11.4"  # that of its branch
 
 
 def test_mig_instances_are_listed() -> None:
@@ -230,6 +230,32 @@ def test_every_tegra_chip_is_a_gpu_of_the_catalog() -> None:
     catalog = machines.catalog()
     for chip in tegra_table().chip:
         assert catalog.gpu(chip.capability).tegra
+
+
+@pytest.mark.parametrize(
+    ("number", "cuda"), [("535.129.03", "12.2"), ("535.129.03.01", "12.2"), ("999.10", "13."), ("390.157", "None")]
+)
+def test_the_cuda_of_a_driver_that_does_not_say_it(number: str, cuda: str) -> None:
+    line = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {number}  Tue Mar  5 22:23:56 UTC 2024"
+    host = machines.host("docker-without-gpu", files={"/proc/driver/nvidia/version": line})
+    assert host.driver is not None
+    assert host.driver.version == number
+    assert str(host.driver.cuda).startswith(cuda)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus"), [(("null", "zero"), []), (("null", "nvidia0", "nvidiactl"), ["NVIDIA H200"])]
+)
+def test_a_container_has_only_the_gpus_that_it_was_given(devices: tuple[str, ...], gpus: list[str]) -> None:
+    """/proc/driver/nvidia is the host's in every container."""
+    host = machines.host(
+        "docker-without-gpu",
+        folders={"/proc/driver/nvidia/gpus": ("0000:65:00.0",), "/dev": devices},
+        files={"/proc/driver/nvidia/gpus/0000:65:00.0/information": "Model: \t\t NVIDIA H200\n"},
+    )
+    assert [gpu.name for gpu in host.gpus] == gpus
+    assert host.driver is not None
+    assert ("container-without-gpu" in topics(host)) == (not gpus)
 
 
 @given(st.text(max_size=200), st.sampled_from(CommandOutcome))

@@ -8,7 +8,7 @@ from tests import machines
 from torchtailor.host.detect import detect
 from torchtailor.host.probe import Basics, CommandOutcome, CommandResult, Recording, ReplayProbe
 from torchtailor.host.system import parse_os_release
-from torchtailor.host.torches import parse_version
+from torchtailor.host.torches import BuiltTorch, parse_version
 
 
 def test_os_release_is_unquoted() -> None:
@@ -106,9 +106,9 @@ hip: Optional[str] = None
 
 
 def test_version_py_of_real_wheels() -> None:
-    assert parse_version(VERSION_PY) == ("2.10.0+cu128", "12.8")
-    assert parse_version(VERSION_PY.replace("'12.8'", "None")) == ("2.10.0+cu128", None)
-    assert parse_version("") == (None, None)
+    assert parse_version(VERSION_PY) == BuiltTorch("2.10.0+cu128", "12.8")
+    assert parse_version(VERSION_PY.replace("'12.8'", "None")) == BuiltTorch("2.10.0+cu128", None)
+    assert parse_version("") == BuiltTorch(None, None)
 
 
 def test_an_installed_pytorch_is_found_once_with_its_gpu_code() -> None:

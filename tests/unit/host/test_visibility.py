@@ -32,6 +32,14 @@ def box(value: str | None, **more: str) -> Host:
         ("GPU-0000000", []),  # the beginning of both
         ("GPU-ffff", []),
         ("garbage", []),
+        ("0,0", []),  # named twice: CUDA shows none
+        ("1,0,01", []),
+        ("GPU-00000001,GPU-00000001", []),
+        ("0gpu", [0]),
+        ("0 1", [0]),
+        ("+1", [1]),
+        ("²", []),
+        ("9" * 5000, []),  # more digits than Python makes a number of
     ],
 )
 def test_who_is_visible(value: str | None, visible: list[int]) -> None:
@@ -43,6 +51,7 @@ def test_who_is_visible(value: str | None, visible: list[int]) -> None:
 def test_hiding_is_said() -> None:
     assert any("hides every GPU" in note.text for note in box("").notes)
     assert any("leaves only GPU 1 visible" in note.text for note in box("1").notes)
+    assert any("names GPU 0, NVIDIA A100-PCIE-40GB twice" in note.text for note in box("0,0").notes)
     assert any("'9' matches no device" in note.text for note in box("0,9").notes)
     assert not any(note.topic == "visible-devices" for note in box("0,1").notes)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests import machines
 from torchtailor.errors import ImpossibleError, UsageError
+from torchtailor.host.detect import detect
 from torchtailor.host.model import Cpu
+from torchtailor.host.probe import ReplayProbe
 from torchtailor.host.tegra import tegra_table
 from torchtailor.recommendation import Recommendation, Request
 from torchtailor.recommendation.engine import recommend_for
@@ -20,6 +23,32 @@ def not_this_cpu() -> Cpu:
 def ask(gpu: str, **more: str) -> Recommendation:
     host = hypothetical_host(machines.catalog(), GivenParts((gpu,), **more), None, not_this_cpu)
     return recommend_for(machines.matrix(), host, Request())
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [("/proc/device-tree/",), ("/etc/nv_tegra_release",), ("/proc/device-tree/", "/etc/nv_tegra_release")],
+    ids=["no device tree", "no release file", "neither"],
+)
+@pytest.mark.parametrize(
+    ("machine", "chip", "wheel"),
+    [
+        ("thor-jetpack-7", "tegra264", "pytorch215-python313-cuda13_2-sm110-armv9"),
+        ("orin-jetpack-7", "tegra234", "pytorch215-python313-cuda13_2-sm80-armv8_2"),
+        ("orin-jetpack-6", "tegra234", None),  # no server wheel runs on it
+    ],
+)
+def test_a_container_hides_what_the_system_is(
+    machine: str, chip: str, wheel: str | None, hidden: tuple[str, ...]
+) -> None:
+    """Docker masks the device tree, and the release file belongs to the host."""
+    whole = machines.recording(machine)
+    left = {path: text for path, text in whole.files.items() if not path.startswith(hidden)}
+    host = detect(ReplayProbe(replace(whole, files=left)), machines.catalog())
+    assert host.tegra is not None
+    assert (host.tegra.chip, host.gpus[0].integrated) == (chip, True)
+    best = recommend_for(machines.matrix(), host, Request()).best
+    assert (best and best.variant) == wheel
 
 
 @pytest.mark.parametrize(

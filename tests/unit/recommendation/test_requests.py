@@ -13,7 +13,7 @@ from tests.unit.recommendation.test_machines import TABLE
 from torchtailor.catalog import Method, load_catalog
 from torchtailor.errors import NoMatchError
 from torchtailor.host.model import Host
-from torchtailor.recommendation import Recommendation, Request
+from torchtailor.recommendation import Recommendation, Request, recommend
 from torchtailor.recommendation.engine import recommend_for
 from torchtailor.variants import Matrix
 
@@ -222,3 +222,11 @@ def test_ptx_needs_the_full_floor(tmp_path: Path) -> None:
     new = msgspec.structs.replace(old, driver=msgspec.structs.replace(host.driver, version="700.20"))
     best = recommend_for(matrix, new, Request(method=Method.WHEEL)).best
     assert best is not None and (best.fit, best.code, best.gpu) == ("jit", "compute_120", "sm130")
+
+
+def test_an_old_system_runs_the_wheels_of_an_old_release() -> None:
+    """The wheels of PyTorch 2.0 are older than manylinux_2_28."""
+    answer = recommend(machines.host("centos7-v100"), gpus=("Tesla K80",), driver="470.256.02")
+    assert answer.best is not None
+    assert (answer.best.variant.split("-")[0], answer.best.gpu, answer.best.method) == ("pytorch20", "sm37", "wheel")
+    assert "wheels" not in {rejection.what for rejection in answer.rejected}
