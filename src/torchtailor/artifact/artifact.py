@@ -249,9 +249,10 @@ class _DistInfo:
     @classmethod
     def of(cls, wheel: Path) -> _DistInfo:
         with WheelArchive(wheel) as archive:
-            manifests = [name for name in archive.members if name.endswith(f".dist-info/{MANIFEST}")]
+            own = [name for name in archive.members if name.count("/") == 1]  # deeper ones are of vendored packages
+            manifests = [name for name in own if name.endswith(f".dist-info/{MANIFEST}")]
             tailored = _json(archive.read(manifests[-1]), f"{wheel.name}: {MANIFEST}") if manifests else {}
-            records = [name for name in archive.members if name.endswith(".dist-info/RECORD")]
+            records = [name for name in own if name.endswith(".dist-info/RECORD")]
             try:
                 record = Record.parse(archive.read(records[0])) if len(records) == 1 else Record(())
             except BadInputError:  # its own check will say so

@@ -248,7 +248,7 @@ def _with_member(wheel: Path, name: str, data: bytes, tmp_path: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         files = {info.filename: archive.read(info) for info in archive.infolist()}
     files[name] = data
-    (record,) = [member for member in files if member.endswith("/RECORD")]
+    (record,) = [member for member in files if member.endswith("/RECORD") and member.count("/") == 1]
     del files[record]
     files[record] = record_of(files, record.removesuffix("/RECORD")).encode()
     out = folder / wheel.name
@@ -456,6 +456,23 @@ class TestFiles:
         )
         proof = prove(wheel)
         assert line(proof, "RECORD and hashes").failed
+
+    def test_a_changed_library_of_a_wheel_that_vendors_another(self, stock: Path, tmp_path: Path) -> None:
+        vendored = "torch/_vendor/packaging-24.0.dist-info/RECORD"
+        whole = _with_member(stock, vendored, b"packaging/__init__.py,,\n", tmp_path)
+        assert line(prove(whole), "RECORD and hashes").outcome is CheckOutcome.PASS
+        with zipfile.ZipFile(whole) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if not n.startswith("torch-2.10.0.dist-info/")}
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        library = files["torch/lib/libtorch_cpu.so"]
+        files["torch/lib/libtorch_cpu.so"] = library[:-1] + bytes([library[-1] ^ 1])  # of the same size
+        tag = "cp313-cp313-manylinux_2_28_x86_64"
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        wheel = build_wheel(folder, files, name="torch", version="2.10.0", tag=tag, record=record)
+        check = line(prove(wheel), "RECORD and hashes")
+        assert check.failed
+        assert "libtorch_cpu.so" in check.reason
 
     def test_the_wrong_python(self, tmp_path: Path) -> None:
         module = (HOST / "x86_64" / "startup_base.so").read_bytes()
