@@ -23,6 +23,7 @@ from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.static.coverage import compare_code
 from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.expect import expectation
@@ -223,6 +224,17 @@ class TestGpuCode:
         check = line(prove(stock), "GPU code")
         assert check.outcome is CheckOutcome.NOT_APPLICABLE
         assert "sm_90" in check.reason
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_an_identical_image_does_not_hide_a_lost_one(tmp_path: Path, compression: str) -> None:
+    code = container(Entry(bytes(range(256)) * 40, sm=90))
+    (tmp_path / "stock.so").write_bytes(elf(Place(".nv_fatbin", code + code)))
+    left = container(Entry(bytes(range(256)) * 40, sm=90, compression=compression))
+    (tmp_path / "cut.so").write_bytes(elf(Place(".nv_fatbin", left)))
+    found = compare_code("x", tmp_path / "stock.so", tmp_path / "cut.so", ())
+    assert found is not None
+    assert (found.needed, found.lost) == (2, 1)
 
 
 def _with_old_library(tmp_path: Path, cuda: bytes, old: bytes = b"") -> Path:
