@@ -34,14 +34,15 @@ def verify_imports(launch: Launch, progress: Progress | None = None, *, only: st
 
 def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
     progress("Importing torch")
-    if launch.root is not None:
-        reason = f"{launch.root.name} in {launch.root.folder}, not this machine's own"
-        yield Check.of(Level.IMPORT, "system", True, reason, root=str(launch.root.folder), name=launch.root.name)
     with op_suite(launch.root) as folder:
         script = folder / "importing.py"
         first = launch.run([script], timeout=300)
-        if first.code:
-            yield _not_imported(launch, first)
+        refused = _not_imported(launch, first) if first.code else None
+        if launch.root is not None and (refused is None or refused.failed):
+            reason = f"{launch.root.name} in {launch.root.folder}, not this machine's own"
+            yield Check.of(Level.IMPORT, "system", True, reason, root=str(launch.root.folder), name=launch.root.name)
+        if refused is not None:
+            yield refused
             return
         info: dict[str, Any] = msgspec.json.decode(first.output)
         more = [launch.run([script], timeout=300) for _ in range(STARTS - 1)]

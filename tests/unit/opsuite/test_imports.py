@@ -6,17 +6,19 @@ import platform
 import shutil
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
+from torchtailor.artifact.roots import SystemRoot
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.verification import imports
 from torchtailor.verification.imports import verify_imports
 from torchtailor.verification.measures import Figure, Ratio, drop_caches, ratios
-from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.suite_results import SuiteResults
 
 TORCH = """
@@ -107,6 +109,25 @@ def test_loose_packages_without_their_dependencies(tmp_path: Path, torch: str, m
     assert missing in found.reason
     whole = Launch(Path(sys.executable), (folder,), whole=True)
     assert verify_imports(whole)[0].outcome is CheckOutcome.FAIL
+
+
+class NotEntered(SystemRoot):
+    """A system whose programs run in this one, which needs no namespace."""
+
+    def command(self, line: Sequence[str]) -> list[str]:
+        return list(line)
+
+
+@pytest.mark.usefixtures("no_suite")
+def test_a_system_in_which_nothing_was_imported_is_no_proof(tmp_path: Path) -> None:
+    folder = install(tmp_path / "needy", "import typing_extensions_of_torch")
+    launch = Launch(Path(sys.executable), (folder,), whole=False, root=NotEntered(tmp_path))
+    report = VerifyReport("x", verify_imports(launch), asked=Level.IMPORT)
+    assert "typing_extensions_of_torch" in report.not_reached
+    launch = Launch(Path(sys.executable), (install(tmp_path / "good"),), whole=False, root=NotEntered(tmp_path))
+    report = VerifyReport("x", verify_imports(launch), asked=Level.IMPORT)
+    assert [check.name for check in report.checks][:2] == ["system", "import torch"]
+    assert not report.not_reached
 
 
 def test_no_metadata_is_said(tmp_path: Path, no_suite: None) -> None:
