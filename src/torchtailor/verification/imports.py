@@ -46,12 +46,16 @@ def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
             return
         info: dict[str, Any] = msgspec.json.decode(first.output)
         more = [launch.run([script], timeout=300) for _ in range(STARTS - 1)]
+    ended = [ran for ran in more if ran.code]
+    if ended:
+        yield _failed_import(ended[0], f"{len(ended)} of {STARTS} imports failed. ")
+        return
     yield Check.of(
         Level.IMPORT, "import torch", True, f"torch {info['version']} from {Path(info['file']).parent}", **_facts(info)
     )
     yield _versions(info)
     yield _configuration(info)
-    yield _costs([info, *(msgspec.json.decode(ran.output) for ran in more if not ran.code)])
+    yield _costs([info, *(msgspec.json.decode(ran.output) for ran in more)])
     progress("Computing on the CPU")
     yield from cpu_checks(run_suite(launch, "cpu", only=only))
 
@@ -132,8 +136,12 @@ def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     if missing is not None and not launch.whole and not own:
         reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
         return Check.not_applicable(Level.IMPORT, "import torch", reason)
+    return _failed_import(ran)
+
+
+def _failed_import(ran: FinishedProcess, how_often: str = "") -> Check:
     details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}
-    return Check.of(Level.IMPORT, "import torch", False, how_it_ended(ran), **details)
+    return Check.of(Level.IMPORT, "import torch", False, f"{how_often}{how_it_ended(ran)}", **details)
 
 
 def _facts(info: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,21 @@ def test_bad_torches(tmp_path: Path, torch: str, metadata: str, name: str, says:
     assert says in found.reason
 
 
+@pytest.mark.usefixtures("no_suite")
+def test_a_torch_that_crashes_only_sometimes(tmp_path: Path) -> None:
+    crash = f"""
+import os, pathlib
+started = pathlib.Path({str(tmp_path / "started")!r})
+if started.exists():
+    os.kill(os.getpid(), 11)
+started.touch()
+"""
+    found = checks(install(tmp_path / "site", TORCH + crash))
+    assert list(found) == ["import torch"]
+    assert found["import torch"].outcome is CheckOutcome.FAIL
+    assert "2 of 3 imports failed. The process was ended by a segmentation fault" in found["import torch"].reason
+
+
 @pytest.mark.parametrize(
     ("torch", "missing"),
     [
