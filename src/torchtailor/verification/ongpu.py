@@ -12,7 +12,7 @@ from torchtailor.catalog import Capability, Catalog, Fit
 from torchtailor.format import human_bytes
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.inspection.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
-from torchtailor.verification.compare import CaseVerdict, Comparison, compare
+from torchtailor.verification.compare import CaseVerdict, Comparison, compare, fails_in_stock, usable_runs
 from torchtailor.verification.imports import run_suite, suite_check
 from torchtailor.verification.measures import Measures, Ratio, measure, ratios
 from torchtailor.verification.result import Check, Level
@@ -66,7 +66,7 @@ def verify_on_gpu(
     if against is not None:
         say("Running the op suite on the stock build, twice")
         stock = (run_suite(against, "cuda"), run_suite(against, "cuda"))
-    comparison = compare(stock, results) if stock else None
+    comparison = compare(stock, results) if usable_runs(stock) else None
     checks = [*present, *gpu_checks(results, stock)]
     checks += comparison_checks(comparison) if comparison else ()
     measured, stock_measured = None, None
@@ -138,12 +138,11 @@ def gpu_checks(results: SuiteResults, stock: Sequence[SuiteResults] = ()) -> Ite
     if results.unusable is not None:
         yield Check.of(Level.GPU, "op suite", False, f"The GPU cannot be used: {results.unusable}")
         return
-    failing_stock = {case.name for run in stock for case in run.cases if case.outcome == "fail"}
+    inherited = [case.name for case in results.cases if case.applies and fails_in_stock(case, stock)]
     for library in results.libraries:
-        cases = tuple(case for case in results.of(library) if case.name not in failing_stock or case.passed)
+        cases = tuple(case for case in results.of(library) if case.name not in inherited)
         if cases:
             yield suite_check(Level.GPU, f"GPU ops ({library})", cases)
-    inherited = [case.name for case in results.cases if case.name in failing_stock and not case.passed]
     if inherited:
         reason = f"{len(inherited)} cases fail in the stock build too: {', '.join(inherited[:_SHOWN])}"
         yield Check.not_applicable(Level.GPU, "GPU ops that stock fails", reason, cases=inherited)
