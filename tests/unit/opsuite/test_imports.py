@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +108,51 @@ started.touch()
     assert list(found) == ["import torch"]
     assert found["import torch"].outcome is CheckOutcome.FAIL
     assert "2 of 3 imports failed. The process was ended by a segmentation fault" in found["import torch"].reason
+
+
+@pytest.mark.usefixtures("no_suite")
+def test_a_torch_that_prints(tmp_path: Path) -> None:
+    chatty = "import atexit\natexit.register(print, '[]')\nprint('hi')\nprint('no end of line', end='')\n"
+    folder = install(tmp_path, TORCH + chatty)
+    found = checks(folder)
+    assert all(check.outcome is CheckOutcome.PASS for check in found.values())
+    printing = folder / "sitecustomize.py"
+    printing.write_text("print('hi')")
+    assert Launch(Path(sys.executable), (folder,)).torch_folder() == folder / "torch"
+
+
+def test_a_torch_that_ends_the_process(tmp_path: Path) -> None:
+    found = checks(install(tmp_path, "raise SystemExit(0)"))["import torch"]
+    assert found.outcome is CheckOutcome.FAIL
+
+
+def test_a_torch_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, and nothing that it started lives on."""
+    hang = f"""
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+time.sleep(60)
+"""
+    monkeypatch.setattr(imports, "IMPORT_SECONDS", 2.0)
+    found = checks(install(tmp_path / "site", hang))
+    assert [(check.name, check.outcome) for check in found.values()] == [("import torch", CheckOutcome.FAIL)]
+    assert "did not finish within 2 s" in found["import torch"].reason
+    child = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    ends = time.monotonic() + 10
+    while alive := child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > ends:
+            break
+        time.sleep(0.05)
+    assert not alive
+
+
+def test_a_suite_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "SUITE_SECONDS", 0.5)
+    found = checks(install(tmp_path, TORCH + "if 'suite.py' in sys.argv[0]:\n    import time\n    time.sleep(60)\n"))
+    assert found["import torch"].outcome is CheckOutcome.PASS
+    assert found["CPU ops"].outcome is CheckOutcome.FAIL
+    assert "did not finish" in found["CPU ops"].reason
 
 
 @pytest.mark.parametrize(
