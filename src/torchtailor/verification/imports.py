@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.launch import FinishedProcess, Launch, NotFinishedError, op_suite
-from torchtailor.errors import BadInputError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.format import human_bytes
 from torchtailor.licences.makers import maker_of
@@ -84,7 +83,7 @@ def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None 
         except NotFinishedError as error:
             return SuiteResults(FORMAT, {}, error.message, ())
         if not out.is_file():
-            raise BadInputError(f"The op suite could not be run: {ran.last_words}.", "Is this a Python with torch?")
+            return SuiteResults(FORMAT, {}, f"the op suite could not be run: {ran.last_words}", ())
         return load_results(out)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import Launch
+from torchtailor.artifact.launch import Launch, NotFinishedError
 from torchtailor.catalog import Capability, Catalog, Fit
+from torchtailor.errors import CheckFailedError
 from torchtailor.format import human_bytes
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.inspection.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
@@ -69,13 +70,25 @@ def verify_on_gpu(
     comparison = compare(stock, results) if usable_runs(stock) else None
     checks = [*present, *gpu_checks(results, stock)]
     checks += comparison_checks(comparison) if comparison else ()
+    unusable = [run.unusable for run in stock if run.unusable is not None]
+    checks += [stock_not_run(unusable[0])] if unusable else ()
     measured, stock_measured = None, None
     if timing and results.unusable is None:
         say("Measuring starts and throughput")
-        both = measure({"this": launch, **({"stock": against} if against is not None else {})}, "cuda")
-        measured, stock_measured = both["this"], both.get("stock")
-        checks += measure_checks(measured, stock_measured)
+        builds = {"this": launch, **({"stock": against} if against is not None and not unusable else {})}
+        try:
+            both = measure(builds, "cuda")
+        except (CheckFailedError, NotFinishedError) as error:
+            checks.append(Check.of(Level.GPU, "start and throughput", False, error.message))
+        else:
+            measured, stock_measured = both["this"], both.get("stock")
+            checks += measure_checks(measured, stock_measured)
     return Proof(tuple(checks), results, stock, comparison, measured, stock_measured)
+
+
+def stock_not_run(why: str) -> Check:
+    """The line for a stock build that does not run here, which says nothing of the target."""
+    return Check.not_applicable(Level.GPU, "as stock", f"the stock build could not be run: {why.rstrip('.')}")
 
 
 def presence_checks(
