@@ -579,6 +579,23 @@ class TestKinds:
         build_wheel(house / "wheels", {"filelock/__init__.py": b""}, name="filelock", version="3.1")
         assert line(prove(house), "dependencies").outcome is CheckOutcome.PASS
 
+    def test_extras_that_a_package_asks_of_another_are_followed(self, tmp_path: Path) -> None:
+        def build(name: str, version: str, *requires: str) -> None:
+            lines = "".join(f"Requires-Dist: {one}\n" for one in requires)
+            build_wheel(tmp_path, {f"{name}/__init__.py": b""}, name=name, version=version, metadata=lines)
+
+        build("torch", "2.10.0", "toolkit[blas]==13.2")
+        build("toolkit", "13.2", "toolkit[dev]; extra == 'blas'", "blas>=2; extra == 'dev'", "fft; extra == 'fft'")
+        (tmp_path / "manifest.json").write_text(json.dumps({"wheels": [], "requirements": ["torch==2.10.0"]}))
+        assert "1 requirement not met: blas>=2 (for toolkit)" in line(prove(tmp_path), "dependencies").reason
+        build("blas", "1.0")
+        check = line(prove(tmp_path), "dependencies")
+        assert check.failed
+        assert "1.0 is included" in check.reason
+        build("blas", "2.1")
+        (tmp_path / "blas-1.0-py3-none-any.whl").unlink()
+        assert "all 3 requirements of 3 packages" in line(prove(tmp_path), "dependencies").reason
+
     def test_a_variant_of_another_catalog(self, stock: Path, tmp_path: Path) -> None:
         house = tmp_path / "house"
         house.mkdir()
