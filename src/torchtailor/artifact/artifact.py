@@ -21,7 +21,7 @@ from torchtailor.artifact.libraries import (
     loose_libraries,
     packed_libraries,
 )
-from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sites_below
+from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sees_system_packages, sites_below
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
@@ -149,7 +149,9 @@ class Artifact:
     @property
     def complete(self) -> bool:
         """Whether it is meant to hold all that it needs."""
-        return self.kind is ArtifactKind.ENVIRONMENT or bool(self.manifest)
+        if self.kind is ArtifactKind.ENVIRONMENT:
+            return not sees_system_packages(self.path)
+        return bool(self.manifest)
 
     @contextmanager
     def unpacked(self, library: LibraryFile) -> Iterator[Unpacked]:

@@ -550,6 +550,16 @@ class TestFiles:
         assert (str(promised) if promised else None) == glibc
 
 
+def _needy(tmp_path: Path, *requires: str) -> Path:
+    """An environment with a package that requires others."""
+    files = {"torch/lib/libtorch_cpu.so": (HOST / "x86_64" / "dispatched.so").read_bytes()}
+    lines = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    env = tmp_path / "env"
+    install(build_wheel(tmp_path, files, name="torch", metadata=lines), env / "lib" / "python3.13" / "site-packages")
+    (env / "pyvenv.cfg").write_text("home = /usr\n")
+    return env
+
+
 class TestKinds:
     def test_wheelhouse_with_a_manifest_must_be_complete(self, stock: Path, tmp_path: Path) -> None:
         house = tmp_path / "house"
@@ -618,6 +628,28 @@ class TestKinds:
         assert failures(proof) == []
         (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
         assert line(prove(env), "RECORD and hashes").failed
+
+    def test_dependencies_without_record_are_there(self, tmp_path: Path) -> None:
+        """As Debian, conda and old setuptools leave them."""
+        env = _needy(tmp_path, "filelock", "sympy", "jinja2>=3")
+        site = env / "lib" / "python3.13" / "site-packages"
+        assert line(prove(env), "dependencies").failed
+        metadata = "Metadata-Version: 2.1\nName: {}\nVersion: 3.1\n"
+        for place in ("filelock-3.1.dist-info/METADATA", "sympy-3.1.egg-info/PKG-INFO", "Jinja2-3.1.egg-info"):
+            (site / place).parent.mkdir(exist_ok=True)
+            (site / place).write_text(metadata.format(place.partition("-")[0]))
+        (site / "broken-1.0.egg-info").write_text("")
+        assert "all 3 requirements of 1 package are met" in line(prove(env), "dependencies").reason
+        (site / "Jinja2-3.1.egg-info").write_text(metadata.format("Jinja2").replace("3.1", "2.9"))
+        assert "2.9 is included" in line(prove(env), "dependencies").reason
+
+    def test_dependencies_may_be_those_of_the_system(self, tmp_path: Path) -> None:
+        env = _needy(tmp_path, "filelock")
+        for target in (env, env / "lib" / "python3.13" / "site-packages"):
+            (env / "pyvenv.cfg").write_text("home = /usr\ninclude-system-site-packages = false\n")
+            assert line(prove(target), "dependencies").failed
+            (env / "pyvenv.cfg").write_text("home = /usr\ninclude-system-site-packages = true\n")
+            assert line(prove(target), "dependencies").outcome is CheckOutcome.NOT_APPLICABLE
 
     def test_environment_cut_in_place(self, stock: Path, tmp_path: Path) -> None:
         env = tmp_path / "env"

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchtailor.artifact.artifact import Artifact
-from torchtailor.artifact.installed import unreadable_in
+from torchtailor.artifact.installed import metadata_in, unreadable_in
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted
 from torchtailor.verification.result import Check, CheckOutcome, Level
@@ -231,8 +231,10 @@ def _requirements(
         return Check.not_applicable(Level.STATIC, name, "there are no packages")
     missing, found = [], 0
     environment = _environment(libraries, expected)
-    for owner, requirement in _wanted(packages, environment):
-        there = packages.get(canonicalize_name(requirement.name))
+    installed = (metadata for site in artifact.site_packages for metadata in metadata_in(site))
+    included = {metadata.name: metadata for metadata in installed} | dict(packages)
+    for owner, requirement in _wanted(packages, included, environment):
+        there = included.get(canonicalize_name(requirement.name))
         if there is None:
             missing.append(f"{requirement.name}{requirement.specifier} (for {owner})")
         elif not requirement.specifier.contains(Version(there.version), prereleases=True):
@@ -256,20 +258,22 @@ def _met(found: int, packages: int) -> str:
     return f"{what} of {counted(packages, 'package')} {'is' if found == 1 else 'are'} met"
 
 
-def _wanted(packages: Mapping[str, Metadata], environment: dict[str, str]) -> Iterator[tuple[str, Requirement]]:
-    """What each package requires, with the extras that others ask of it."""
+def _wanted(
+    packages: Mapping[str, Metadata], included: Mapping[str, Metadata], environment: dict[str, str]
+) -> Iterator[tuple[str, Requirement]]:
+    """What each package requires, with the extras that they ask of what is included."""
     waiting = [(name, "") for name in packages]
     seen, given = set(waiting), set()
     while waiting:
         name, extra = waiting.pop(0)
-        for text in packages[name].requires:
+        for text in included[name].requires:
             requirement = _requirement(text, environment | {"extra": extra})
             if requirement is None or (name, text) in given:
                 continue
             given.add((name, text))
             yield name, requirement
             other = canonicalize_name(requirement.name)
-            asked = {(other, wanted) for wanted in requirement.extras if other in packages} - seen
+            asked = {(other, wanted) for wanted in requirement.extras if other in included} - seen
             seen |= asked
             waiting += sorted(asked)
 
