@@ -140,7 +140,7 @@ class Binutils:
             slot, inside = divmod(int(address, 16), SLOT)
             if inside == 0:
                 text = _NOT_THE_INSTRUCTION.sub("", re.sub(r"\s*(?:#|<).*", "", written).strip())
-                found[slot] = "" if "bad" in text or text.startswith(".byte") else text
+                found[slot] = "" if "(bad)" in text or text.startswith(".byte") else text
         return found
 
     def rejected(self, lines: list[str], features: Iterable[str]) -> set[int]:

@@ -21,7 +21,7 @@ from torchtailor.artifact.libraries import (
     loose_libraries,
     packed_libraries,
 )
-from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sites_below
+from torchtailor.artifact.sites import find_sites, installed_path, is_environment, sees_system_packages, sites_below
 from torchtailor.binary.elf_headers import MAGIC
 from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
@@ -149,7 +149,9 @@ class Artifact:
     @property
     def complete(self) -> bool:
         """Whether it is meant to hold all that it needs."""
-        return self.kind is ArtifactKind.ENVIRONMENT or bool(self.manifest)
+        if self.kind is ArtifactKind.ENVIRONMENT:
+            return not sees_system_packages(self.path)
+        return bool(self.manifest)
 
     @contextmanager
     def unpacked(self, library: LibraryFile) -> Iterator[Unpacked]:
@@ -249,9 +251,10 @@ class _DistInfo:
     @classmethod
     def of(cls, wheel: Path) -> _DistInfo:
         with WheelArchive(wheel) as archive:
-            manifests = [name for name in archive.members if name.endswith(f".dist-info/{MANIFEST}")]
+            own = [name for name in archive.members if name.count("/") == 1]  # deeper ones are of vendored packages
+            manifests = [name for name in own if name.endswith(f".dist-info/{MANIFEST}")]
             tailored = _json(archive.read(manifests[-1]), f"{wheel.name}: {MANIFEST}") if manifests else {}
-            records = [name for name in archive.members if name.endswith(".dist-info/RECORD")]
+            records = [name for name in own if name.endswith(".dist-info/RECORD")]
             try:
                 record = Record.parse(archive.read(records[0])) if len(records) == 1 else Record(())
             except BadInputError:  # its own check will say so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from torchtailor.wheels.metadata import LICENCE_HEAD, Metadata, is_licence_file
 from torchtailor.wheels.record import Record, RecordRow, UnusualRecordError
 
 _PLAIN = re.compile(r"[^/.][^/]*(?:/[^/.][^/]*)*")  # a path that has no second spelling: nearly all
+
+_METADATA_FILES = ("*.egg-info", "*.egg-info/PKG-INFO", "*.dist-info/METADATA")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ def find_installed(root: Path, dist_infos: Iterable[Path]) -> tuple[tuple[Instal
 def installed_in(site: Path) -> tuple[InstalledDistribution, ...]:
     """The distributions of one site-packages folder."""
     return find_installed(site, site.glob("*.dist-info"))[0]
+
+
+def metadata_in(site: Path) -> Iterator[Metadata]:
+    """What is installed in a site-packages folder, also by those who write no RECORD; what cannot be read is not."""
+    for pattern in _METADATA_FILES:
+        for path in sorted(site.glob(pattern)):
+            with suppress(BadInputError, OSError):
+                yield Metadata.parse(read_limited(path, Limit.METADATA), path.name)
 
 
 def unreadable_in(root: Path) -> tuple[str, ...]:

@@ -6,15 +6,19 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.artifact.libraries import is_shared_name
@@ -31,6 +35,10 @@ _NIX_INPUTS = Path("nix-support", "propagated-build-inputs")
 
 class NotHereError(TorchtailorError):
     """The target is sound, but this machine cannot start it: another architecture, no such Python."""
+
+
+class NotFinishedError(EnvironmentProblem):
+    """A process was started and took longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,16 @@ class FinishedProcess:
         """The last line of its stderr."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         return (lines[-1] if lines else "no output")[:500]
+
+    @property
+    def answer(self) -> dict[str, Any] | None:
+        """The JSON object that it printed as a line, whatever torch printed around it; None where it ended badly."""
+        for line in reversed([] if self.code else self.output.splitlines()):
+            with suppress(msgspec.DecodeError):
+                found = msgspec.json.decode(line)
+                if isinstance(found, dict):
+                    return found
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +96,9 @@ class Launch:
         started = time.perf_counter()
         try:
             with tempfile.TemporaryDirectory(prefix="torchtailor-") as folder:
-                done = subprocess.run(
-                    command, capture_output=True, timeout=timeout, env=environment, cwd=folder, check=False
-                )
+                code, output, errors = _finish(command, environment, folder, timeout)
         except subprocess.TimeoutExpired as error:
-            raise EnvironmentProblem(
+            raise NotFinishedError(
                 f"{self.python} did not finish within {timeout:.0f} s.", "Is the machine busy, or the GPU hung?"
             ) from error
         except OSError as error:
@@ -90,13 +106,32 @@ class Launch:
                 f"{self.python} cannot be started: {error.strerror}.", "Name another with --python."
             ) from error
         seconds = time.perf_counter() - started
-        return FinishedProcess(done.returncode, _text(done.stdout), _text(done.stderr), seconds)
+        return FinishedProcess(code, _text(output), _text(errors), seconds)
 
     def torch_folder(self) -> Path | None:
         """Where it would import torch from, found without importing it."""
         script = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s and s.origin else '')"
-        origin = self.run(["-c", script], timeout=60).output.strip()
-        return Path(origin).parent if origin else None
+        lines = self.run(["-c", script], timeout=60).output.splitlines()  # a .pth file may print lines of its own
+        return Path(lines[-1]).parent if lines and lines[-1] else None
+
+
+def _finish(command: list[str], environment: dict[str, str], folder: str, timeout: float) -> tuple[int, bytes, bytes]:
+    """Run a command to its end; where that is not waited for, the processes that it started end with it."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output, errors
 
 
 @contextmanager

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 _PATTERNS = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
 _NAMES = ("site-packages", "dist-packages")
 _UP_TO_SITE = re.compile(r"^(?:.*(?:site|dist)-packages/|[^/]+\.data/(?:platlib|purelib)/)")
+
+_SYSTEM_TOO = re.compile(r"^\s*include-system-site-packages\s*=\s*true\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 def find_sites(folder: Path) -> tuple[Path, ...]:
@@ -45,9 +48,21 @@ def is_environment(folder: Path) -> bool:
 
 def own_python(folder: Path) -> Path | None:
     """The interpreter of an environment, given the environment or its site-packages."""
-    prefixes = [folder, *([folder.absolute().parents[2]] if folder.name in _NAMES else [])]
-    candidates = (prefix / "bin" / name for prefix in prefixes for name in ("python3", "python"))
+    candidates = (prefix / "bin" / name for prefix in _prefixes(folder) for name in ("python3", "python"))
     return next((python.absolute() for python in candidates if python.exists()), None)
+
+
+def sees_system_packages(folder: Path) -> bool:
+    """Whether an environment, given it or its site-packages, also uses the packages of the Python it was made with."""
+    for prefix in _prefixes(folder):
+        with suppress(OSError, UnicodeDecodeError):
+            if _SYSTEM_TOO.search((prefix / "pyvenv.cfg").read_text("utf-8")):
+                return True
+    return False
+
+
+def _prefixes(folder: Path) -> list[Path]:
+    return [folder, *(folder.absolute().parents[2:3] if folder.name in _NAMES else ())]
 
 
 def active_environment() -> Path | None:

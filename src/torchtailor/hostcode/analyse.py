@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.hostcode.dispatch import dispatch_table
-from torchtailor.hostcode.features import UNKNOWN, FeatureTable, feature_table
-from torchtailor.hostcode.image import CodeImage
+from torchtailor.hostcode.features import NEWER, UNKNOWN, FeatureTable, feature_table
+from torchtailor.hostcode.image import CodeImage, FunctionOrigin
 from torchtailor.hostcode.needs import Needs, read_needs
 from torchtailor.hostcode.reach import Placement, Placer, Reach
 
@@ -42,17 +42,18 @@ class HostCode:
     """What a library's own instructions say.
 
     `groups` are the functions that need more than the architecture's baseline; `uses` counts all functions that
-    need a word; `families` counts functions behind dispatch by whose dispatch it is.
+    need a word; `families` counts functions behind dispatch by whose dispatch it is; `unknown` are the functions that
+    always run and hold instructions which are newer than the table of instructions.
     """
 
     arch: str
     stripped: bool
     functions: int
     code_bytes: int
-    undecoded: int  # functions with bytes that are no known instruction
     uses: Mapping[str, int]
     families: Mapping[str, int]
     groups: tuple[UseGroup, ...]
+    unknown: tuple[UseGroup, ...] = ()
 
     @property
     def machine(self) -> ElfMachine:
@@ -86,11 +87,22 @@ def analyse(path: Path, allowed: frozenset[str] = frozenset(), *, needs: Needs |
         stripped=image.stripped,
         functions=int((functions.origins < 2).sum()),
         code_bytes=int((functions.ends - functions.starts).sum()),
-        undecoded=len(needs.matching(lambda words: UNKNOWN in words)),
         uses=_uses(needs, table),
         families=dict(families.most_common()),
         groups=tuple(_groups(image, needs, table, placed)),
+        unknown=tuple(_unknown(image, needs, placer)),
     )
+
+
+def _unknown(image: CodeImage, needs: Needs, placer: Placer) -> Iterator[UseGroup]:
+    """The functions that always run and hold instructions newer than the table, and nothing that looks like data."""
+    found = needs.matching(lambda words: NEWER in words and UNKNOWN not in words)
+    placed = placer.place(found[image.functions.origins[found] != FunctionOrigin.GAP].tolist())
+    for reach in (Reach.STARTUP, Reach.PLAIN):
+        members = [function for function, place in placed.items() if place.reach is reach]
+        if members:
+            examples = tuple(_use(image, function, placed[function], (NEWER,)) for function in members[:_EXAMPLES])
+            yield UseGroup(reach, (), len(members), examples)
 
 
 def _uses(needs: Needs, table: FeatureTable) -> dict[str, int]:

@@ -12,6 +12,7 @@ from torchtailor.binary.elf_headers import ElfMachine
 
 ASKS_CPU = "@asks-cpu"  # an instruction that asks what the CPU can do
 UNKNOWN = "@unknown"  # bytes that are no instruction the decoder knows: data, or newer than the decoder
+NEWER = "@newer"  # an instruction by its form (VEX, EVEX) that the decoder does not know: newer than the decoder
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import capstone
 import numpy as np
 import numpy.typing as npt
 
-from torchtailor.hostcode.features import UNKNOWN
+from torchtailor.hostcode.features import NEWER, UNKNOWN
 from torchtailor.hostcode.x86_decode import KEYS, Numbers, Space, Superset, key, starts, superset
 
 _SPACES = {
@@ -31,7 +31,7 @@ _NEAR8 = frozenset({(Space.ONE, op) for op in (*range(0x70, 0x80), *range(0xE0, 
 
 @dataclass(frozen=True)
 class Table:
-    """The class of every encoding; class 0 is for what is no instruction, and `sets` says what each needs."""
+    """The class of every encoding, and in `sets` what each needs; 0 is no instruction, 1 one that is not known."""
 
     classes: npt.NDArray[np.uint16]  # by key; from `_GROUPED` on the number of a group
     groups: npt.NDArray[np.uint8]  # by group and ModRM
@@ -42,10 +42,13 @@ class Table:
         found = self.classes[keys]
         at = np.flatnonzero(found >= _GROUPED)
         found[at] = self.groups[found[at] - _GROUPED, modrm[at]]
+        found[(found == 0) & np.isin(keys >> 13, _ONLY_INSTRUCTIONS)] = 1
         return found.astype(np.uint8)
 
 
 _GROUPED = 256
+# Text and numbers between functions seldom have this form, and then not it alone.
+_ONLY_INSTRUCTIONS = (Space.V0F, Space.V0F38, Space.V0F3A, Space.E0F, Space.E0F38, Space.E0F3A, Space.E5, Space.E6)
 
 
 @cache
@@ -53,7 +56,7 @@ def table() -> Table:
     """Read data/x86_64.toml."""
     text = files("torchtailor.hostcode").joinpath("data/x86_64.toml").read_text("utf-8")
     rows = tomllib.loads(text)
-    sets: dict[frozenset[str], int] = {frozenset({UNKNOWN}): 0}
+    sets: dict[frozenset[str], int] = {frozenset({UNKNOWN}): 0, frozenset({NEWER}): 1}
     classes = np.zeros(KEYS, np.uint16)
     groups: dict[int, npt.NDArray[np.uint8]] = {}
     for name, spaces in _SPACES.items():

@@ -50,4 +50,4 @@ def _resident() -> int:
 
 if __name__ == "__main__":
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
-    json.dump(describe(), sys.stdout)
+    sys.stdout.write(f"\n{json.dumps(describe())}\n")  # a line of its own, whatever torch printed

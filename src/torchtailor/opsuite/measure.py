@@ -147,7 +147,7 @@ def main() -> int:
     result = start(options.device)
     if options.throughput:
         result["throughput"] = throughput(options.device)
-    json.dump(result, sys.stdout)
+    sys.stdout.write(f"\n{json.dumps(result)}\n")  # a line of its own, whatever torch printed
     return 0
 
 

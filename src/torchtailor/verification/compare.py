@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from enum import Enum
 from torchtailor.errors import BadInputError
 from torchtailor.verification.suite_results import CaseResult, SuiteResults, steady
 
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
 
 class CaseVerdict(Enum):
     """What became of a case."""
@@ -17,7 +20,7 @@ class CaseVerdict(Enum):
     IDENTICAL = "identical"  # bit for bit, where stock repeats itself
     CLOSE = "close"  # stock does not repeat itself; within tolerance of the reference
     DIFFERS = "differs"  # stock repeats itself, and this is something else
-    LOST = "lost"  # stock passed and this does not
+    LOST = "lost"  # this does not pass, and stock passed or failed for another reason
     GAINED = "gained"  # this passes and stock does not
     NEITHER = "neither"  # applies to neither, or fails in both in the same way
 
@@ -63,19 +66,37 @@ class Comparison:
 
 def compare(stock: Sequence[SuiteResults], tailored: SuiteResults) -> Comparison:
     """Hold a build against runs of stock; the more of those, the surer it is which cases repeat themselves."""
-    if not stock:
+    usable = usable_runs(stock)
+    if not usable:
         raise BadInputError("There is no result of the stock build to compare with.", "Run the suite on it first.")
-    return Comparison(tuple(_compare(stock, tailored)))
+    return Comparison(tuple(_compare(usable, tailored)))
+
+
+def usable_runs(runs: Sequence[SuiteResults]) -> tuple[SuiteResults, ...]:
+    """The runs that say something of the build: on a device that could be used."""
+    return tuple(run for run in runs if run.unusable is None)
+
+
+def fails_in_stock(case: CaseResult, stock: Sequence[SuiteResults]) -> bool:
+    """Whether a case does not pass for a reason for which it did not pass in some run of stock either."""
+    found = (run.by_name.get(case.name) for run in usable_runs(stock))
+    return not case.passed and any(
+        one is not None and one.outcome == case.outcome and _cause(one) == _cause(case) for one in found
+    )
+
+
+def _cause(case: CaseResult) -> str:
+    """The reason without its numbers: sizes and addresses are others in each process."""
+    return _NUMBER.sub("#", case.reason)
 
 
 def _compare(stock: Sequence[SuiteResults], tailored: SuiteResults) -> Iterator[CaseComparison]:
     repeats = steady(stock)
     found = tailored.by_name
     for expected in stock[0].cases:
-        others = [run.by_name.get(expected.name) for run in stock[1:]]
-        verdict, reason = _judge(expected, found.get(expected.name), expected.name in repeats)
-        if verdict is CaseVerdict.LOST and any(other is not None and not other.passed for other in others):
-            # It does not pass every time in stock either.
+        case = found.get(expected.name)
+        verdict, reason = _judge(expected, case, expected.name in repeats)
+        if verdict is CaseVerdict.LOST and case is not None and fails_in_stock(case, stock):
             verdict = CaseVerdict.NEITHER
         yield CaseComparison(expected.name, expected.library, verdict, reason)
     missing_from_stock = [case for case in tailored.cases if case.name not in stock[0].by_name]
@@ -89,6 +110,8 @@ def _judge(stock: CaseResult, found: CaseResult | None, repeats: bool) -> tuple[
     if not stock.passed:
         if found.passed:
             return CaseVerdict.GAINED, f"stock: {stock.reason}"
+        if stock.applies and found.applies:
+            return CaseVerdict.LOST, found.reason
         return CaseVerdict.NEITHER, stock.reason
     if not found.passed:
         return CaseVerdict.LOST, found.reason

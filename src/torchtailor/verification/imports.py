@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from torchtailor.artifact.launch import FinishedProcess, Launch, op_suite
-from torchtailor.errors import BadInputError
+from torchtailor.artifact.launch import FinishedProcess, Launch, NotFinishedError, op_suite
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.format import human_bytes
 from torchtailor.licences.makers import maker_of
 from torchtailor.verification.result import Check, Level
-from torchtailor.verification.suite_results import CaseResult, SuiteResults, load_results
+from torchtailor.verification.suite_results import FORMAT, CaseResult, SuiteResults, load_results
 
 STARTS = 3
+IMPORT_SECONDS = 300.0
 SUITE_SECONDS = 1800.0
 _SHOWN = 5
 _CUDA_IN_CONFIGURATION = re.compile(r"(?:CUDA Runtime |\bCUDA_VERSION=)(\d+\.\d+)")
@@ -34,25 +32,45 @@ def verify_imports(launch: Launch, progress: Progress | None = None, *, only: st
 
 def _verify(launch: Launch, progress: Progress, only: str) -> Iterator[Check]:
     progress("Importing torch")
-    if launch.root is not None:
+    try:
+        with op_suite(launch.root) as folder:
+            starts = _starts(launch, folder / "importing.py")
+        refused = _refused(launch, starts)
+    except NotFinishedError as error:
+        refused = Check.of(Level.IMPORT, "import torch", False, error.message)
+    if launch.root is not None and (refused is None or refused.failed):
         reason = f"{launch.root.name} in {launch.root.folder}, not this machine's own"
         yield Check.of(Level.IMPORT, "system", True, reason, root=str(launch.root.folder), name=launch.root.name)
-    with op_suite(launch.root) as folder:
-        script = folder / "importing.py"
-        first = launch.run([script], timeout=300)
-        if first.code:
-            yield _not_imported(launch, first)
-            return
-        info: dict[str, Any] = msgspec.json.decode(first.output)
-        more = [launch.run([script], timeout=300) for _ in range(STARTS - 1)]
+    if refused is not None:
+        yield refused
+        return
+    infos = [ran.answer for ran in starts if ran.answer is not None]
+    info = infos[0]
     yield Check.of(
         Level.IMPORT, "import torch", True, f"torch {info['version']} from {Path(info['file']).parent}", **_facts(info)
     )
     yield _versions(info)
     yield _configuration(info)
-    yield _costs([info, *(msgspec.json.decode(ran.output) for ran in more if not ran.code)])
+    yield _costs(infos)
     progress("Computing on the CPU")
     yield from cpu_checks(run_suite(launch, "cpu", only=only))
+
+
+def _starts(launch: Launch, script: Path) -> list[FinishedProcess]:
+    """The first import, and where that went well some more."""
+    first = launch.run([script], timeout=IMPORT_SECONDS)
+    more = STARTS - 1 if first.answer is not None else 0
+    return [first, *(launch.run([script], timeout=IMPORT_SECONDS) for _ in range(more))]
+
+
+def _refused(launch: Launch, starts: list[FinishedProcess]) -> Check | None:
+    """Why torch is not imported, or not each time; None where it is."""
+    failed = [ran for ran in starts if ran.answer is None]
+    if not failed:
+        return None
+    if len(starts) == 1:
+        return _not_imported(launch, failed[0])
+    return _failed_import(failed[0], f"{len(failed)} of {len(starts)} imports failed. ")
 
 
 def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None = None) -> SuiteResults:
@@ -60,9 +78,12 @@ def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None 
     with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite(launch.root) as folder:
         out = keep or Path(name, "results.json")
         options = ["--device", device, "--out", str(out.absolute()), "--only", only, "--quiet"]
-        ran = launch.run([folder / "suite.py", *options], timeout=SUITE_SECONDS)
+        try:
+            ran = launch.run([folder / "suite.py", *options], timeout=SUITE_SECONDS)
+        except NotFinishedError as error:
+            return SuiteResults(FORMAT, {}, error.message, ())
         if not out.is_file():
-            raise BadInputError(f"The op suite could not be run: {ran.last_words}.", "Is this a Python with torch?")
+            return SuiteResults(FORMAT, {}, f"the op suite could not be run: {ran.last_words}", ())
         return load_results(out)
 
 
@@ -131,8 +152,12 @@ def _not_imported(launch: Launch, ran: FinishedProcess) -> Check:
     if missing is not None and not launch.whole and not own:
         reason = f"torch needs {missing}, which is not included: verify an environment with all dependencies"
         return Check.not_applicable(Level.IMPORT, "import torch", reason)
+    return _failed_import(ran)
+
+
+def _failed_import(ran: FinishedProcess, how_often: str = "") -> Check:
     details = {"stderr": ran.errors[-4000:], "exit_code": ran.code}
-    return Check.of(Level.IMPORT, "import torch", False, how_it_ended(ran), **details)
+    return Check.of(Level.IMPORT, "import torch", False, f"{how_often}{how_it_ended(ran)}", **details)
 
 
 def _facts(info: dict[str, Any]) -> dict[str, Any]:

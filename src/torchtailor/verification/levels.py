@@ -10,11 +10,11 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind
 from torchtailor.artifact.launch import NotHereError, start
 from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Catalog
-from torchtailor.errors import NoMatchError
+from torchtailor.errors import NoMatchError, TorchtailorError
 from torchtailor.host.detect import detect
 from torchtailor.verification.imports import verify_imports
-from torchtailor.verification.ongpu import verify_on_gpu
-from torchtailor.verification.result import Check, Level
+from torchtailor.verification.ongpu import stock_not_run, verify_on_gpu
+from torchtailor.verification.result import Check, CheckOutcome, Level
 from torchtailor.verification.static.expect import Expectation
 
 Say = Callable[[str], None]
@@ -42,14 +42,25 @@ def running_checks(
     with ExitStack() as stack:
         try:
             launch = stack.enter_context(start(artifact, python, root))
-            against = stack.enter_context(start(stock, python, root)) if stock and Level.GPU in wanted else None
         except (NotHereError, NoMatchError) as error:
             yield from (Check.not_applicable(level, _NAMES[level], error.message) for level in wanted)
             return
-        yield from verify_imports(launch, say)
-        if Level.GPU in wanted:
-            proof = verify_on_gpu(launch, detect(), catalog, wanted=expected.gpus, against=against, progress=say)
-            yield from proof.checks
+        imported = verify_imports(launch, say)
+        yield from imported
+        if Level.GPU not in wanted:
+            return
+        importing = next(check for check in imported if check.name == _NAMES[Level.IMPORT])
+        if importing.outcome is not CheckOutcome.PASS:
+            why = f"torch could not be imported: {importing.reason.rstrip('.')}"
+            yield Check.not_applicable(Level.GPU, _NAMES[Level.GPU], why)
+            return
+        against = None
+        try:
+            against = stack.enter_context(start(stock, python, root)) if stock else None
+        except TorchtailorError as error:
+            yield stock_not_run(error.message)
+        proof = verify_on_gpu(launch, detect(), catalog, wanted=expected.gpus, against=against, progress=say)
+        yield from proof.checks
 
 
 _NAMES = {Level.IMPORT: "import torch", Level.GPU: "op suite"}

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from torchtailor.artifact.launch import Launch, op_suite
 from torchtailor.errors import CheckFailedError
 
@@ -138,10 +136,9 @@ def _libraries(launch: Launch) -> list[Path]:
 
 def _start(launch: Launch, script: Path, device: str, *more: str) -> dict[str, Any]:
     ran = launch.run([script, "--device", device, *more], timeout=300)
-    if ran.code:
+    if ran.answer is None:
         raise CheckFailedError(f"torch could not be measured: {ran.last_words}.", "Run the op suite to see what fails.")
-    result: dict[str, Any] = msgspec.json.decode(ran.output)
-    return result
+    return ran.answer
 
 
 def _figures(starts: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtailor.artifact.launch import Launch
+from torchtailor.artifact.launch import Launch, NotFinishedError
 from torchtailor.catalog import Capability, Catalog, Fit
+from torchtailor.errors import CheckFailedError
 from torchtailor.format import human_bytes
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.inspection.torch_code import MAIN_LIBRARY, TorchCode, read_torch, suitable_gpus
-from torchtailor.verification.compare import CaseVerdict, Comparison, compare
+from torchtailor.verification.compare import CaseVerdict, Comparison, compare, fails_in_stock, usable_runs
 from torchtailor.verification.imports import run_suite, suite_check
 from torchtailor.verification.measures import Measures, Ratio, measure, ratios
 from torchtailor.verification.result import Check, Level
@@ -66,16 +67,28 @@ def verify_on_gpu(
     if against is not None:
         say("Running the op suite on the stock build, twice")
         stock = (run_suite(against, "cuda"), run_suite(against, "cuda"))
-    comparison = compare(stock, results) if stock else None
+    comparison = compare(stock, results) if usable_runs(stock) else None
     checks = [*present, *gpu_checks(results, stock)]
     checks += comparison_checks(comparison) if comparison else ()
+    unusable = [run.unusable for run in stock if run.unusable is not None]
+    checks += [stock_not_run(unusable[0])] if unusable else ()
     measured, stock_measured = None, None
     if timing and results.unusable is None:
         say("Measuring starts and throughput")
-        both = measure({"this": launch, **({"stock": against} if against is not None else {})}, "cuda")
-        measured, stock_measured = both["this"], both.get("stock")
-        checks += measure_checks(measured, stock_measured)
+        builds = {"this": launch, **({"stock": against} if against is not None and not unusable else {})}
+        try:
+            both = measure(builds, "cuda")
+        except (CheckFailedError, NotFinishedError) as error:
+            checks.append(Check.of(Level.GPU, "start and throughput", False, error.message))
+        else:
+            measured, stock_measured = both["this"], both.get("stock")
+            checks += measure_checks(measured, stock_measured)
     return Proof(tuple(checks), results, stock, comparison, measured, stock_measured)
+
+
+def stock_not_run(why: str) -> Check:
+    """The line for a stock build that does not run here, which says nothing of the target."""
+    return Check.not_applicable(Level.GPU, "as stock", f"the stock build could not be run: {why.rstrip('.')}")
 
 
 def presence_checks(
@@ -138,12 +151,11 @@ def gpu_checks(results: SuiteResults, stock: Sequence[SuiteResults] = ()) -> Ite
     if results.unusable is not None:
         yield Check.of(Level.GPU, "op suite", False, f"The GPU cannot be used: {results.unusable}")
         return
-    failing_stock = {case.name for run in stock for case in run.cases if case.outcome == "fail"}
+    inherited = [case.name for case in results.cases if case.applies and fails_in_stock(case, stock)]
     for library in results.libraries:
-        cases = tuple(case for case in results.of(library) if case.name not in failing_stock or case.passed)
+        cases = tuple(case for case in results.of(library) if case.name not in inherited)
         if cases:
             yield suite_check(Level.GPU, f"GPU ops ({library})", cases)
-    inherited = [case.name for case in results.cases if case.name in failing_stock and not case.passed]
     if inherited:
         reason = f"{len(inherited)} cases fail in the stock build too: {', '.join(inherited[:_SHOWN])}"
         yield Check.not_applicable(Level.GPU, "GPU ops that stock fails", reason, cases=inherited)

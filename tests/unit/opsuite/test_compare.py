@@ -53,7 +53,7 @@ def test_verdicts() -> None:
             case("aten/lost"),
             case("aten/dropped"),
             case("aten/refused"),
-            case("aten/broken", outcome="fail"),
+            case("aten/broken", outcome="fail", reason="a bug"),
             case("aten/fixed", outcome="fail"),
             case("aten/no", outcome="not-applicable"),
         ),
@@ -129,12 +129,35 @@ def test_lines_for_a_comparison() -> None:
 
 
 def test_what_stock_fails_does_not_count_against_a_build() -> None:
-    found = results(case("aten/a"), case("aten/b", outcome="fail", reason="torch bug"))
+    skipped = case("nccl/a", outcome="not-applicable", reason="no NCCL")
+    found = results(case("aten/a"), case("aten/b", outcome="fail", reason="torch bug"), skipped)
     alone = list(gpu_checks(found))
-    assert [check.outcome for check in alone] == [CheckOutcome.FAIL]
-    beside = list(gpu_checks(found, [found]))
-    assert [check.outcome for check in beside] == [CheckOutcome.PASS, CheckOutcome.NOT_APPLICABLE]
-    assert "aten/b" in beside[1].reason
+    assert [check.outcome for check in alone] == [CheckOutcome.FAIL, CheckOutcome.NOT_APPLICABLE]
+    aten, nccl, inherited = gpu_checks(found, [found])
+    assert aten.outcome is CheckOutcome.PASS
+    assert nccl.reason == "no NCCL"
+    assert inherited.outcome is CheckOutcome.NOT_APPLICABLE
+    assert inherited.details["cases"] == ["aten/b"]
+
+
+def test_a_failure_of_stock_excuses_no_other_failure() -> None:
+    found = results(case("aten/a", outcome="fail", reason="no kernel image is available"))
+    memory = results(case("aten/a", outcome="fail", reason="out of memory: 12.5 GiB at 0x7f01"))
+    for stock in ([memory, memory], [results(case("aten/a")), memory]):
+        assert [check.outcome for check in gpu_checks(found, stock)] == [CheckOutcome.FAIL]
+        assert verdicts(stock, found) == {"aten/a": CaseVerdict.LOST}
+    again = results(case("aten/a", outcome="fail", reason="out of memory: 3 GiB at 0x7fee"))
+    assert [check.outcome for check in gpu_checks(again, [memory])] == [CheckOutcome.NOT_APPLICABLE]
+    assert verdicts([memory], again) == {"aten/a": CaseVerdict.NEITHER}
+
+
+def test_stock_on_an_unusable_gpu_excuses_nothing() -> None:
+    found = results(case("aten/a", outcome="fail", reason="the driver is gone"))
+    broken = results(*found.cases, unusable="the driver is gone")
+    assert [check.outcome for check in gpu_checks(found, [broken])] == [CheckOutcome.FAIL]
+    assert verdicts([broken, results(case("aten/a"))], found) == {"aten/a": CaseVerdict.LOST}
+    with pytest.raises(BadInputError):
+        compare([broken], found)
 
 
 def test_an_unusable_gpu_is_one_line() -> None:

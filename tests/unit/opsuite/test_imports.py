@@ -5,18 +5,21 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from torchtailor.artifact.launch import FinishedProcess, Launch, NotHereError, op_suite, open_target
+from torchtailor.artifact.roots import SystemRoot
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError
 from torchtailor.failures.process import how_it_ended, missing_dependency
 from torchtailor.verification import imports
 from torchtailor.verification.imports import verify_imports
 from torchtailor.verification.measures import Figure, Ratio, drop_caches, ratios
-from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.suite_results import SuiteResults
 
 TORCH = """
@@ -92,6 +95,66 @@ def test_bad_torches(tmp_path: Path, torch: str, metadata: str, name: str, says:
     assert says in found.reason
 
 
+@pytest.mark.usefixtures("no_suite")
+def test_a_torch_that_crashes_only_sometimes(tmp_path: Path) -> None:
+    crash = f"""
+import os, pathlib
+started = pathlib.Path({str(tmp_path / "started")!r})
+if started.exists():
+    os.kill(os.getpid(), 11)
+started.touch()
+"""
+    found = checks(install(tmp_path / "site", TORCH + crash))
+    assert list(found) == ["import torch"]
+    assert found["import torch"].outcome is CheckOutcome.FAIL
+    assert "2 of 3 imports failed. The process was ended by a segmentation fault" in found["import torch"].reason
+
+
+@pytest.mark.usefixtures("no_suite")
+def test_a_torch_that_prints(tmp_path: Path) -> None:
+    chatty = "import atexit\natexit.register(print, '[]')\nprint('hi')\nprint('no end of line', end='')\n"
+    folder = install(tmp_path, TORCH + chatty)
+    found = checks(folder)
+    assert all(check.outcome is CheckOutcome.PASS for check in found.values())
+    printing = folder / "sitecustomize.py"
+    printing.write_text("print('hi')")
+    assert Launch(Path(sys.executable), (folder,)).torch_folder() == folder / "torch"
+
+
+def test_a_torch_that_ends_the_process(tmp_path: Path) -> None:
+    found = checks(install(tmp_path, "raise SystemExit(0)"))["import torch"]
+    assert found.outcome is CheckOutcome.FAIL
+
+
+def test_a_torch_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, and nothing that it started lives on."""
+    hang = f"""
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+time.sleep(60)
+"""
+    monkeypatch.setattr(imports, "IMPORT_SECONDS", 2.0)
+    found = checks(install(tmp_path / "site", hang))
+    assert [(check.name, check.outcome) for check in found.values()] == [("import torch", CheckOutcome.FAIL)]
+    assert "did not finish within 2 s" in found["import torch"].reason
+    child = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    ends = time.monotonic() + 10
+    while alive := child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > ends:
+            break
+        time.sleep(0.05)
+    assert not alive
+
+
+def test_a_suite_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "SUITE_SECONDS", 0.5)
+    found = checks(install(tmp_path, TORCH + "if 'suite.py' in sys.argv[0]:\n    import time\n    time.sleep(60)\n"))
+    assert found["import torch"].outcome is CheckOutcome.PASS
+    assert found["CPU ops"].outcome is CheckOutcome.FAIL
+    assert "did not finish" in found["CPU ops"].reason
+
+
 @pytest.mark.parametrize(
     ("torch", "missing"),
     [
@@ -107,6 +170,25 @@ def test_loose_packages_without_their_dependencies(tmp_path: Path, torch: str, m
     assert missing in found.reason
     whole = Launch(Path(sys.executable), (folder,), whole=True)
     assert verify_imports(whole)[0].outcome is CheckOutcome.FAIL
+
+
+class NotEntered(SystemRoot):
+    """A system whose programs run in this one, which needs no namespace."""
+
+    def command(self, line: Sequence[str]) -> list[str]:
+        return list(line)
+
+
+@pytest.mark.usefixtures("no_suite")
+def test_a_system_in_which_nothing_was_imported_is_no_proof(tmp_path: Path) -> None:
+    folder = install(tmp_path / "needy", "import typing_extensions_of_torch")
+    launch = Launch(Path(sys.executable), (folder,), whole=False, root=NotEntered(tmp_path))
+    report = VerifyReport("x", verify_imports(launch), asked=Level.IMPORT)
+    assert "typing_extensions_of_torch" in report.not_reached
+    launch = Launch(Path(sys.executable), (install(tmp_path / "good"),), whole=False, root=NotEntered(tmp_path))
+    report = VerifyReport("x", verify_imports(launch), asked=Level.IMPORT)
+    assert [check.name for check in report.checks][:2] == ["system", "import torch"]
+    assert not report.not_reached
 
 
 def test_no_metadata_is_said(tmp_path: Path, no_suite: None) -> None:

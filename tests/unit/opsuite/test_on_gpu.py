@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import machines
+from tests.unit.gpucode.builders import Place, elf
 from tests.unit.surgery.test_policy import images
+from torchtailor.artifact.artifact import open_artifact
 from torchtailor.artifact.launch import Launch
-from torchtailor.catalog import Capability, CodeTarget
+from torchtailor.catalog import Capability, Catalog, CodeTarget
+from torchtailor.errors import CheckFailedError
 from torchtailor.gpucode.report import ContainerGroup, ImageGroup, LibraryReport
 from torchtailor.gpucode.scan import Reference
+from torchtailor.host.model import Host
 from torchtailor.inspection.torch_code import TorchCode, suitable_gpus
-from torchtailor.verification import ongpu
+from torchtailor.verification import levels, ongpu
 from torchtailor.verification.measures import Figure, Measures
-from torchtailor.verification.ongpu import measure_checks, presence_checks, verify_on_gpu
-from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.ongpu import Proof, measure_checks, presence_checks, verify_on_gpu
+from torchtailor.verification.result import Check, CheckOutcome, Level
+from torchtailor.verification.static.expect import expectation
+from torchtailor.verification.suite_results import CaseResult, SuiteResults
 
 
 def library(name: str, *codes: str) -> LibraryReport:
@@ -118,6 +127,93 @@ def test_the_wrong_gpu_stops_before_the_suite(tmp_path: Path, monkeypatch: pytes
     launch = Launch(Path(sys.executable), (tmp_path,))
     proof = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog())
     assert [check.outcome for check in proof.checks] == [CheckOutcome.FAIL, CheckOutcome.NOT_APPLICABLE]
+
+
+def gpu_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., dict[str, Measures]]
+) -> dict[str, Check]:
+    """Level 3 of a torch that passes, against a stock build that cannot be imported."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    launch, against = Launch(Path(sys.executable), (tmp_path,)), Launch(Path("stock"))
+    good = SuiteResults(1, {}, None, (CaseResult("aten/a", "aten", "pass"),))
+    bad = SuiteResults(1, {}, "the suite could not start: No module named 'sympy'", ())
+    monkeypatch.setattr(ongpu, "read_torch", lambda folder: code("sm_90"))
+    monkeypatch.setattr(ongpu, "run_suite", lambda ran, device: bad if ran is against else good)
+    monkeypatch.setattr(ongpu, "measure", measure)
+    proof = verify_on_gpu(launch, machines.host("h200-driver-580"), machines.catalog(), against=against)
+    return {check.name: check for check in proof.checks}
+
+
+def test_a_stock_build_that_does_not_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu_proof(tmp_path, monkeypatch, lambda builds, device: dict.fromkeys(builds, measures(2.5, (1e-3,))))
+    assert not any(check.failed for check in found.values())
+    assert found["as stock"].outcome is CheckOutcome.NOT_APPLICABLE
+    assert "No module named 'sympy'" in found["as stock"].reason
+    assert found["throughput"].reason == "matmul 1000 us a call"
+
+
+def test_a_torch_that_cannot_be_measured_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(builds: dict[str, Launch], device: str) -> dict[str, Measures]:
+        raise CheckFailedError("torch could not be measured: Aborted.")
+
+    found = gpu_proof(tmp_path, monkeypatch, crash)
+    assert found["start and throughput"].outcome is CheckOutcome.FAIL
+    assert found["GPU ops (aten)"].outcome is CheckOutcome.PASS
+
+
+IMPORTED = Check.of(Level.IMPORT, "import torch", True, "torch 2.13.0")
+NOT_IMPORTED = Check.not_applicable(Level.IMPORT, "import torch", "torch needs sympy, which is not included")
+
+
+def levels_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: Check, stock: str = ""
+) -> tuple[list[Check], list[Launch | None]]:
+    """The checks of levels 2 and 3 of a folder, and the stock builds that were run against."""
+    ran: list[Launch | None] = []
+
+    def on_gpu(launch: Launch, host: Host, catalog: Catalog, *, against: Launch | None, **more: Any) -> Proof:
+        ran.append(against)
+        return Proof((Check.of(Level.GPU, "op suite", True),))
+
+    monkeypatch.setattr(levels, "verify_imports", lambda *_: (imported,))
+    monkeypatch.setattr(levels, "verify_on_gpu", on_gpu)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    built, against = (_torch(tmp_path / "torch", ""), _torch(tmp_path / "stock", stock) if stock else None)
+    artifact = open_artifact(built)
+    expected = expectation(artifact, machines.catalog())
+    other = open_artifact(against) if against else None
+    made = levels.running_checks(artifact, expected, machines.catalog(), Level.GPU, stock=other, asked=True)
+    return list(made), ran
+
+
+def _torch(folder: Path, extension: str) -> Path:
+    (folder / "torch" / "lib").mkdir(parents=True)
+    (folder / "torch" / "version.py").touch()
+    (folder / "torch" / "lib" / "libc10.so").write_bytes(elf(Place(".text", b"\xc3")))
+    if extension:
+        (folder / "torch" / extension).write_bytes(elf(Place(".text", b"\xc3")))
+    return folder
+
+
+def test_what_is_not_imported_is_not_run_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, ran = levels_of(tmp_path, monkeypatch, NOT_IMPORTED)
+    assert [check.outcome for check in found] == [CheckOutcome.NOT_APPLICABLE] * 2
+    assert found[1].level is Level.GPU
+    assert "torch needs sympy" in found[1].reason
+    assert not ran
+
+
+def test_a_stock_build_that_cannot_be_started_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extension = f"_C.cpython-399-{platform.machine()}-linux-gnu.so"
+    found, ran = levels_of(tmp_path, monkeypatch, IMPORTED, extension)
+    assert [(check.name, check.outcome.value) for check in found] == [
+        ("import torch", "pass"),
+        ("as stock", "not-applicable"),
+        ("op suite", "pass"),
+    ]
+    assert "Python 3.99" in found[1].reason
+    assert ran == [None]
 
 
 def measures(import_seconds: float, matmul: tuple[float, ...]) -> Measures:

@@ -26,6 +26,8 @@ INSTRUCTIONS = [
     ("vaddps %ymm1,%ymm0,%ymm0", "c5fc58c1", {"avx"}),
     ("vpaddd %ymm1,%ymm0,%ymm0", "c5fdfec1", {"avx2"}),
     ("vfmadd231ps %ymm2,%ymm1,%ymm0", "c4e275b8c2", {"fma"}),
+    ("vfmsubadd213ps (%rbx),%ymm0,%ymm4", "c4e27da723", {"fma"}),
+    ("vfmsubadd231pd %zmm13,%zmm1,%zmm14", "6252f548b7f5", {"avx512f"}),
     ("vcvtph2ps %xmm0,%ymm0", "c4e27d13c0", {"f16c"}),
     ("vaddps %zmm1,%zmm0,%zmm0", "62f17c4858c1", {"avx512f"}),
     ("vaddps %ymm17,%ymm0,%ymm0", "62b17c2858c1", {"avx512vl"}),

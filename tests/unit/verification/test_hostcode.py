@@ -37,7 +37,10 @@ def library(arch: str, name: str) -> Path:
 
 
 def verdicts(arch: str, name: str, isa: str) -> list[Check]:
-    path = library(arch, name)
+    return verdicts_of(library(arch, name), isa)
+
+
+def verdicts_of(path: Path, isa: str) -> list[Check]:
     facts = LibraryFacts(LibraryFile(path.name, "", path.stat().st_size, path), host=analyse(path))
     catalog = load_catalog()
     return list(host_checks([facts], catalog.isa(isa), catalog))
@@ -161,6 +164,38 @@ class TestVerdict:
         checks = verdicts(arch, "plain_wide", NARROW[arch])
         (failed,) = [check for check in checks if check.failed and "within" in check.name]
         assert "it loads on such a CPU" in failed.reason
+
+
+def _with_initialiser(tmp_path: Path, instructions: str) -> Path:
+    """The library of startup.cpp whose static initialiser does something else."""
+    image = CodeImage(library("x86_64", "startup_base"))
+    names = [image.name_of(function) for function in range(len(image.functions))]
+    (function,) = [number for number, name in enumerate(names) if "FillC2" in name]
+    start, end = int(image.functions.starts[function]), int(image.functions.ends[function])
+    code, data = bytes(image.bytes_at(start, end)), library("x86_64", "startup_base").read_bytes()
+    assert data.count(code) == 1
+    made = (bytes.fromhex(instructions) + b"\xc3").ljust(len(code), b"\x90")
+    assert len(made) == len(code)
+    (tmp_path / "made.so").write_bytes(data.replace(code, made))
+    return tmp_path / "made.so"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "known"),
+    [
+        ("c4e272d2c2", False),  # vpdpwsud %xmm2,%xmm1,%xmm0 of AVX-VNNI-INT16
+        ("c4e27fcbc2", False),  # vsha512rnds2
+        ("c5f0c6c200", True),  # vshufps
+        ("06c4e272d2c2", True),  # after what is no instruction: data, of which nothing is said
+    ],
+)
+def test_an_instruction_that_is_not_known_is_said(tmp_path: Path, instructions: str, known: bool) -> None:
+    checks = verdicts_of(_with_initialiser(tmp_path, instructions), "avx2")
+    (check,) = [check for check in checks if check.name.startswith("host code within avx2")]
+    assert check.outcome is (CheckOutcome.PASS if known else CheckOutcome.NOT_APPLICABLE)
+    if not known:
+        assert "1 function holds instructions that are not known here" in check.reason
+        assert "called at load time by _GLOBAL__sub_I_startup.cpp" in check.reason
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -23,6 +23,7 @@ from torchtailor.disk import hash_file
 from torchtailor.errors import BadInputError, NoMatchError
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.verification.result import Check, CheckOutcome
+from torchtailor.verification.static.coverage import compare_code
 from torchtailor.verification.static.elf_checks import elf_checks, promised_glibc
 from torchtailor.verification.static.elf_facts import ElfFacts
 from torchtailor.verification.static.expect import expectation
@@ -245,6 +246,17 @@ class TestGpuCode:
         assert "sm_90" in check.reason
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_an_identical_image_does_not_hide_a_lost_one(tmp_path: Path, compression: str) -> None:
+    code = container(Entry(bytes(range(256)) * 40, sm=90))
+    (tmp_path / "stock.so").write_bytes(elf(Place(".nv_fatbin", code + code)))
+    left = container(Entry(bytes(range(256)) * 40, sm=90, compression=compression))
+    (tmp_path / "cut.so").write_bytes(elf(Place(".nv_fatbin", left)))
+    found = compare_code("x", tmp_path / "stock.so", tmp_path / "cut.so", ())
+    assert found is not None
+    assert (found.needed, found.lost) == (2, 1)
+
+
 def _with_old_library(tmp_path: Path, cuda: bytes, old: bytes = b"") -> Path:
     """A stock wheel with a second library, which has code for one old GPU."""
     folder = tmp_path / "two"
@@ -268,7 +280,7 @@ def _with_member(wheel: Path, name: str, data: bytes, tmp_path: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         files = {info.filename: archive.read(info) for info in archive.infolist()}
     files[name] = data
-    (record,) = [member for member in files if member.endswith("/RECORD")]
+    (record,) = [member for member in files if member.endswith("/RECORD") and member.count("/") == 1]
     del files[record]
     files[record] = record_of(files, record.removesuffix("/RECORD")).encode()
     out = folder / wheel.name
@@ -477,6 +489,23 @@ class TestFiles:
         proof = prove(wheel)
         assert line(proof, "RECORD and hashes").failed
 
+    def test_a_changed_library_of_a_wheel_that_vendors_another(self, stock: Path, tmp_path: Path) -> None:
+        vendored = "torch/_vendor/packaging-24.0.dist-info/RECORD"
+        whole = _with_member(stock, vendored, b"packaging/__init__.py,,\n", tmp_path)
+        assert line(prove(whole), "RECORD and hashes").outcome is CheckOutcome.PASS
+        with zipfile.ZipFile(whole) as archive:
+            files = {n: archive.read(n) for n in archive.namelist() if not n.startswith("torch-2.10.0.dist-info/")}
+            record = archive.read("torch-2.10.0.dist-info/RECORD").decode()
+        library = files["torch/lib/libtorch_cpu.so"]
+        files["torch/lib/libtorch_cpu.so"] = library[:-1] + bytes([library[-1] ^ 1])  # of the same size
+        tag = "cp313-cp313-manylinux_2_28_x86_64"
+        folder = tmp_path / "changed"
+        folder.mkdir()
+        wheel = build_wheel(folder, files, name="torch", version="2.10.0", tag=tag, record=record)
+        check = line(prove(wheel), "RECORD and hashes")
+        assert check.failed
+        assert "libtorch_cpu.so" in check.reason
+
     def test_the_wrong_python(self, tmp_path: Path) -> None:
         module = (HOST / "x86_64" / "startup_base.so").read_bytes()
         wheel = build_wheel(
@@ -541,6 +570,16 @@ class TestFiles:
         assert (str(promised) if promised else None) == glibc
 
 
+def _needy(tmp_path: Path, *requires: str) -> Path:
+    """An environment with a package that requires others."""
+    files = {"torch/lib/libtorch_cpu.so": (HOST / "x86_64" / "dispatched.so").read_bytes()}
+    lines = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    env = tmp_path / "env"
+    install(build_wheel(tmp_path, files, name="torch", metadata=lines), env / "lib" / "python3.13" / "site-packages")
+    (env / "pyvenv.cfg").write_text("home = /usr\n")
+    return env
+
+
 class TestKinds:
     def test_wheelhouse_with_a_manifest_must_be_complete(self, stock: Path, tmp_path: Path) -> None:
         house = tmp_path / "house"
@@ -570,6 +609,23 @@ class TestKinds:
         build_wheel(house / "wheels", {"filelock/__init__.py": b""}, name="filelock", version="3.1")
         assert line(prove(house), "dependencies").outcome is CheckOutcome.PASS
 
+    def test_extras_that_a_package_asks_of_another_are_followed(self, tmp_path: Path) -> None:
+        def build(name: str, version: str, *requires: str) -> None:
+            lines = "".join(f"Requires-Dist: {one}\n" for one in requires)
+            build_wheel(tmp_path, {f"{name}/__init__.py": b""}, name=name, version=version, metadata=lines)
+
+        build("torch", "2.10.0", "toolkit[blas]==13.2")
+        build("toolkit", "13.2", "toolkit[dev]; extra == 'blas'", "blas>=2; extra == 'dev'", "fft; extra == 'fft'")
+        (tmp_path / "manifest.json").write_text(json.dumps({"wheels": [], "requirements": ["torch==2.10.0"]}))
+        assert "1 requirement not met: blas>=2 (for toolkit)" in line(prove(tmp_path), "dependencies").reason
+        build("blas", "1.0")
+        check = line(prove(tmp_path), "dependencies")
+        assert check.failed
+        assert "1.0 is included" in check.reason
+        build("blas", "2.1")
+        (tmp_path / "blas-1.0-py3-none-any.whl").unlink()
+        assert "all 3 requirements of 3 packages" in line(prove(tmp_path), "dependencies").reason
+
     def test_a_variant_of_another_catalog(self, stock: Path, tmp_path: Path) -> None:
         house = tmp_path / "house"
         house.mkdir()
@@ -592,6 +648,28 @@ class TestKinds:
         assert failures(proof) == []
         (site / "torch" / "lib" / "libtorch_cuda.so").write_bytes(b"\x7fELF" + bytes(100))
         assert line(prove(env), "RECORD and hashes").failed
+
+    def test_dependencies_without_record_are_there(self, tmp_path: Path) -> None:
+        """As Debian, conda and old setuptools leave them."""
+        env = _needy(tmp_path, "filelock", "sympy", "jinja2>=3")
+        site = env / "lib" / "python3.13" / "site-packages"
+        assert line(prove(env), "dependencies").failed
+        metadata = "Metadata-Version: 2.1\nName: {}\nVersion: 3.1\n"
+        for place in ("filelock-3.1.dist-info/METADATA", "sympy-3.1.egg-info/PKG-INFO", "Jinja2-3.1.egg-info"):
+            (site / place).parent.mkdir(exist_ok=True)
+            (site / place).write_text(metadata.format(place.partition("-")[0]))
+        (site / "broken-1.0.egg-info").write_text("")
+        assert "all 3 requirements of 1 package are met" in line(prove(env), "dependencies").reason
+        (site / "Jinja2-3.1.egg-info").write_text(metadata.format("Jinja2").replace("3.1", "2.9"))
+        assert "2.9 is included" in line(prove(env), "dependencies").reason
+
+    def test_dependencies_may_be_those_of_the_system(self, tmp_path: Path) -> None:
+        env = _needy(tmp_path, "filelock")
+        for target in (env, env / "lib" / "python3.13" / "site-packages"):
+            (env / "pyvenv.cfg").write_text("home = /usr\ninclude-system-site-packages = false\n")
+            assert line(prove(target), "dependencies").failed
+            (env / "pyvenv.cfg").write_text("home = /usr\ninclude-system-site-packages = true\n")
+            assert line(prove(target), "dependencies").outcome is CheckOutcome.NOT_APPLICABLE
 
     def test_environment_cut_in_place(self, stock: Path, tmp_path: Path) -> None:
         env = tmp_path / "env"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,26 +60,26 @@ def _used(containers: Sequence[tuple[FoundContainer, ByteSource]], readings: Seq
 
 def _missing(wanted: list[_Placed], there: list[_Placed]) -> list[_Placed]:
     """Those of the wanted images whose content is not there; as stored first, which is cheap, then unpacked."""
-    stored = Counter((image.label, _stored(after, image)) for after, image in there)
-    rest = []
-    for before, image in wanted:
-        key = (image.label, _stored(before, image))
-        if stored[key]:
-            stored[key] -= 1
-        else:
-            rest.append((before, image))
-    if not rest:
-        return []
+    rest, unused = _unmatched(wanted, there, _stored)
     labels = {image.label for _, image in rest}
-    raw = Counter((image.label, _raw(after, image)) for after, image in there if image.label in labels)
+    return _unmatched(rest, [(after, image) for after, image in unused if image.label in labels], _raw)[0]
+
+
+def _unmatched(
+    wanted: list[_Placed], there: list[_Placed], content: Callable[[ByteSource, Image], bytes]
+) -> tuple[list[_Placed], list[_Placed]]:
+    """Those of the wanted images that have no partner of the same content, and those there that are nobody's."""
+    free: dict[tuple[str, bytes], list[_Placed]] = {}
+    for after, image in there:
+        free.setdefault((image.label, content(after, image)), []).append((after, image))
     lost = []
-    for before, image in rest:
-        key = (image.label, _raw(before, image))
-        if raw[key]:
-            raw[key] -= 1
+    for before, image in wanted:
+        partners = free.get((image.label, content(before, image)))
+        if partners:
+            partners.pop()
         else:
             lost.append((before, image))
-    return lost
+    return lost, [placed for partners in free.values() for placed in partners]
 
 
 def _stored(source: ByteSource, image: Image) -> bytes:

@@ -151,15 +151,30 @@ def _within(read: Sequence[tuple[str, HostCode]], isa: Isa, as_stock: Collection
     clean = 0
     for name, host in read:
         groups = host.beyond(allowed, *_UNCONDITIONAL)
-        if not groups:
+        if groups:
+            yield _beyond(name, host, groups, isa, allowed, as_stock=name in as_stock)
+        elif host.unknown:
+            yield _not_known(name, host, isa)
+        else:
             clean += 1
-            continue
-        yield _beyond(name, host, groups, isa, allowed, as_stock=name in as_stock)
     if clean:
         functions = sum(host.functions for _, host in read)
         which = counted(clean, "library", "libraries")
         reason = f"{which}: no static initialiser and no plain function needs more than {isa.label}"
         yield Check.of(Level.STATIC, f"host code within {isa.name}", True, reason, libraries=clean, functions=functions)
+
+
+def _not_known(name: str, host: HostCode, isa: Isa) -> Check:
+    """A library with instructions of which nobody can say here what they need."""
+    count = sum(group.functions for group in host.unknown)
+    first = host.unknown[0].examples[0]
+    where = readable(f"{first.function} ({first.because}) at {first.instruction}")
+    reason = (
+        f"{_count(count, 'holds', 'hold')} instructions that are not known here, so that it may need more than"
+        f" {isa.label}; the first is {where}"
+    )
+    title = f"host code within {isa.name}: {name.rsplit('/', 1)[-1]}"
+    return Check.not_applicable(Level.STATIC, title, reason, library=name, functions=_examples(host.unknown))
 
 
 def _beyond(

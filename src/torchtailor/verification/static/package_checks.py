@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchtailor.artifact.artifact import Artifact
-from torchtailor.artifact.installed import unreadable_in
+from torchtailor.artifact.installed import metadata_in, unreadable_in
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted
 from torchtailor.verification.result import Check, CheckOutcome, Level
@@ -231,8 +231,10 @@ def _requirements(
         return Check.not_applicable(Level.STATIC, name, "there are no packages")
     missing, found = [], 0
     environment = _environment(libraries, expected)
-    for owner, requirement in _wanted(packages.values(), environment):
-        there = packages.get(canonicalize_name(requirement.name))
+    installed = (metadata for site in artifact.site_packages for metadata in metadata_in(site))
+    included = {metadata.name: metadata for metadata in installed} | dict(packages)
+    for owner, requirement in _wanted(packages, included, environment):
+        there = included.get(canonicalize_name(requirement.name))
         if there is None:
             missing.append(f"{requirement.name}{requirement.specifier} (for {owner})")
         elif not requirement.specifier.contains(Version(there.version), prereleases=True):
@@ -256,15 +258,33 @@ def _met(found: int, packages: int) -> str:
     return f"{what} of {counted(packages, 'package')} {'is' if found == 1 else 'are'} met"
 
 
-def _wanted(packages: Iterable[Metadata], environment: dict[str, str]) -> Iterator[tuple[str, Requirement]]:
-    for package in packages:
-        for text in package.requires:
-            try:
-                requirement = Requirement(text)
-            except ValueError:  # InvalidRequirement, or thousands of digits
+def _wanted(
+    packages: Mapping[str, Metadata], included: Mapping[str, Metadata], environment: dict[str, str]
+) -> Iterator[tuple[str, Requirement]]:
+    """What each package requires, with the extras that they ask of what is included."""
+    waiting = [(name, "") for name in packages]
+    seen, given = set(waiting), set()
+    while waiting:
+        name, extra = waiting.pop(0)
+        for text in included[name].requires:
+            requirement = _requirement(text, environment | {"extra": extra})
+            if requirement is None or (name, text) in given:
                 continue
-            if requirement.marker is None or requirement.marker.evaluate(environment):
-                yield package.name, requirement
+            given.add((name, text))
+            yield name, requirement
+            other = canonicalize_name(requirement.name)
+            asked = {(other, wanted) for wanted in requirement.extras if other in included} - seen
+            seen |= asked
+            waiting += sorted(asked)
+
+
+def _requirement(text: str, environment: dict[str, str]) -> Requirement | None:
+    """A line of METADATA, where it can be read and applies."""
+    try:
+        requirement = Requirement(text)
+    except ValueError:  # InvalidRequirement, or thousands of digits
+        return None
+    return requirement if requirement.marker is None or requirement.marker.evaluate(environment) else None
 
 
 def _environment(libraries: Sequence[LibraryFacts], expected: Expectation) -> dict[str, str]:
@@ -274,7 +294,7 @@ def _environment(libraries: Sequence[LibraryFacts], expected: Expectation) -> di
     python = expected.python.rstrip("t") or own
     archs = [facts.elf.machine for facts in libraries if facts.elf]
     environment: dict[str, str] = {key: str(value) for key, value in default_environment().items()}
-    environment |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": ""}
+    environment |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
     if python:
         environment |= {"python_version": python, "python_full_version": f"{python}.0"}
     if expected.arch or archs:
