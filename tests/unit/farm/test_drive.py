@@ -251,7 +251,7 @@ def test_without_any_worker_a_run_ends_and_says_how_to_go_on() -> None:
     with pytest.raises(EnvironmentProblem) as stopped:
         run(Leaving({}, patience=1200.0), events)
     assert stopped.value.message == "No worker has come in 20 min 1 s."
-    assert "the same command goes on" in stopped.value.hint and "wait_minutes" in stopped.value.hint
+    assert "run the same command to resume" in stopped.value.hint and "wait_minutes" in stopped.value.hint
     assert len(waits(events)) == 2
 
 

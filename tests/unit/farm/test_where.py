@@ -93,7 +93,7 @@ def index(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         (
             (*BUILD, "--on", "here", "--store", "http://localhost/x"),
             ExitCode.USAGE,
-            "nothing that files can be written",
+            "files cannot be written to http://",
         ),
         ((*BUILD, "--on", "here", "--store", "memory://x"), ExitCode.USAGE, "is lost when its process ends"),
         ((*BUILD, "--on", "here", "--store", "s3://[x"), ExitCode.USAGE, "is not a URL"),
