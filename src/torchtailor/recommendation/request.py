@@ -130,10 +130,10 @@ class Situation:
     def driver(self, device: GpuDevice, build: Build) -> DriverVerdict:
         key = (id(device), id(build))
         if key not in self._verdicts:
-            self._verdicts[key] = judge_driver(self.catalog, self.host, device, build)
-        return self._verdicts[key]
+            self._verdicts[key] = (device, build, judge_driver(self.catalog, self.host, device, build))
+        return self._verdicts[key][2]
 
     @cached_property
-    def _verdicts(self) -> dict[tuple[int, int], DriverVerdict]:
-        """Thousands of variants ask about a few dozen builds."""
+    def _verdicts(self) -> dict[tuple[int, int], tuple[GpuDevice, Build, DriverVerdict]]:
+        """Thousands of variants ask about a few dozen builds; both are kept, so that no other gets their id."""
         return {}
