@@ -27,6 +27,7 @@ done
 "$mount" --bind "$shared" "$root$shared"
 exec "$chroot" "$root" "$@"
 """
+_HELPERS = ("unshare", "sh", "mount", "chroot")  # of this system
 _PROGRAMS = ("usr/local/bin", "usr/bin", "bin")
 _PASSED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -49,7 +50,7 @@ class SystemRoot:
             raise NoMatchError(f"{folder} is no folder.", "Give the root of a system; tools/bare.sh makes one.")
         if not any((folder / place).is_dir() for place in _PROGRAMS):
             raise NoMatchError(f"{folder} holds no system: it has no usr/bin.", "tools/bare.sh makes one.")
-        for program in ("unshare", "sh", "mount", "chroot"):
+        for program in _HELPERS:
             if not _found(program):
                 raise EnvironmentProblem(
                     f"There is no {program} here, which starts programs in {folder}.", "Install util-linux."
@@ -69,7 +70,7 @@ class SystemRoot:
     def command(self, line: Sequence[str]) -> list[str]:
         """The command that runs a line in it; a user who is not root gets a namespace in which they are."""
         own = [] if os.geteuid() == 0 else ["--map-root-user"]
-        unshare, sh, mount, chroot = map(_found, ("unshare", "sh", "mount", "chroot"))
+        unshare, sh, mount, chroot = map(_found, _HELPERS)
         enter = [sh, "-c", _ENTER, "sh", mount, chroot, str(self.folder), str(self.shared)]
         return [unshare, *own, "--mount", "--", *enter, *line]
 

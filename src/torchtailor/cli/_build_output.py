@@ -103,8 +103,7 @@ def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:
 
 
 def _source_plan(plan: SourcePlan, dry_run: bool) -> None:
-    for warning in dict.fromkeys(text for builder in plan.builders for text in builder.warnings):
-        ui.err().print(f"warning: {warning}", markup=False)
+    _warn(dict.fromkeys(text for builder in plan.builders for text in builder.warnings))
     if dry_run:
         for build in plan.builds:
             _source_build(build)
@@ -153,8 +152,7 @@ def _source_result(result: SourceBuildResult) -> None:
             ui.out().print(f"  built in {build.build / 'src' / 'build'}", markup=False)
         if build.bundle is not None:
             _bundle(build.bundle)
-        for warning in build.warnings:
-            ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
+        _warn(build.warnings)
         _wheelhouses(build.wheelhouses)
 
 
@@ -178,7 +176,11 @@ def _bundle(bundle: Bundle) -> None:
         say.print(f"  nothing to bundle; runs on {bundle.platform}", markup=False)
     for name, why in bundle.left.items():
         say.print(f"  not bundled: {name} ({why})", markup=False)
-    for warning in bundle.warnings:
+    _warn(bundle.warnings)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
         ui.err().print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 

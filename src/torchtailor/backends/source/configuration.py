@@ -66,10 +66,10 @@ class Configuration:
     def environment(self) -> dict[str, str]:
         """The environment variables: switches, the ISA's flags and the GPUs."""
         extra = dict(self.extra_environment)
-        more = {"CFLAGS": (), "CXXFLAGS": (extra.pop("CXXFLAGS_EXTRA", ""),)}
+        last = {"CXXFLAGS": extra.pop("CXXFLAGS_EXTRA", "")}
         values = {**self.switches, **extra}
-        for name, last in more.items():
-            values[name] = " ".join(filter(None, (*self.flags, self.switches.get(name), *last)))
+        for name in _FLAGS:
+            values[name] = " ".join(filter(None, (*self.flags, self.switches.get(name), last.get(name))))
         if self.gpus:
             values["TORCH_CUDA_ARCH_LIST"] = self.arch_list
         return values
