@@ -25,6 +25,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class ProgramCode(int):
+    """How a program that a command ran has ended: 130 means that it was stopped, and not the command."""
+
+
 EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done; every check asked for passed",
     ExitCode.INTERNAL: "a bug in torchtailor",

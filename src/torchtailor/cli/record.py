@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,15 +37,22 @@ def record(
             help="Print the variables for a program that something else starts; `trace merge FOLDER` reads it.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document for scripts; the program's output goes to stderr.")
+    ] = False,
 ) -> int:
     """Run a program and note which GPU code it loads, and which files it opens."""
-    from torchtailor.errors import NoMatchError, UsageError
+    from torchtailor.errors import NoMatchError, ProgramCode, UsageError
     from torchtailor.ui import err, out
     from torchtailor.workload.record import record_program, trace_of
     from torchtailor.workload.trace import check_trace_output, merge_traces, read_trace, write_trace
 
     if print_env is not None:
+        if json or output or append or misses or program:
+            raise UsageError(
+                "--print-env only prints variables: it runs nothing and writes no trace.",
+                "Leave the program and the other options out, or leave --print-env out.",
+            )
         for line in _variables(print_env):
             out().print(line, markup=False, soft_wrap=True)
         return 0
@@ -60,7 +68,7 @@ def record(
         earlier.append(trace_of(misses))
     code = 0
     if program:
-        recording = record_program(program)
+        recording = record_program(program, stdout=sys.stderr if json else None)
         code = recording.exit_code
         if not recording.trace.processes:
             raise NoMatchError(
@@ -73,7 +81,7 @@ def record(
     if code:
         err().print(f"warning: the program ended with exit code {code}; what it used until then is in the trace.")
     show(trace, str(output), json=json)
-    return code
+    return ProgramCode(code)
 
 
 def _variables(folder: Path) -> list[str]:

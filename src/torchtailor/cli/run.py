@@ -18,12 +18,13 @@ import typer
 
 from torchtailor.cli import COMMANDS
 from torchtailor.cli._layout import GroupedCommand
-from torchtailor.errors import ExitCode, TorchtailorError, UsageError
+from torchtailor.errors import ExitCode, ProgramCode, TorchtailorError, UsageError
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run the command of this name with these arguments."""
-    if "--json" not in arguments:
+    own = arguments[: list(arguments).index("--")] if "--" in arguments else arguments  # behind it, a program's
+    if "--json" not in own:
         return _run(name, arguments)
     from torchtailor.ui import json_lines, printed_documents
 
@@ -73,7 +74,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         if os.environ.get("TORCHTAILOR_DEBUG"):
             raise
         return _say_bug(error)
-    if result == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this result
+    if result == ExitCode.INTERRUPTED and not isinstance(result, ProgramCode):  # typer turns Ctrl-C into this result
         return _stop()
     return result if isinstance(result, int) else ExitCode.OK
 

@@ -64,6 +64,11 @@ class TailorOptions:
                 "--split makes a wheel of packs for each GPU; --pack, --no-pack and --drop-unopened do not go with it.",
                 "Leave them out: the packs are in the output folder.",
             )
+        if self.drop_unopened and self.workload and not self.workload.knows_files:
+            raise UsageError(
+                "The traces do not say which files were opened, and --drop-unopened needs that.",
+                "Record the program with `torchtailor record`, or leave --drop-unopened out.",
+            )
         if (self.packs or self.no_pack or self.drop_unopened) and self.workload is None:
             raise UsageError(
                 "--pack, --no-pack and --drop-unopened belong to --workload.",

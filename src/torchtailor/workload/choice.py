@@ -14,10 +14,12 @@ import msgspec
 
 from torchtailor.errors import NoMatchError
 from torchtailor.workload.pack import PACK_FOLDER
-from torchtailor.workload.trace import Trace, merge_traces
+from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
 
 _LARGE = 64 << 10
-_SITE = re.compile(r".*(?:^|/)(?:site|dist)-packages/|[^/]+\.data/(?:purelib|platlib)/")
+_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/")
+_DATA = re.compile(r"[^/]+\.data/(?:(?:purelib|platlib)/)?")
+_DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)[^/]+\.dist-info/[^/]+")
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
 _LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
 _PYTHON = (".py", ".pyc", ".pth")
@@ -68,24 +70,32 @@ class TracedWorkload:
     def label(self) -> str:
         return self.trace.label
 
+    @property
+    def knows_files(self) -> bool:
+        """Whether the traces tell which files were opened."""
+        return bool(self.trace.opened) and FILES_UNKNOWN not in self.trace.lost
+
     def unopened(self, sizes: Mapping[str, int]) -> list[str]:
         """Of these files, by path and size, those that were never opened: large ones, small ones that only compilers
         read, and bytecode of modules that were not imported, which Python makes again from their source. Python's
-        sources are found by other names than they were asked for, and licences stay."""
+        sources are found by other names than they were asked for, and licences stay. Files beside packages, such as
+        Python itself, are not in a trace."""
         if not self.trace.opened:
             return []
         opened = set(self.trace.opened)
         imports = any(path.endswith(_PYTHON) for path in opened)  # else it is not known what was imported
         used = {library.name for library in self.trace.libraries if library.used}  # misses tell of no files
+        names = _names_in_traces(sizes)
         return [
             path
             for path, size in sizes.items()
             if (
-                (imports and _is_unused_bytecode(path, sizes, opened))
+                (imports and _is_unused_bytecode(path, names, opened))
                 or ((size >= _LARGE or path.endswith(_FOR_COMPILERS)) and not path.endswith((*_PYTHON, _CERTIFICATES)))
             )
             and not _LICENCE.search(path)
-            and _below_site(path) not in opened
+            and path in names
+            and names[path] not in opened
             and path.rsplit("/", 1)[-1] not in used
             and not path.startswith(f"{PACK_FOLDER}/")
         ]
@@ -101,13 +111,24 @@ class TracedWorkload:
         return frozenset(range(count)) if whole else used
 
 
-def _is_unused_bytecode(path: str, sizes: Mapping[str, int], opened: Collection[str]) -> bool:
+def _is_unused_bytecode(path: str, names: Mapping[str, str], opened: Collection[str]) -> bool:
     """Whether a file is the bytecode of a module whose source is there, and neither was opened."""
     match = _BYTECODE.fullmatch(path)
     source = f"{match['folder']}{match['module']}.py" if match else ""
-    return source in sizes and _below_site(path) not in opened and _below_site(source) not in opened
+    return source in names and names.get(path) not in opened and names[source] not in opened
 
 
-def _below_site(path: str) -> str:
-    """The path as a trace has it: below site-packages, wherever that is."""
-    return _SITE.sub("", path)
+def _names_in_traces(paths: Iterable[str]) -> dict[str, str]:
+    """The paths that a trace can name, each as it does: below site-packages or where else packages are installed."""
+    paths = list(paths)
+    places = sorted({match["site"] for path in paths if (match := _DIST_INFO.fullmatch(path))}, key=len)
+    names = {}
+    for path in paths:
+        if match := _SITE.match(path):
+            names[path] = path[match.end() :]
+        elif match := _DATA.match(path):
+            if match[0].endswith("lib/"):
+                names[path] = path[match.end() :]
+        elif (place := next((place for place in places if path.startswith(place)), None)) is not None:
+            names[path] = path[len(place) :]
+    return names

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -18,15 +19,16 @@ import msgspec
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.errors import BadInputError
+from torchtailor.format import counted
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.trust import PathPart, RelativePath
 from torchtailor.workload.identity import library_identity, loaded_containers
+from torchtailor.workload.pack import container_key
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces
 
 _SITE = re.compile(r".*/(?:site|dist)-packages/(.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _MEANING = {"t": "\t", "n": "\n", "\\": "\\"}
-_PAGE = 0xFFF
 _MAX_LINE = 64 << 10  # the hook's lines hold at most a path and some numbers
 _MAX_SAID = 500
 _NO_EVENT = "a line that is no event"
@@ -37,6 +39,7 @@ class Recorded:
     """What the lines of all processes say."""
 
     loads: dict[str, set[int]] = field(default_factory=dict)  # by the path of a library, addresses
+    misses: dict[str, set[tuple[int, bytes]]] = field(default_factory=dict)  # the same, with the keys of containers
     opened: set[str] = field(default_factory=set)
     processes: set[str] = field(default_factory=set)
     unknown: int = 0  # raw code that belongs to no library
@@ -59,16 +62,23 @@ class Recorded:
     def _add(self, words: list[str]) -> bool:
         """Whether the line is an event."""
         match words:
-            case ["load" | "link" | "miss", library, address, _, *_]:
+            case ["load" | "link", library, address, _, *_]:
                 try:
                     self.loads.setdefault(library, set()).add(int(address, 16))
                 except ValueError:
                     self.lost.add(_NO_EVENT)
                     return False
+            case ["miss", library, address, _, key]:
+                try:
+                    self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
+                except ValueError:
+                    self.lost.add(_NO_EVENT)
+                    return False
             case ["open", opened]:
                 self.opened.add(opened)
-            case ["proc", process, *_]:
+            case ["proc", process, *program]:
                 self.processes.add(process)
+                self.opened.update(program[:1])  # by the kernel
             case ["cubin", *_]:
                 self.unknown += 1
             case ["lost", what]:
@@ -95,9 +105,14 @@ def make_trace(recorded: Recorded, programs: Iterable[str] = (), roots: Iterable
     """The trace of a run; `roots` are folders beside site-packages from which it imports."""
     lost = sorted(recorded.lost)
     libraries = []
-    for path, addresses in sorted(recorded.loads.items()):
+    for path in sorted({*recorded.loads, *recorded.misses}):
+        missed = recorded.misses.get(path, set())
         try:
-            libraries.append(_library(Path(path), addresses))
+            library, unplaced = _library(Path(path), recorded.loads.get(path, set()), missed)
+            libraries.append(library)
+            if unplaced:
+                number = counted(unplaced, "miss", "misses")
+                lost.append(_plain(f"{number} of {path[:_MAX_SAID]}, which is another file now"))
         except (BadInputError, OSError, ValueError) as error:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)
             lost.append(_plain(f"{path[:_MAX_SAID]} cannot be read: {why[:_MAX_SAID].rstrip('.')}"))
@@ -118,7 +133,20 @@ def _below_sites(paths: Iterable[str], roots: list[str]) -> Iterator[str]:
             found = [match[1]]
         else:
             found = [whole[len(root) + 1 :] for root in roots if whole.startswith(f"{root}/")]
+        if not found and (place := _installed_place(Path(whole).parent)) is not None:
+            found = [str(Path(whole).relative_to(place))]
         yield from (name for name in found if _fits(name, RelativePath))
+
+
+@lru_cache(maxsize=65536)
+def _installed_place(folder: Path) -> Path | None:
+    """The outermost of a folder and its parents that packages were installed into, as by `pip install --target`."""
+    if folder.parent != folder and (place := _installed_place(folder.parent)) is not None:
+        return place
+    try:
+        return folder if any(entry.name.endswith(".dist-info") for entry in folder.iterdir()) else None
+    except (OSError, ValueError):
+        return None
 
 
 def _fits(name: str, kind: object) -> bool:
@@ -136,8 +164,12 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _library(path: Path, addresses: set[int]) -> TracedLibrary:
-    """The containers at these addresses; an address inside of one means it, as data may be handed out in parts."""
+def _library(path: Path, addresses: set[int], misses: set[tuple[int, bytes]]) -> tuple[TracedLibrary, int]:
+    """What was used of a library, and the number of misses that it does not have.
+
+    An address inside of a container means it, as data may be handed out in parts. Misses outlast the file that they
+    were seen in: it may have been restored or cut again since, and then the address is another container's.
+    """
     if path.exists() and not path.is_file():
         raise BadInputError("It is not a plain file.")
     with open_source(path) as source:
@@ -146,14 +178,27 @@ def _library(path: Path, addresses: set[int]) -> TracedLibrary:
         found = [code.containers[index] for index in loaded_containers(code)]
         places = sorted((one.address or 0, position) for position, one in enumerate(found))
         starts = [start for start, _ in places]
-        base = (elf.loads[0].address if elf.loads else 0) & ~_PAGE
-        used = set()
-        for address in addresses:
-            index = bisect_right(starts, base + address) - 1
-            if index >= 0 and base + address < starts[index] + found[places[index][1]].container.stored_size:
-                used.add(places[index][1])
+
+        def at(address: int) -> int | None:
+            index = bisect_right(starts, address) - 1
+            inside = index >= 0 and address < starts[index] + found[places[index][1]].container.stored_size
+            return places[index][1] if inside else None
+
+        @cache
+        def key(position: int) -> bytes:
+            container = found[position].container
+            return container.ticket or container_key(source, container)
+
+        placed = [at(address) for address in addresses]
+        for address, missed in misses:
+            position = at(address)
+            if position is None or key(position) != missed:
+                position = next((other for other in range(len(found)) if key(other) == missed), None)
+            placed.append(position)
+        used = {position for position in placed if position is not None}
+        unplaced = sum(position is None for position in placed[len(addresses) :])
         sizes = tuple(found[position].container.stored_size for position in sorted(used))
-        return TracedLibrary(
+        library = TracedLibrary(
             identity=library_identity(elf, code),
             name=path.name if _fits(path.name, PathPart) else "library",
             containers=len(found),
@@ -162,3 +207,4 @@ def _library(path: Path, addresses: set[int]) -> TracedLibrary:
             stored_used=sum(sizes),
             sizes=sizes,
         )
+        return library, unplaced

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -13,8 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from torchtailor.binary.elf_headers import ElfMachine
+from torchtailor.disk import cache_folder, disk_errors, write_atomically
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
@@ -22,6 +26,7 @@ from torchtailor.workload.trace import Trace
 
 RECORD_VARIABLE = "TORCHTAILOR_RECORD"
 _PRELOAD = "LD_PRELOAD"
+_SEPARATOR = re.compile(r"[ :]")
 _MACHINES = {"x86_64": ElfMachine.X86_64, "aarch64": ElfMachine.AARCH64}
 
 
@@ -33,16 +38,17 @@ class RecordedRun:
     exit_code: int
 
 
-def record_program(command: Sequence[str]) -> RecordedRun:
-    """Run a program to its end; its input, output and signals are its own."""
+def record_program(command: Sequence[str], *, stdout: IO[str] | None = None) -> RecordedRun:
+    """Run a program to its end; its input, output (unless `stdout` is given) and signals are its own."""
     if not command:
         raise UsageError(
             "No program was given.", "Write it after `--`: torchtailor record -o app.trace -- python app.py"
         )
     check_startable(command[0])
-    with tempfile.TemporaryDirectory(prefix="torchtailor-record-") as folder:
+    # What the program leaves running in the background may still write to the folder.
+    with tempfile.TemporaryDirectory(prefix="torchtailor-record-", ignore_cleanup_errors=True) as folder:
         environment = recording_environment(Path(folder))
-        code = _run(command, environment)
+        code = _run(command, environment, stdout)
         events = read_events(Path(folder).glob("*.tsv"))
         return RecordedRun(make_trace(events, [shlex.join(command)], _import_roots()), code)
 
@@ -54,9 +60,27 @@ def recording_environment(folder: Path, environment: Mapping[str, str] = os.envi
 
 def with_preload(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables with which a program gets the hook, whatever else is preloaded."""
-    hook = str(hook_library(this_machine(), HookKind.PRELOAD))
+    hook = str(_preloadable(hook_library(this_machine(), HookKind.PRELOAD)))
     others = [part for part in environment.get(_PRELOAD, "").replace(" ", ":").split(":") if part and part != hook]
     return {**environment, _PRELOAD: ":".join([hook, *others])}
+
+
+def _preloadable(hook: Path) -> Path:
+    """The hook, or a copy of it: the loader splits LD_PRELOAD at spaces and colons."""
+    if not _SEPARATOR.search(str(hook)):
+        return hook
+    content = hook.read_bytes()
+    copy = cache_folder() / "hooks" / hashlib.sha256(content).hexdigest()[:16] / hook.name
+    if _SEPARATOR.search(str(copy)):
+        raise EnvironmentProblem(
+            f"{hook} cannot be preloaded: its path contains a space or a colon.",
+            "Set TORCHTAILOR_CACHE to a folder whose path contains neither.",
+        )
+    if not copy.is_file():
+        with disk_errors(copy.parent):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(copy, content)
+    return copy
 
 
 def this_machine() -> ElfMachine:
@@ -88,9 +112,9 @@ def _signals_left_to_child() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | None) -> int:
     try:
-        child = subprocess.Popen(list(command), env=dict(environment))
+        child = subprocess.Popen(list(command), env=dict(environment), stdout=stdout)
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}.", "Check its path.") from error
 

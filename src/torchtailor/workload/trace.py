@@ -21,6 +21,7 @@ from torchtailor.trust import Limit, PathPart, RelativePath, Size, read_limited
 
 SCHEMA = "torchtailor-trace"
 VERSION = 1
+FILES_UNKNOWN = "which files were opened"  # among what was lost: a hook without LD_PRELOAD sees none
 _LABEL_DIGITS = 7
 
 Identity = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z", description="the identity of a library")]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from torchtailor.binary.source import open_source
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.scan import scan_file
 from torchtailor.workload.events import make_trace, read_events
+from torchtailor.workload.pack import container_key
 from torchtailor.workload.trace import read_trace, write_trace
 
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
@@ -83,7 +85,7 @@ def test_names_that_are_no_text_can_be_written_and_read_again(tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe")
     rows = [b"open\t/env/site-packages/%b" % name for name in (b"a\\nb.so", b"\xff.so", b"a" * 5000, b"good.so")]
     rows += [b"load\t%b\t0\t1" % name for name in (os.fsencode(library), b"a\0b", os.fsencode(tmp_path / "pipe"))]
-    rows += [b"load\t/%b\t0\t1" % (b"d/" * 5000), b"lost\t\xff", b"miss\t/x\tno number\t1"]
+    rows += [b"load\t/%b\t0\t1" % (b"d/" * 5000), b"lost\t\xff", b"miss\t/x\tno number\t1\tabcd"]
     (tmp_path / "1.tsv").write_bytes(b"\n".join([*rows, b""]))
     trace = make_trace(read_events([tmp_path / "1.tsv"]), [os.fsdecode(b"python \xff.py")])
     write_trace(tmp_path / "a.trace", trace)
@@ -106,3 +108,26 @@ def test_a_file_without_lines_is_not_read_whole(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(BadInputError, match="not what a program recorded"):
         read_events([tmp_path / "1.tsv"])
+
+
+def test_a_miss_is_found_by_its_key_where_the_library_was_restored_or_cut_again(tmp_path: Path) -> None:
+    """The address is that of the file as it was; another container may be there now."""
+    library = FIXTURES / "linked.so"
+    with open_source(library) as source:
+        found = [one for one in scan_file(library).containers if one.loaded]
+        keys = [container_key(source, one.container).hex() for one in found]
+    assert len(found) > 1
+    there = found[0].address
+    rows = [f"miss\t{library}\t{there:x}\t28\t{keys[-1]}", f"miss\t{library}\t{there:x}\t28\t{'0' * 64}"]
+    trace = make_trace(read_events([lines(tmp_path / "misses.tsv", *rows)]))
+    assert trace.libraries[0].used == (len(found) - 1,)
+    assert trace.lost == (f"1 miss of {library}, which is another file now",)
+
+
+def test_what_was_opened_where_packages_were_installed_into_any_folder(tmp_path: Path) -> None:
+    for name in ("deps/torch-2.dist-info", "deps/torch/_vendor/x-1.dist-info", "deps/torch/lib"):
+        (tmp_path / name).mkdir(parents=True)
+    opened = [f"open\t{tmp_path}/{name}" for name in ("deps/torch/lib/a.so", "deps/torch/_vendor/x/b.so", "other/c.so")]
+    rows = [f"proc\t1\t{tmp_path}/deps/torch/bin/tool", *opened]
+    trace = make_trace(read_events([lines(tmp_path / "1.tsv", *rows)]))
+    assert trace.opened == ("torch/_vendor/x/b.so", "torch/bin/tool", "torch/lib/a.so")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.errors import EnvironmentProblem, NoMatchError
+from torchtailor.workload import record
 from torchtailor.workload.hook import HookKind, hook_library
 from torchtailor.workload.record import check_startable, trace_of
 from torchtailor.workload.trace import Trace, read_trace, write_trace
@@ -86,6 +89,9 @@ def test_the_variables_survive_a_shell(tmp_path: Path, preload: Path) -> None:
     (tmp_path / "file").touch()
     done = torchtailor("record", "--print-env", tmp_path / "file")
     assert done.returncode == 7 and "bug" not in done.stderr
+    for more in (["--json"], ["-o", "a.trace"], ["--", "true"]):
+        done = torchtailor("record", "--print-env", tmp_path / "other", *more)
+        assert done.returncode == 2 and "export" not in done.stdout
 
 
 @pytest.mark.usefixtures("preload")
@@ -132,3 +138,49 @@ def test_run_refuses_a_pack_whose_path_has_a_colon(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has a colon in it" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.usefixtures("preload")
+def test_the_output_and_the_end_of_a_program_are_its_own(tmp_path: Path) -> None:
+    """With --json stdout is one document, whatever the program prints; 130 is how a program ends after Ctrl-C."""
+    done = torchtailor("record", "-o", tmp_path / "a.trace", "--json", "--", "sh", "-c", "echo hello; exit 130")
+    assert done.returncode == 130
+    assert json.loads(done.stdout)["processes"] >= 1
+    assert "hello" in done.stderr and "Stopped" not in done.stderr
+    done = torchtailor("record", "-o", tmp_path, "--", "echo", "--json")
+    assert done.returncode == 2 and done.stdout == ""
+
+
+@pytest.mark.usefixtures("preload")
+def test_programs_that_a_program_starts_are_opened(tmp_path: Path) -> None:
+    """By the kernel; a static one cannot even have the recorder."""
+    folder = tmp_path / "site-packages" / "tool" / "bin"
+    folder.mkdir(parents=True)
+    shutil.copy(shutil.which("true") or "", folder / "true")
+    names = ["tool/bin/true"]
+    (tmp_path / "a.c").write_text("int main(void) { return 0; }\n")
+    made = subprocess.run(
+        ["cc", "-static", "-o", folder / "static", tmp_path / "a.c"], capture_output=True, check=False
+    )
+    names += ["tool/bin/static"] if made.returncode == 0 else []
+    script = "import os, subprocess, sys\nfor one in sys.argv[1:]:\n    subprocess.run([one], check=True)\n"
+    script += "    os.waitpid(os.posix_spawn(one, [one], os.environ), 0)\nos.execv(sys.argv[1], sys.argv[1:2])\n"
+    programs = [str(tmp_path / "site-packages" / name) for name in names]
+    done = torchtailor("record", "-o", tmp_path / "a.trace", "--", sys.executable, "-S", "-c", script, *programs)
+    assert done.returncode == 0, done.stderr
+    assert {name for name in read_trace(tmp_path / "a.trace").opened if name.startswith("tool/")} == set(names)
+
+
+def test_a_recorder_whose_path_the_loader_would_split(
+    tmp_path: Path, preload: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "my project"
+    place.mkdir()
+    shutil.copy(preload, place / preload.name)
+    monkeypatch.setattr(record, "hook_library", lambda *_: place / preload.name)
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
+    shown = record.with_preload({})["LD_PRELOAD"]
+    assert shown.startswith(f"{tmp_path}/cache/") and Path(shown).read_bytes() == preload.read_bytes()
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "a:b"))
+    with pytest.raises(EnvironmentProblem, match="a space or a colon"):
+        record.with_preload({})

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
+from torchtailor.tailoring.run import tailor_options
 from torchtailor.workload.choice import TracedWorkload, margins
-from torchtailor.workload.trace import Trace, TracedLibrary, check_trace_output, merge_traces, read_trace, write_trace
+from torchtailor.workload.trace import (
+    FILES_UNKNOWN,
+    Trace,
+    TracedLibrary,
+    check_trace_output,
+    merge_traces,
+    read_trace,
+    write_trace,
+)
 
 ONE, TWO = "1" * 32, "2" * 32
 used = st.sets(st.integers(0, 20)).map(lambda positions: tuple(sorted(positions)))
@@ -101,7 +110,8 @@ def test_margins() -> None:
 def test_a_used_library_stays_though_only_misses_name_it() -> None:
     misses = Trace((TracedLibrary(ONE, "libother.so", 5, (1,)), TracedLibrary(TWO, "libunused.so", 5, ())))
     workload = TracedWorkload.of([Trace(opened=("torch/a.so",)), misses])
-    sizes = {"torch/lib/libother.so": 1 << 20, "torch/lib/libunused.so": 1 << 20, "certifi/cacert.pem": 1 << 20}
+    names = ("torch/lib/libother.so", "torch/lib/libunused.so", "certifi/cacert.pem", "torch-2.dist-info/RECORD")
+    sizes = dict.fromkeys(names, 1 << 20)
     assert workload.unopened(sizes) == ["torch/lib/libunused.so"]
 
 
@@ -133,6 +143,30 @@ def test_unopened_files() -> None:
     }
     assert workload.unopened(sizes) == ["torch/lib/libother.so", "torch/include/a.h"]
     assert TracedWorkload(Trace()).unopened(sizes) == []  # nothing is known of what was opened
+
+
+def test_files_that_a_trace_cannot_name_are_not_unopened() -> None:
+    """Python itself and a model beside the packages, scripts of a wheel, and files of no package."""
+    workload = TracedWorkload(Trace(opened=("torch/lib/libtorch.so", "numpy/a.so")))
+    beside = (
+        "bin/python3.12",
+        "lib/libpython3.12.so.1.0",
+        "lib/python3.12/lib-dynload/_ssl.so",
+        "models/w.safetensors",
+    )
+    names = [*beside, "x-1.data/scripts/tool", "x-1.data/data/share/big", "x-1.data/platlib/x/big.bin"]
+    names += [
+        f"{site}/{name}" for site in ("lib/python3.12/site-packages", "opt/deps") for name in ("numpy/a.so", "y.so")
+    ]
+    names += ["opt/deps/y-1.dist-info/RECORD", "opt/deps/setuptools/_vendor/z-1.dist-info/RECORD"]
+    found = workload.unopened(dict.fromkeys(names, 1 << 20))
+    assert found == ["x-1.data/platlib/x/big.bin", "lib/python3.12/site-packages/y.so", "opt/deps/y.so"]
+
+
+def test_dropping_needs_to_know_what_was_opened() -> None:
+    for trace in (Trace(), Trace(opened=("a.so",), lost=(FILES_UNKNOWN,))):
+        with pytest.raises(UsageError, match="do not say which files were opened"):
+            tailor_options("9.0", workload=TracedWorkload(trace), drop_unopened=True)
 
 
 def test_bytecode_of_modules_that_were_not_imported_counts_as_unopened() -> None:

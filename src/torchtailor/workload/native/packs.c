@@ -214,7 +214,7 @@ static void list_folder(struct listing *listing, const char *place, DIR *folder,
     char **names = NULL;
     size_t count = 0;
     for (struct dirent *entry; (entry = readdir(folder));) {
-        int maybe_folder = deeper && (entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN);
+        int maybe_folder = deeper && (entry->d_type == DT_DIR || entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN);
         if (entry->d_name[0] == '.' || (!maybe_folder && !is_pack_name(entry->d_name))) continue;
         char **more = realloc(names, (count + 1) * sizeof *names);
         if (!more) break;

@@ -4,9 +4,11 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -127,6 +129,82 @@ typedef FILE *(*fopen_function)(const char *, const char *);
     }
 FOPEN(fopen)
 FOPEN(fopen64)
+
+/* --- programs: the kernel opens them, and a static one has no hook */
+
+static void note_program(const char *path) {
+    if (!tt_recording() || tt_busy || !path) return;
+    int kept = errno;
+    tt_busy++;
+    char whole[PATH_MAX];
+    if (absolute(AT_FDCWD, path, whole) && !is_of_kernel(whole) && !access(whole, X_OK)) tt_record_program(whole);
+    tt_busy--;
+    errno = kept;
+}
+
+/* The first of this name in PATH, as execvp finds it. */
+static void note_named(const char *name) {
+    const char *folders = getenv("PATH");
+    if (!name || strchr(name, '/') || !folders) {
+        note_program(name);
+        return;
+    }
+    for (const char *end; *folders; folders = *end ? end + 1 : end) {
+        char path[PATH_MAX];
+        end = strchrnul(folders, ':');
+        int size = snprintf(path, sizeof path, "%.*s/%s", (int)(end - folders), folders, name);
+        if (size > 0 && size < PATH_MAX && *folders == '/' && !access(path, X_OK)) {
+            note_program(path);
+            return;
+        }
+    }
+}
+
+typedef int (*execv_function)(const char *, char *const[]);
+typedef int (*execve_function)(const char *, char *const[], char *const[]);
+typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+                              char *const[], char *const[]);
+static _Atomic(execv_function) next_execv, next_execvp;
+static _Atomic(execve_function) next_execve, next_execvpe;
+static _Atomic(spawn_function) next_posix_spawn, next_posix_spawnp;
+
+/* Looked up when we are loaded: between vfork and exec the loader must not be asked. */
+__attribute__((constructor)) static void find_next_programs(void) {
+    atomic_store(&next_execv, (execv_function)(uintptr_t)next("execv"));
+    atomic_store(&next_execvp, (execv_function)(uintptr_t)next("execvp"));
+    atomic_store(&next_execve, (execve_function)(uintptr_t)next("execve"));
+    atomic_store(&next_execvpe, (execve_function)(uintptr_t)next("execvpe"));
+    atomic_store(&next_posix_spawn, (spawn_function)(uintptr_t)next("posix_spawn"));
+    atomic_store(&next_posix_spawnp, (spawn_function)(uintptr_t)next("posix_spawnp"));
+}
+
+#define EXECV(name, noting)                                                                                            \
+    TT_EXPORT int name(const char *path, char *const arguments[]) {                                                    \
+        execv_function call = atomic_load(&next_##name);                                                               \
+        noting(path);                                                                                                  \
+        return (call ? call : (execv_function)(uintptr_t)next(#name))(path, arguments);                                \
+    }
+#define EXECVE(name, noting)                                                                                           \
+    TT_EXPORT int name(const char *path, char *const arguments[], char *const variables[]) {                           \
+        execve_function call = atomic_load(&next_##name);                                                              \
+        noting(path);                                                                                                  \
+        return (call ? call : (execve_function)(uintptr_t)next(#name))(path, arguments, variables);                    \
+    }
+#define SPAWN(name, noting)                                                                                            \
+    TT_EXPORT int name(pid_t *restrict pid, const char *restrict path,                                                 \
+                       const posix_spawn_file_actions_t *restrict actions, const posix_spawnattr_t *restrict settings, \
+                       char *const arguments[restrict], char *const variables[restrict]) {                             \
+        spawn_function call = atomic_load(&next_##name);                                                               \
+        noting(path);                                                                                                  \
+        return (call ? call : (spawn_function)(uintptr_t)next(#name))(pid, path, actions, settings, arguments,         \
+                                                                      variables);                                      \
+    }
+EXECV(execv, note_program)
+EXECV(execvp, note_named)
+EXECVE(execve, note_program)
+EXECVE(execvpe, note_named)
+SPAWN(posix_spawn, note_program)
+SPAWN(posix_spawnp, note_named)
 
 /* --- the end: libraries that were loaded last */
 

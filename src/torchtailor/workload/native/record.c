@@ -352,6 +352,14 @@ void tt_record_open(const char *path) {
     if (tt_recording()) record_words("open", path, NULL);
 }
 
+/* A program that is started, without the lock: the caller may be between vfork and exec. */
+void tt_record_program(const char *path) {
+    char own[PATH_MAX + 64], line[LINE];
+    snprintf(own, sizeof own, "%s/%ld-started.tsv", folder, (long)getpid());
+    if (mkdir(folder, 0777) && errno != EEXIST) return;
+    append(own, line, make_line(line, "open", path, NULL));
+}
+
 struct names {
     char (*paths)[PATH_MAX];
     size_t count, room;
