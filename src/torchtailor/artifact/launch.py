@@ -155,7 +155,7 @@ def start(artifact: Artifact, python: Path | None = None, root: SystemRoot | Non
     if not artifact.wheels:
         yield _installed(artifact, python)
         return
-    with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-") as name:
+    with tempfile.TemporaryDirectory(prefix="torchtailor-unpacked-", dir=root.shared if root else None) as name:
         folder = Path(name)
         with disk_errors(folder, unchanged="Set TMPDIR to a folder on a disk with more room."):
             for wheel in artifact.wheels:

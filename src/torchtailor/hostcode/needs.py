@@ -85,8 +85,10 @@ def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
     while first < len(starts):
         # as many functions as a part of the code holds; a larger one alone
         limit = max(int(starts[first]) + _X86_PART, int(ends[first]))
-        last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
         low = int(starts[first])
+        segment = image.elf.load_at(low)  # the next one may be elsewhere in the file
+        limit = min(limit, segment.address + segment.file_size) if segment else limit
+        last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
         code = x86_decode.superset(image.bytes_at(low, int(ends[first:last].max())))
         places: list[int] = []
         counts: list[int] = []

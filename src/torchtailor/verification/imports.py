@@ -75,7 +75,8 @@ def _refused(launch: Launch, starts: list[FinishedProcess]) -> Check | None:
 
 def run_suite(launch: Launch, device: str, *, only: str = "", keep: Path | None = None) -> SuiteResults:
     """Run the op suite in the target's Python; `keep` is where its result file stays."""
-    with tempfile.TemporaryDirectory(prefix="torchtailor-") as name, op_suite(launch.root) as folder:
+    shared = launch.root.shared if launch.root else None
+    with tempfile.TemporaryDirectory(prefix="torchtailor-", dir=shared) as name, op_suite(launch.root) as folder:
         out = keep or Path(name, "results.json")
         options = ["--device", device, "--out", str(out.absolute()), "--only", only, "--quiet"]
         try:

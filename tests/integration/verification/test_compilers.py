@@ -82,3 +82,20 @@ def test_the_committed_libraries_are_what_the_script_makes(tmp_path: Path) -> No
         made = analyse(copy / committed.relative_to(FIXTURES))
         kept = analyse(committed)
         assert [(g.reach, g.functions) for g in made.groups] == [(g.reach, g.functions) for g in kept.groups], committed
+
+
+@pytest.mark.parametrize(("address", "more"), [("0x30000", 0), ("0x5000", 400_000)])
+def test_code_in_two_segments(tmp_path: Path, address: str, more: int) -> None:
+    """As BOLT leaves it: what lies between them in memory is not between them in the file."""
+    compiler = shutil.which(COMPILERS["x86_64"])
+    if compiler is None:
+        pytest.skip("no compiler for x86_64 is installed")
+    (tmp_path / "a.s").write_text(
+        ".globl one, two\n.type one, @function\n.type two, @function\n.text\none: ret\n.size one, .-one\n"
+        '.section .text2, "ax", @progbits\ntwo: vaddps %zmm0, %zmm1, %zmm2\nret\n.size two, .-two\n'
+    )
+    line = [compiler, "-shared", "-nostdlib", f"-Wl,--section-start=.text2={address}", "-o", str(tmp_path / "x.so")]
+    subprocess.run([*line, str(tmp_path / "a.s")], check=True)
+    with (tmp_path / "x.so").open("ab") as file:
+        file.write(bytes(more))
+    assert analyse(tmp_path / "x.so").needs(*Reach) == {"avx512f"}

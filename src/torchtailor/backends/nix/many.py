@@ -40,7 +40,7 @@ class RecipesPlan:
             "jobs": [job.to_json() for job in self.jobs],
             "parallel": self.parallel,
             "elsewhere": list(self.elsewhere),
-            "cache": self.cache,
+            "cache": redact(self.cache) if self.cache else None,
         }
 
 
@@ -129,11 +129,12 @@ def copy_to_cache(paths: Sequence[str], cache: str, *, derivation: bool = False)
     finished = run_nix("nix", [*_COPY, *kind, "--to", cache, *paths])
     if finished.code != 0:
         last = next((line for line in reversed(finished.err.splitlines()) if line.strip()), "no reason was given")
+        last = redact(last.strip())
         name = Path(paths[0]).name
         raise BuildFailedError(
-            f"{name} could not be copied to {redact(cache)}: {last.strip()}"
+            f"{name} could not be copied to {redact(cache)}: {last}"
             if derivation
-            else f"{name} was built, but could not be copied to {redact(cache)}: {last.strip()}",
+            else f"{name} was built, but could not be copied to {redact(cache)}: {last}",
             "Check the address and its credentials; a second run copies without building again.",
         )
 

@@ -120,6 +120,11 @@ class Workspace:
 
 
 _STATE = "state.json"
+# What a configured build depends on beside its switches: another compiler or toolkit, or none of the cache.
+_CONFIGURED_WITH = (
+    *("CC", "CXX", "CUDACXX", "CUDA_HOME", "PYTORCH_BUILD_VERSION"),
+    *(f"CMAKE_{language}_COMPILER_LAUNCHER" for language in ("C", "CXX", "CUDA")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,7 @@ class BuildAttempt:
     def _configure(self, environment: Mapping[str, str]) -> None:
         space = self.workspace
         wanted = {"digest": self.configuration.digest, "source": space.tree.identity, "python": str(space.python)}
+        wanted |= {name: environment.get(name, "") for name in _CONFIGURED_WITH}
         state = space.folder / _STATE
         if (space.build / "build.ninja").is_file() and _read(state) == wanted:
             self.log.say("configured as before")

@@ -17,7 +17,7 @@ from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError,
 from torchtailor.backends.source.buildenv import make_environment, make_tools, process_environment
 from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
 from torchtailor.backends.source.bundling.tables import load_bundle_tables
-from torchtailor.backends.source.ccache import Hits, ccache_environment
+from torchtailor.backends.source.ccache import Hits, ccache_environment, remote_storage
 from torchtailor.backends.source.configuration import Configuration, configure, misspelt
 from torchtailor.backends.source.cudawheels import CudaPrefix, make_cuda
 from torchtailor.backends.source.folders import Folders, key_of
@@ -133,6 +133,8 @@ class SourceBuilder:
         self.tables = tables or load_tables()
         self.options = request.options
         check_names(self.options.skip_checks)
+        if self.options.objects:
+            remote_storage(self.options.objects)
         self.folders = Folders.default(self.options.work)
         self.source = TorchSource.parse(self.options.source, request.variant)
         version = known_version(self.source)
@@ -165,6 +167,8 @@ class SourceBuilder:
             given = {"--gpus": self.options.all_gpus, "--toolchain wheels": self.options.cuda_from_wheels}
             name = self.request.variant.short_name
             found += [f"{option} has no effect: {name} has no GPU code." for option, used in given.items() if used]
+        if self.options.objects and not self.ccache:
+            found.append("--objects has no effect: ccache is switched off or not installed.")
         return tuple(found)
 
     def configuration(self, blas: BlasLibrary | None = None) -> Configuration:
@@ -227,7 +231,11 @@ class SourceBuilder:
         seen = self.preflight()
         seen.require(self.options.skip_checks)
         self.folders.make()
-        assert self.python is not None
+        if self.python is None:  # with its check skipped
+            raise EnvironmentProblem(
+                f"Python {request.variant.python} is not installed, and a build needs it.",
+                "Install it, or choose another with --python.",
+            )
         self.progress.stage("Creating the build environment")
         tools = make_environment(self.folders, self.tables, self.python)
         if self.options.bundle and not self.options.targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,14 +70,28 @@ def limits(catalog: Catalog, variant: Variant) -> Limits:
     )
 
 
+_C_OF = {"clang++": "clang", "g++": "gcc", "c++": "cc"}
+
+
+def _partner(compiler: str, names: Mapping[str, str]) -> str:
+    """The C compiler that belongs to a C++ compiler or the other way round: `/opt/bin/g++-14` -> `/opt/bin/gcc-14`."""
+    folder, slash, name = compiler.rpartition("/")
+    for known, other in names.items():
+        if re.search(rf"(?:^|-){re.escape(known)}(?:-[\d.]+)?$", name):
+            return folder + slash + other.join(name.rsplit(known, 1))
+    return ""
+
+
 def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
     """All installed compilers: $CXX first, then the default ones, then those with a version in their name."""
     names = [("cc", "c++"), ("gcc", "g++")]
     names += [(f"gcc-{number}", f"g++-{number}") for number in range(_NEWEST, _OLDEST - 1, -1)]
     names += [("clang", "clang++")]
     names += [(f"clang-{number}", f"clang++-{number}") for number in range(_NEWEST + 5, _OLDEST, -1)]
-    if (own := probe.env("CXX")) and " " not in own:
-        names.insert(0, (probe.env("CC") or own, own))
+    cc, cxx = (probe.env(name) or "" for name in ("CC", "CXX"))
+    own = (cc or _partner(cxx, _C_OF), cxx or _partner(cc, {value: key for key, value in _C_OF.items()}))
+    if all(own) and " " not in "".join(own):
+        names.insert(0, own)
     seen: set[tuple[str, Dotted]] = set()
     for cc, cxx in names:
         c_path, cxx_path = probe.which(cc), probe.which(cxx)

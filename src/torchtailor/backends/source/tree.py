@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -58,11 +61,9 @@ class TorchSource:
             if not path.name.endswith(_TAR):
                 raise BadInputError(f"{path} is not a tarball.", f"It should end with {', '.join(_TAR)}.")
             return cls(SourceOrigin.TARBALL, str(path.absolute()))
-        url, at, ref = text.rpartition("@")
-        if at and "/" not in ref.partition(":")[0] and _GIT.fullmatch(url):
-            return cls(SourceOrigin.GIT, url, no_option(ref, "The ref of --source"))
-        if _GIT.fullmatch(text):
-            return cls(SourceOrigin.GIT, text, "HEAD")
+        url, ref = _split_ref(text)
+        if _GIT.fullmatch(url):
+            return cls(SourceOrigin.GIT, url, no_option(ref, "The ref of --source") if ref else "HEAD")
         raise UsageError(
             f"{text!r} is not a source: neither a folder nor a tarball nor a git URL.",
             "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
@@ -75,6 +76,13 @@ class TorchSource:
 
     def __str__(self) -> str:
         return f"{self.shown}@{self.ref}" if self.ref else self.shown
+
+
+def _split_ref(text: str) -> tuple[str, str]:
+    """A git URL and the ref behind it; an @ in front of the host belongs to a login."""
+    start = text.find("/", text.index("://") + 3) if "://" in text else text.find(":")
+    path, at, ref = text[start:].rpartition("@") if start >= 0 else ("", "", "")
+    return (text[:start] + path, ref) if at else (text, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ def content_digest(path: Path) -> str:
     hasher = hashlib.sha256()
     for file in source_files(path):
         hasher.update(f"{file.relative_to(path)}\0".encode(errors="surrogateescape"))
-        content = str(file.readlink()).encode() if file.is_symlink() else hash_file(file).encode()
+        content = os.fsencode(file.readlink()) if file.is_symlink() else hash_file(file).encode()
         hasher.update(content + b"\0")
     return hasher.hexdigest()
 
@@ -182,7 +190,7 @@ def source_files(path: Path) -> Iterator[Path]:
 
 def _fingerprint(path: Path) -> str:
     """Changes when any file of a folder does, so that a build is never resumed with another source."""
-    hasher = hashlib.sha256(str(path).encode())
+    hasher = hashlib.sha256(os.fsencode(path))
     for folder, folders, names in os.walk(path):
         if Path(folder) == path:
             folders[:] = [name for name in folders if name not in _NOT_COPIED and name != ".git"]
@@ -213,13 +221,11 @@ def _version(path: Path, commit: str) -> str:
 def _commit(path: Path) -> str:
     if not (path / ".git").exists():
         return ""
-    done = subprocess.run(
-        ["git", "-C", str(path), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=_git_environment(),
-    )
+    line = ["git", "-C", str(path), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False, env=_git_environment())
+    except FileNotFoundError:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -228,11 +234,13 @@ def remote_commit(source: TorchSource) -> str:
     if re.fullmatch(r"[0-9a-f]{40}", source.ref):
         return source.ref
     done = _git("ls-remote", "--", source.place, source.ref, f"{source.ref}^{{}}")
-    lines = [line.split("\t") for line in done.splitlines() if "\t" in line]
-    if not lines:
-        raise NetworkError(f"{source.shown} has no {source.ref!r}.", "Give a tag, a branch or a full commit hash.")
-    peeled = [commit for commit, name in lines if name.endswith("^{}")]
-    return (peeled or [lines[0][0]])[0]
+    # It also lists refs that only end like this: a branch `abc/main` for `main`.
+    commits = {name: commit for commit, _, name in (line.partition("\t") for line in done.splitlines())}
+    ref = source.ref
+    for name in (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}", f"{ref}^{{}}", ref):
+        if name in commits:
+            return commits[name]
+    raise NetworkError(f"{source.shown} has no {ref!r}.", "Give a tag, a branch or a full commit hash.")
 
 
 def _clone(source: TorchSource, commit: str, stage: Path) -> None:
@@ -251,8 +259,9 @@ def _git(*arguments: str) -> str:
     except FileNotFoundError as error:
         raise EnvironmentProblem("git is not installed.", "sudo apt-get install git") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NetworkError(f"git {arguments[0]} failed: {last}", "Check the URL and the ref, or give a tarball.")
+        last = redact((done.stderr.strip().splitlines() or ["no message"])[-1])
+        command = arguments[2] if arguments[0] == "-C" else arguments[0]
+        raise NetworkError(f"git {command} failed: {last}", "Check the URL and the ref, or give a tarball.")
     return done.stdout
 
 
@@ -265,7 +274,9 @@ def _unpack(tarball: Path, stage: Path) -> None:
     try:
         with tarfile.open(tarball) as archive:
             archive.extractall(stage, filter="data")
-    except (tarfile.TarError, EOFError, ValueError) as error:
+            while archive.fileobj and archive.fileobj.read(1 << 20):  # a checksum at the end is only compared there
+                pass
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise BadInputError(f"{tarball} is damaged: {error}.", "Download it again.") from error
     except OSError as error:
         raise EnvironmentProblem(

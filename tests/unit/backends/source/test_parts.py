@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
 import subprocess
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,10 +22,11 @@ from torchtailor.backends.source.folders import Folders
 from torchtailor.backends.source.plan import matrix_cost, plan_matrix
 from torchtailor.backends.source.runner import local_version, of_tree
 from torchtailor.backends.source.tables import Tables
-from torchtailor.backends.source.toolchain import Cuda, HostCompiler
-from torchtailor.backends.source.tree import SourceOrigin, TorchSource, knows_gpu
+from torchtailor.backends.source.toolchain import Cuda, HostCompiler, host_compilers
+from torchtailor.backends.source.tree import SourceOrigin, TorchSource, fetch, knows_gpu, remote_commit
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
-from torchtailor.errors import BadInputError, NoMatchError, UsageError
+from torchtailor.errors import BadInputError, NetworkError, NoMatchError, UsageError
+from torchtailor.host.probe import CommandOutcome, CommandResult
 from torchtailor.ledger.history import switch_columns
 from torchtailor.ledger.ledger import Attempt, Ledger, Result, as_markdown
 from torchtailor.variants import Matrix, Variant
@@ -74,12 +78,96 @@ def test_scripts_with_set_u_find_what_they_expect(tables: Tables, variant: Named
         ("https://example.org/pytorch.git", SourceOrigin.GIT, "HEAD"),
         ("git@example.org:pytorch/pytorch.git@nightly", SourceOrigin.GIT, "nightly"),
         ("git@example.org:pytorch/pytorch.git", SourceOrigin.GIT, "HEAD"),
+        ("https://me:t0ken@example.org:8443/pytorch.git", SourceOrigin.GIT, "HEAD"),
+        ("ssh://git@example.org:2222/pytorch.git@main", SourceOrigin.GIT, "main"),
+        ("https://example.org/pytorch.git@release/2.10", SourceOrigin.GIT, "release/2.10"),
+        ("git@example.org:pytorch/pytorch.git@viable/strict", SourceOrigin.GIT, "viable/strict"),
     ],
 )
 def test_git_addresses(variant: Named, text: str | None, origin: SourceOrigin, ref: str) -> None:
     source = TorchSource.parse(text, variant("pytorch215-python313-cpu-avx2"))
     assert (source.origin, source.ref) == (origin, ref)
     assert not source.place.endswith(ref)
+    assert source.place.endswith("pytorch.git") and "t0ken" not in str(source)
+
+
+def test_a_ref_is_not_one_that_only_ends_like_it(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        line = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *words]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    commits = []
+    for names in (["abc/main", "ci/v2.10.0"], ["main", "v2.10.0"]):
+        git("commit", "-q", "--allow-empty", "-m", names[0])
+        commits.append(git("rev-parse", "HEAD"))
+        git("branch", "-f", names[0]) if names[0] != "main" else None
+        git("tag", "-m", "annotated", names[1])
+    for ref in ("main", "v2.10.0", "HEAD", "refs/heads/main"):
+        assert remote_commit(TorchSource(SourceOrigin.GIT, tmp_path.as_uri(), ref)) == commits[1], ref
+    assert remote_commit(TorchSource(SourceOrigin.GIT, tmp_path.as_uri(), "abc/main")) == commits[0]
+    with pytest.raises(NetworkError, match="has no 'ain'"):
+        remote_commit(TorchSource(SourceOrigin.GIT, tmp_path.as_uri(), "ain"))
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
+def test_a_damaged_tarball(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "pytorch").mkdir()
+    for name in ("setup.py", "CMakeLists.txt"):
+        (tmp_path / "pytorch" / name).write_bytes(random.Random(name).randbytes(50_000))
+    (tmp_path / "pytorch" / "version.txt").write_text("2.10.0\n")
+    tarball = tmp_path / f"a.tar.{kind}"
+    with tarfile.open(tarball, f"w:{kind}") as archive:  # type: ignore[call-overload]
+        archive.add(tmp_path / "pytorch", "pytorch")
+    source = TorchSource(SourceOrigin.TARBALL, str(tarball))
+    assert fetch(source, Folders(tmp_path / "work", tmp_path / "logs")).version == "2.10.0"
+    content = bytearray(tarball.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    tarball.write_bytes(content)
+    with pytest.raises(BadInputError, match="is damaged"):
+        fetch(source, Folders(tmp_path / "work", tmp_path / "logs"))
+
+
+def test_a_folder_by_any_name_and_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"pytorch-\xff")
+    (folder / ".git").mkdir(parents=True)
+    for name in ("setup.py", "CMakeLists.txt"):
+        (folder / name).touch()
+    (folder / "version.txt").write_text("2.13.0a0\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (
+        fetch(TorchSource(SourceOrigin.FOLDER, str(folder)), Folders(tmp_path / "work", tmp_path / "logs")).version
+        == "2.13.0a0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({"CXX": "g++"}, ("gcc", "g++")),
+        ({"CC": "clang"}, ("clang", "clang++")),
+        ({"CXX": "/opt/bin/x86_64-linux-gnu-g++-13"}, ("/opt/bin/x86_64-linux-gnu-gcc-13", None)),
+        ({"CC": "gcc-13"}, ("gcc-13", "g++-13")),
+        ({"CC": "mine", "CXX": "mine++"}, ("mine", "mine++")),
+        ({"CXX": "mine++"}, ("cc", "c++")),
+        ({}, ("cc", "c++")),
+    ],
+)
+def test_one_compiler_of_the_environment_brings_the_other(
+    given: dict[str, str], chosen: tuple[str, str | None]
+) -> None:
+    class Probe:
+        def env(self, name: str) -> str | None:
+            return given.get(name)
+
+        def which(self, name: str) -> str:
+            return name
+
+        def run(self, line: tuple[str, ...], _: float) -> CommandResult:
+            return CommandResult(outcome=CommandOutcome.DONE, output=f"{line[0]} 14.2.0\n")
+
+    first = next(iter(host_compilers(Probe())))  # type: ignore[arg-type]
+    assert (first.cc, first.cxx) == (chosen[0], chosen[1] or given["CXX"])
 
 
 @pytest.mark.parametrize(
