@@ -77,7 +77,7 @@ def why_not_cut(elf: ElfFile) -> str:
     if elf.header.type not in (FileType.SHARED, FileType.EXECUTABLE):
         return "it is not linked"
     table = elf.header.section_table_offset + len(elf.sections) * SECTION_HEADER.size
-    end = max(table, *(section.file_end for section in elf.sections if section.in_file))
+    end = max([table, *(section.file_end for section in elf.sections if section.in_file)])
     return "other data follows its last section" if elf.source.size > end else ""
 
 

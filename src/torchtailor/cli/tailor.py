@@ -202,7 +202,8 @@ def _print(report: TailorReport) -> None:
     targets, seconds = report.options.targets, human_seconds(report.seconds)
     out().print(f"{verb} {human_bytes(saved)} of libraries for {targets} in {seconds}.", markup=False)
     if kept := sum(result.removed_size for result in results):
-        gained = human_bytes(max(saved - kept, 0))
+        packs = 0 if report.options.packs or report.options.no_pack else sum(library.pack_size for library in changed)
+        gained = human_bytes(max(saved - kept - packs, 0))
         out().print(f"What was cut out is kept ({human_bytes(kept)}): {gained} of disk were freed.", markup=False)
     if not any(result.differs for result in results):
         out().print(report.why_nothing, markup=False)

@@ -74,7 +74,7 @@ def _raw_cubin(source: ByteSource, offset: int, limit: int) -> Container | None:
         return None
     table = source.read(offset + header.section_table, header.section_count * SECTION_HEADER.size)
     ends = [row[4] + row[5] for row in SECTION_HEADER.iter_unpack(table) if row[1] != _NOBITS]
-    size = max(header.size, *ends)
+    size = max([header.size, *ends])
     if size > limit - offset:
         return None
     return _container(offset, size, size, header, Compression.NONE)

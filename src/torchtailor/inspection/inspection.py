@@ -130,7 +130,7 @@ class Inspection:
         return sum(
             kept_bytes(library, with_lto) - kept_bytes(library, without)
             for library in self.libraries
-            if without.keep(library.container_groups, lambda _: frozenset()).served
+            if not library.moved and without.keep(library.container_groups, lambda _: frozenset()).served
         )
 
     def saved_in_all(self, *devices: Capability, proprietary: bool) -> int:

@@ -184,6 +184,7 @@ def _result(
     gone = tuple(dropped)
     before = sum(library.size_before for library in ordered) + sum(file.size for file in gone)
     after = sum(library.size_after for library in ordered)
+    after += 0 if options.packs or options.no_pack else sum(library.pack_size for library in ordered)
     site = plan.site
     result = TailorResult(ArtifactKind.ENVIRONMENT, site, site, ordered, before, after, options.dry_run)
     notes = (*unreadable_in(site), *plan.notes, *notes)

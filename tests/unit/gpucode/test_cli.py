@@ -187,3 +187,17 @@ def test_damage_in_a_folder_is_reported_and_changes_the_exit_code(
     captured = capsys.readouterr()
     assert "sm_90a" in captured.out
     assert "cut.so" in captured.err
+
+
+def test_a_program_without_a_table_of_sections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As sstrip and UPX leave one: the rest is listed."""
+    program = bytearray(library(Recipe(program=True)))
+    program[40:48] = bytes(8)  # e_shoff
+    program[60:64] = bytes(4)  # e_shnum, e_shstrndx
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "tool").write_bytes(program)
+    (folder / "libx.so").write_bytes((FIXTURES / "raw.so").read_bytes())
+    document = run_json(capsys, str(folder), "--gpu", "9.0")
+    assert [one["name"] for one in document["inputs"][0]["libraries"]] == ["libx.so"]
+    assert main(["tailor", str(folder), "-o", str(tmp_path / "out"), "--gpu", "9.0", "--dry-run"]) == ExitCode.OK
