@@ -113,6 +113,25 @@ def test_refuses_early_when_the_disk_is_short(workshop: Workshop, monkeypatch: p
         plan.check()
 
 
+def test_each_of_two_disks_has_its_own_share(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == workshop.root.stat().st_dev:
+        pytest.skip("there is no second disk")
+    workshop.out = other / "torchtailor-dist"
+    cost = workshop.plan("sm90-avx512").cost
+    assert cost.cache_disk >= cost.download + cost.made + cost.scratch and cost.disk < cost.cache_disk
+    frees = {"shm": cost.disk + 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, frees.get(Path(path).name, cost.cache_disk + 1)))
+    workshop.plan("sm90-avx512").check()
+    frees["shm"] = cost.disk - 1
+    with pytest.raises(EnvironmentProblem, match="are free for /dev/shm"):
+        workshop.plan("sm90-avx512").check()
+    frees["shm"] = cost.disk + 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1, 1, frees.get(Path(path).name, 1000)))
+    with pytest.raises(EnvironmentProblem, match="for its cache, and 1 kB are free"):
+        workshop.plan("sm90-avx512").check()
+
+
 def test_json(workshop: Workshop) -> None:
     document = json.loads(json.dumps(workshop.plan("sm90-avx512").to_json()))
     (variant,) = document["variants"]

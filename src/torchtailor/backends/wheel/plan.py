@@ -120,6 +120,9 @@ class WheelCost:
     seconds: float
     made: int = 0  # of `disk`, cut wheels
     scratch: int = 0  # of `disk`, while they are cut
+    cache: Path | None = None  # where it is on another disk than the output
+    cache_disk: int = 0
+    cache_free: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,12 @@ class WheelPlan:
                 f"This build needs about {human_bytes(self.cost.disk)} of disk, and {human_bytes(self.cost.disk_free)} "
                 f"are free for {self.out}.",
                 f"Free some space (`torchtailor cache prune`), choose another -o, or set {CACHE_VARIABLE}.",
+            )
+        if self.cost.cache_disk > self.cost.cache_free:
+            raise EnvironmentProblem(
+                f"This build needs about {human_bytes(self.cost.cache_disk)} of disk for its cache, and "
+                f"{human_bytes(self.cost.cache_free)} are free for {self.cost.cache}.",
+                f"Free some space (`torchtailor cache prune`), or set {CACHE_VARIABLE} to a folder on another disk.",
             )
 
 
@@ -311,10 +320,13 @@ class Planner:
         made = sum(self._expected(item, variant) for item, variant in cuts.values())
         scratch = max((round(item.size * _UNPACKED) for item, _ in cuts.values()), default=0) + made
         cut_bytes = sum(item.size for item, _ in cuts.values())
-        cache_root, place = self._finder.cache.root, existing_parent(out)
-        disk = download + made + scratch + _SPARE_DISK
-        if cache_root.stat().st_dev != place.stat().st_dev:
-            disk = sum(plan.output_size for plan in plans) + scratch + _SPARE_DISK  # nothing can be shared
+        cache, place = self._finder.cache.root, existing_parent(out)
+        disk = download + made + scratch + _SPARE_DISK  # the output shares the blocks of the cache
         seconds = download / self._rates.fetch + cut_bytes / self._rates.cut + 2.0
         memory = _MEMORY if cuts else _MEMORY // 5
-        return WheelCost(download, disk, shutil.disk_usage(place).free, memory, seconds, made, scratch)
+        free = shutil.disk_usage(place).free
+        if cache.stat().st_dev == place.stat().st_dev:
+            return WheelCost(download, disk, free, memory, seconds, made, scratch)
+        own = sum(plan.output_size for plan in plans) + _SPARE_DISK
+        there = (cache, disk, shutil.disk_usage(cache).free)
+        return WheelCost(download, own, free, memory, seconds, made, scratch, *there)
