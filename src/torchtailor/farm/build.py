@@ -33,7 +33,7 @@ from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.farm.wheels import pack_of, wheel_graph
+from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
 from torchtailor.farm.where import Where, chosen_store, started
 from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
@@ -101,7 +101,8 @@ class FarmPlan:
         if not isinstance(self.plan, WheelPlan):
             return None
         jobs = self.to_do.jobs
-        return sum(file.size or 0 for file in self.plan.files if file.local_path is None and file.key in jobs)
+        sizes = {file.key: file.size or 0 for file in self.plan.files if file.local_path is None}
+        return sum(size for key, size in sizes.items() if key in jobs)
 
     @property
     def cost(self) -> GraphCost:
@@ -247,6 +248,7 @@ def plan_farm(
         rates = Rates()
     shared = ""
     if isinstance(plan, WheelPlan):
+        plan = with_hashes(plan)
         graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
     elif isinstance(plan, NixPlan):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.backends import stack
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
 from torchtailor.backends.jobs import decode_job, encode_job
@@ -23,6 +25,7 @@ from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
 from torchtailor.farm.wheels import wheel_graph
 from torchtailor.farm.where import parse_where
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.ledger.ledger import Result
 
 NAMES = ("sm80-avx2", "sm90-avx512")
@@ -40,11 +43,13 @@ class Farm:
         monkeypatch.setenv("TORCHTAILOR_CACHE", str(root / "worker-cache"))
         monkeypatch.setenv("TORCHTAILOR_STATE", str(root / "state"))
 
-    def plan(self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False) -> FarmPlan:
+    def plan(
+        self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False, **changes: object
+    ) -> FarmPlan:
         from torchtailor.backends.choose import choose
 
         choices = choose(self.workshop.catalog, names, release="main")
-        plan: WheelPlan = self.workshop.backend(options).plan(choices, self.out)
+        plan: WheelPlan = self.workshop.backend(options, **changes).plan(choices, self.out)
         where = parse_where(on, self.workshop.catalog)
         return plan_farm(plan, where, store=str(self.store), prove=prove, ledger=self.workshop.ledger)
 
@@ -117,6 +122,46 @@ def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> No
         assert again == job.job
         assert (needs_of(again), gives_of(again), encode_job(again)) == (job.needs, job.gives, data)
         assert str(tmp_path).encode() not in data
+
+
+def test_a_local_wheel_that_was_built_again_is_another_wheel(farm: Farm, tmp_path: Path) -> None:
+    """Under the same name: what an earlier one was cut to and packed in is not taken for it."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    links = IndexLocation(folder.as_uri(), LocationKind.LINKS, "--find-links")
+    sources = (links, *farm.workshop.finder().settings.sources)
+    first = stack.torch()
+    second = replace(first, files={**first.files, "torch/version.py": b"__version__ = '2.8.0+cu128'\nmade = 2\n"})
+    for package, found in ((first, b"cuda = "), (second, b"made = 2"), (first, b"cuda = ")):
+        (folder / package.filename).write_bytes(package.wheel())
+        plan = farm.plan("sm90-avx512", sources=sources)
+        assert isinstance(plan.plan, WheelPlan) and plan.plan.plans[0].torch.file.local_path is not None
+        (house,) = farm.run(plan).wheelhouses
+        (wheel,) = house.path.rglob("torch-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            assert found in archive.read("torch/version.py")
+    assert not plan.to_do.jobs  # the store has the first one still
+
+
+def test_one_wheel_of_two_indexes_is_fetched_and_cut_once(farm: Farm, workshop: Workshop) -> None:
+    farm_plan = farm.plan(*NAMES)
+    plan = farm_plan.plan
+    assert isinstance(plan, WheelPlan)
+    first, second = plan.plans
+    elsewhere = [
+        replace(wheel, file=replace(wheel.file, url=wheel.file.url.replace("/files/", "/mirror/")))
+        for wheel in second.wheels
+    ]
+    site = workshop.site.content
+    site |= {name.replace("/files/", "/mirror/"): data for name, data in site.items() if name.startswith("/files/")}
+    both = replace(plan, plans=(first, replace(second, wheels=tuple(elsewhere))))
+    graph = wheel_graph(both)
+    shared = [job for job in graph.jobs.values() if job.kind in ("fetch", "cut")]
+    assert len(shared) == 11 and all(set(job.variants) == {first.name, second.name} for job in shared)
+    two = plan_farm(both, farm_plan.where, store=str(farm.store), ledger=workshop.ledger)
+    assert two.download == farm_plan.download and two.disk[0].size == farm_plan.disk[0].size
+    assert not farm.run(two).failed
+    assert set(fetched(workshop).values()) == {1}
 
 
 def test_what_the_store_lost_or_damaged_is_made_again(farm: Farm) -> None:
