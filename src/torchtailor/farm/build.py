@@ -406,9 +406,18 @@ class _Run:
             outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
             self._log_job(name, outcome, Result.DONE if outcome.done else Result.FAILED)
-        for name, failure in result.failed.items():
-            for variant in jobs[name].variants:
-                self._failed.setdefault(variant, replace(failure, outcome=self._outcomes[name][1]))
+        for name, cause in {**{name: name for name in result.failed}, **result.never}.items():
+            failure = replace(result.failed[cause], outcome=self._outcomes[cause][1])
+            for variant in self._ending_with(name):
+                self._failed.setdefault(variant, failure)
+
+    def _ending_with(self, name: str) -> tuple[str, ...]:
+        """The variants that a job makes or proves: one that needs less of a failed job than others may be there."""
+        graph = self.farm.graph
+        if not graph.after[name]:
+            return graph.jobs[name].variants
+        gives = graph.jobs[name].gives
+        return tuple(variant.name for variant in self.farm.variants if variant.key in gives)
 
     def _log_job(self, name: str, outcome: JobOutcome, result: Result) -> None:
         job = self.farm.graph.jobs[name]

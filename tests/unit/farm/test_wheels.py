@@ -18,8 +18,8 @@ from tests.unit.backends.test_build import NAME, tree
 from torchtailor.backends.jobs import decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, WheelPlan
-from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.farm import space
+from torchtailor.errors import EnvironmentProblem, ExitCode, ImpossibleError
+from torchtailor.farm import perform, space
 from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
@@ -219,11 +219,8 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     names = ("sm90-avx512", "sm80-avx2")
     plan = farm.plan(*names)
     lonely = next(item for item in plan.variants if "sm80" in item.name)
-    from torchtailor.farm import perform
 
     def useless(key: str, order: object, *more: object) -> bool:
-        from torchtailor.errors import ImpossibleError
-
         if getattr(order, "gpu", "") == "8.0":
             raise ImpossibleError("none of it runs on 8.0.", "Choose another.")
         return restored(key, order, *more)  # type: ignore[arg-type]
@@ -238,6 +235,31 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     assert problem is not None and problem.code is ExitCode.IMPOSSIBLE
     starts = [event for event in farm.events if event.kind is EventKind.JOB_STARTED and lonely.name in event.job]
     assert len(starts) == 1  # another try changes nothing
+
+
+def test_a_variant_of_the_store_does_not_fail_with_a_job_that_others_need(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job cuts for both GPUs; the store has the cuts, the wheelhouse and the proof of the first."""
+    farm.run(farm.plan("sm80-avx2", prove=True))
+    shutil.rmtree(farm.out)
+
+    def broken(*_: object) -> None:
+        raise ImpossibleError("it cannot be cut.", "Choose another.")
+
+    monkeypatch.setattr(perform, "_cut", broken)
+    done = farm.run(farm.plan(*NAMES, prove=True))
+    assert ["-sm80-" in house.variant for house in done.wheelhouses] == [True]
+    assert list(done.failed) == [NAME]
+
+
+def test_a_wheelhouse_whose_proof_fails_is_none(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ImpossibleError("it is wrong.", "Report it.")
+
+    monkeypatch.setattr(perform, "_prove", broken)
+    done = farm.run(farm.plan("sm90-avx512", prove=True))
+    assert list(done.failed) == [NAME] and not done.wheelhouses
 
 
 def test_the_ledger_has_each_job_with_its_worker_and_hits(farm: Farm, workshop: Workshop) -> None:
