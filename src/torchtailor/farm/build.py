@@ -27,7 +27,7 @@ from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
+from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
@@ -74,6 +74,7 @@ class FarmPlan:
     rates: Rates
     objects: str = ""
     prove: bool = False
+    rows: str = ""  # a digest of the user's rows of the catalog
 
     @property
     def disk(self) -> tuple[DiskNeed, ...]:
@@ -121,7 +122,7 @@ class FarmPlan:
     def _planned_for(self, workers: int) -> JobGraph:
         """More workers cut in more pieces; the outputs are the same."""
         if isinstance(self.plan, WheelPlan):
-            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove)
+            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows)
         return self.graph
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
@@ -247,18 +248,20 @@ def plan_farm(
     except EnvironmentProblem:
         rates = Rates()
     shared = ""
+    catalog = catalog or load_catalog()
+    rows = own_rows(catalog)
     if isinstance(plan, WheelPlan):
         plan = with_hashes(plan)
-        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows)
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
     elif isinstance(plan, NixPlan):
-        graph, variants = _nix_jobs(catalog or load_catalog(), plan, chosen)
+        graph, variants = _nix_jobs(catalog, plan, chosen)
     else:
         shared = objects or where.settings.objects or _own_objects(chosen)
         remote_storage(shared)
-        graph, variants = _source_jobs(plan, shared, shards)
+        graph, variants = _source_jobs(plan, shared, shards, rows)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
     return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
 
 
@@ -296,7 +299,9 @@ def _own_objects(store: str) -> str:
     return str(Path(store) / "objects")
 
 
-def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
+def _source_jobs(
+    plan: SourcePlan, objects: str, shards: int | None, rows: str
+) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
     first = plan.builders[0]
     described = describe_worker()
     made = source_graph(
@@ -306,6 +311,7 @@ def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[Jo
         SourceCosts.of(first.tables.cost),
         toolchain=f"{described['compiler']}, glibc {described['glibc']}",
         objects=objects,
+        rows=rows,
         wanted_shards=shards,
     )
     options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}

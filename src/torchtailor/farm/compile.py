@@ -231,6 +231,7 @@ def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench)
     tarball = _tarball(spec.tree, bench)
     request = _request(spec, bench, source=str(tarball), out=bench.work / "none")
     builder = SourceBuilder(bench.catalog, request, ledger=Ledger(bench.work / "farm.sqlite"))
+    builder.source = replace(builder.source, commit=spec.commit)
     builder.folders.make()
     if builder.ccache is None:
         raise EnvironmentProblem(

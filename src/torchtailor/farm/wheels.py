@@ -21,9 +21,14 @@ _READ_CODE = 6e6  # bytes of wheels with host code per second: every function is
 _STARTED = 0.05  # seconds of any job
 
 
-def wheel_graph(plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False) -> JobGraph:
-    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs."""
-    return JobGraph(_jobs(plan, rates or Rates(), workers, prove=prove))
+def wheel_graph(
+    plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False, rows: str = ""
+) -> JobGraph:
+    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs.
+
+    `rows` is a digest of the user's rows of the catalog, which proofs go by.
+    """
+    return JobGraph(_jobs(plan, rates or Rates(), workers, rows, prove=prove))
 
 
 def with_hashes(plan: WheelPlan) -> WheelPlan:
@@ -62,7 +67,7 @@ def _is_cut(variant: VariantPlan, wheel: PlannedWheel) -> bool:
     return wheel.treatment is Treatment.CUT and variant.variant.gpu is not None
 
 
-def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterator[GraphJob]:
+def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
     """Wheels are told apart by their content: two indexes may list the same one."""
     users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
     cuts: dict[str, dict[str, list[str]]] = {}  # by key and GPU, the variants that need a cut
@@ -95,7 +100,7 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterat
         if prove:
             (key,) = gives_of(pack)
             weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
-            proof = ProveVariant(key, variant.name, pack.description.gpu)
+            proof = ProveVariant(key, variant.name, pack.description.gpu, rows)
             yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
 
 
