@@ -28,6 +28,7 @@ from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
+from torchtailor.farm.objects import own_objects
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
@@ -35,7 +36,6 @@ from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
 from torchtailor.farm.where import Where, chosen_store, started
-from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
 from torchtailor.wheelhouse.places import check_place
@@ -257,7 +257,7 @@ def plan_farm(
     elif isinstance(plan, NixPlan):
         graph, variants = _nix_jobs(catalog, plan, chosen)
     else:
-        shared = objects or where.settings.objects or _own_objects(chosen)
+        shared = objects or where.settings.objects or own_objects(chosen)
         remote_storage(shared)
         graph, variants = _source_jobs(plan, shared, shards, rows)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
@@ -287,16 +287,6 @@ def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tu
         for name, derivation in made.derivations.items()
     )
     return made.graph, variants
-
-
-def _own_objects(store: str) -> str:
-    """A folder beside the store where that is one; a bucket holds no objects of ccache."""
-    if "://" in store:
-        raise UsageError(
-            f"Objects cannot be kept in {redact(store)}.",
-            "Add --objects redis://HOST, http://HOST/PATH or a folder that all workers see.",
-        )
-    return str(Path(store) / "objects")
 
 
 def _source_jobs(
