@@ -35,7 +35,7 @@ from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
 from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
-from torchtailor.farm.where import Where, chosen_store, started
+from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
 from torchtailor.wheelhouse.places import check_place
@@ -86,6 +86,13 @@ class FarmPlan:
     @property
     def compiles(self) -> bool:
         return isinstance(self.plan, SourcePlan)
+
+    @property
+    def processes(self) -> int:
+        """Processes that one job may start: those of --jobs, of the place, or in this process what the machine has."""
+        if isinstance(self.plan, SourcePlan) and (given := self.plan.builders[0].options.jobs):
+            return given
+        return 0 if self.where.kind is PlaceKind.PROCESS else self.where.settings.processes
 
     @property
     def to_do(self) -> JobGraph:
@@ -318,8 +325,7 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    settings = farm.where.settings
-    setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
         if farm.to_do.jobs:
@@ -520,7 +526,7 @@ class _Run:
         plan = self.farm.plan
         if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._made:
             return None
-        bench = workbench(self.setup)
+        bench = workbench(self.setup.here)
         context = bench.context(plan.out)
         packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
         orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]

@@ -58,7 +58,7 @@ class CompileBench:
     catalog: Catalog
     cache: Cache
     objects: str
-    jobs: int
+    jobs: int | None  # None: as many as fit into memory
 
     @property
     def work(self) -> Path:

@@ -6,6 +6,7 @@ import json
 import shutil
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +16,17 @@ import pytest
 from tests.unit.backends import stack
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
-from torchtailor.backends.jobs import decode_job, encode_job
+from torchtailor.backends.cutting import WheelCut
+from torchtailor.backends.jobs import CutWheel, JobContext, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, WheelPlan
+from torchtailor.catalog.tables import FarmSettings
 from torchtailor.errors import EnvironmentProblem, ExitCode, ImpossibleError
-from torchtailor.farm import perform, space
+from torchtailor.farm import build, perform, space
 from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.farm.perform import Workbench, WorkerSetup
 from torchtailor.farm.wheels import wheel_graph
 from torchtailor.farm.where import parse_where
 from torchtailor.fetch.locations import IndexLocation, LocationKind
@@ -251,6 +255,48 @@ def test_a_variant_of_the_store_does_not_fail_with_a_job_that_others_need(
     done = farm.run(farm.plan(*NAMES, prove=True))
     assert ["-sm80-" in house.variant for house in done.wheelhouses] == [True]
     assert list(done.failed) == [NAME]
+
+
+def test_a_proof_is_of_the_catalog_with_the_rows_of_the_user(farm: Farm, tmp_path: Path) -> None:
+    farm.run(before := farm.plan("sm90-avx512", prove=True))
+    (own := tmp_path / "torchtailor.toml").write_text('[[gpu]]\ncapability = "9.0"\n')
+    catalog = replace(farm.workshop.catalog, user_file=own)
+    again = plan_farm(
+        before.plan, before.where, catalog=catalog, store=str(farm.store), prove=True, ledger=farm.workshop.ledger
+    )
+    assert [job.kind for job in again.to_do.jobs.values()] == ["prove"]
+
+
+def test_where_the_command_is_given_no_disk_of_a_worker_is_used(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Path] = []
+    real = build.workbench
+
+    def noted(setup: WorkerSetup) -> Workbench:
+        used.append((bench := real(setup)).cache.root)
+        return bench
+
+    monkeypatch.setattr(build, "workbench", noted)
+    plan = farm.plan("sm90-avx512", options=WheelOptions(variants=True))
+    settings = FarmSettings(cache=str(tmp_path / "scratch"))
+    done = farm.run(replace(plan, where=replace(plan.where, settings=settings)))
+    assert done.variants_index and used == [tmp_path / "worker-cache"]
+    assert (tmp_path / "scratch").is_dir()  # of the worker
+
+
+def test_this_process_uses_the_whole_machine(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = perform.cut_all
+
+    def noted(orders: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
+        seen.append(context.processes)
+        return real(orders, context)
+
+    monkeypatch.setattr(perform, "cut_all", noted)
+    monkeypatch.setattr(perform, "available_cores", lambda: 7)
+    assert not farm.build("sm90-avx512").failed
+    assert set(seen) == {7}
 
 
 def test_a_wheelhouse_whose_proof_fails_is_none(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
