@@ -153,11 +153,8 @@ def test_what_runs_while_its_input_is_made_again_in_vain(last: str) -> None:
     missing = JobOutcome(done=False, missing=key("a"), error="gone", code=ExitCode.ENVIRONMENT)
     engine = Scripted(graph({"a": (), "x": ("a",), "y": ("a",), "z": (), "w": ("z",)}), 3)
     engine.order = "yaxzw"
-    engine.bad = {
-        "y": [missing],
-        "a": [failing(ExitCode.IMPOSSIBLE)],
-        "x": {"lost": [None], "missing": [missing]}.get(last, []),
-    }
+    endings: dict[str, list[JobOutcome | None]] = {"done": [], "lost": [None], "missing": [missing]}
+    engine.bad = {"y": [missing], "a": [failing(ExitCode.IMPOSSIBLE)], "x": endings[last]}
     done = run(engine, done=frozenset({key("a")}))
     assert set(done.failed) == {key("a")}
     assert set(done.done) == set(map(key, "xzw" if last == "done" else "zw"))

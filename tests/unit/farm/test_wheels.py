@@ -16,6 +16,7 @@ import pytest
 from tests.unit.backends import stack
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
+from torchtailor.backends import jobs
 from torchtailor.backends.cutting import WheelCut
 from torchtailor.backends.jobs import CutWheel, JobContext, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
@@ -271,7 +272,7 @@ def test_where_the_command_is_given_no_disk_of_a_worker_is_used(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path] = []
-    real = build.workbench
+    real = perform.workbench
 
     def noted(setup: WorkerSetup) -> Workbench:
         used.append((bench := real(setup)).cache.root)
@@ -287,7 +288,7 @@ def test_where_the_command_is_given_no_disk_of_a_worker_is_used(
 
 def test_this_process_uses_the_whole_machine(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = perform.cut_all
+    real = jobs.cut_all
 
     def noted(orders: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
         seen.append(context.processes)
