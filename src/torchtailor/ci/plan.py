@@ -25,6 +25,7 @@ from torchtailor.ci.cron import cron_problem
 from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
+from torchtailor.farm.objects import own_objects
 from torchtailor.farm.store import check_store
 from torchtailor.farm.where import HERE, Where, parse_where
 from torchtailor.fetch.locations import redact
@@ -426,6 +427,8 @@ def _check_places(plan: CiPlan) -> None:
         binary_cache(plan.store)
     if plan.objects:
         remote_storage(plan.objects)
+    elif plan.store and options.method is Method.SOURCE:
+        own_objects(plan.store)
     if options.nvidia and not plan.store:
         raise UsageError(
             "Without a store, jobs hand wheels on as artifacts of the workflow, which may be public; NVIDIA's licence "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,6 +112,8 @@ def command(
         ),
     }
     _check_method(via, given)
+    if on is not None and via is Method.SOURCE:
+        refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
         *(variants or ()),
@@ -175,11 +177,34 @@ def option_of(field: str) -> str:
     return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
 
+# Of builds from source, what a farm does by itself or leaves to its workers.
+_NOT_ON_FARMS = ("resume", "auto_fix", "work", "ccache")
+
+
+def _changed(value: Any) -> list[str]:
+    """The fields of a method's options that are not as usual."""
+    usual = type(value)()
+    return [field.name for field in fields(value) if getattr(value, field.name) != getattr(usual, field.name)]
+
+
+def refuse_on_farms(given: Iterable[str]) -> None:
+    """Refuse options, by their fields, that no job of a farm would see."""
+    from torchtailor.disk import WORK_VARIABLE
+
+    unseen = [name for name in given if name in _NOT_ON_FARMS]
+    if unseen:
+        are, them = ("is", "it") if len(unseen) == 1 else ("are", "them")
+        raise UsageError(
+            f"{', '.join(map(option_of, unseen))} {are} for builds without --on: jobs are resumed by what the store "
+            "has, and their objects shared through ccache.",
+            f"Omit {them}; {WORK_VARIABLE} of a worker says where it compiles.",
+        )
+
+
 def _check_method(via: Method, given: Mapping[Method, Any]) -> None:
     """Refuse options that another method has."""
     for method, value in given.items():
-        usual = type(value)()
-        changed = [field.name for field in fields(value) if getattr(value, field.name) != getattr(usual, field.name)]
+        changed = _changed(value)
         if changed and method is not via:
             names = ", ".join(map(option_of, changed))
             are, them = ("is", "it") if len(changed) == 1 else ("are", "them")

@@ -136,7 +136,7 @@ def command(
             cuda=cuda,
             method=via,
             nvidia=nvidia,
-            build_options=_build_options(build_options),
+            build_options=_build_options(build_options, farm=bool(on or store)),
             division=CiDivision(_one_of("--per", per, CiDivision)) if per else None,
             runners=tuple(runner or ()),
             gpu_runners=tuple(gpu_runner or ()),
@@ -191,8 +191,9 @@ def _show(plan: CiPlan, path: Path) -> None:
         ui.err().print(f"It needs the secrets {', '.join(secrets)}.", markup=False)
 
 
-def _build_options(text: str) -> tuple[str, ...]:
-    """The words of --build-options, checked by `build` itself."""
+def _build_options(text: str, *, farm: bool) -> tuple[str, ...]:
+    """The words of --build-options, checked by `build` itself; a store needs a farm, if only of one process."""
+    from torchtailor.cli.build import refuse_on_farms
     from torchtailor.cli.run import load_command
 
     try:
@@ -204,6 +205,8 @@ def _build_options(text: str) -> tuple[str, ...]:
         if context.params.get("variants") or context.params.get("everything"):
             raise UsageError("--build-options names variants.", "Name them before it, as arguments of `ci`.")
         given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if farm:
+        refuse_on_farms(given)
     if own := sorted(_OWN.intersection(given)):
         name = own[0].replace("_", "-")
         raise UsageError(

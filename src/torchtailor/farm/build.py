@@ -27,15 +27,15 @@ from torchtailor.farm.drive import DriveResult, JobFailure, drive
 from torchtailor.farm.events import EventKind, FarmEvent, JobOutcome
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
-from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of
+from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
+from torchtailor.farm.objects import own_objects
 from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.farm.wheels import pack_of, wheel_graph
-from torchtailor.farm.where import Where, chosen_store, started
-from torchtailor.fetch.locations import redact
+from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
+from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
 from torchtailor.wheelhouse.places import check_place
@@ -74,6 +74,7 @@ class FarmPlan:
     rates: Rates
     objects: str = ""
     prove: bool = False
+    rows: str = ""  # a digest of the user's rows of the catalog
 
     @property
     def disk(self) -> tuple[DiskNeed, ...]:
@@ -85,6 +86,13 @@ class FarmPlan:
     @property
     def compiles(self) -> bool:
         return isinstance(self.plan, SourcePlan)
+
+    @property
+    def processes(self) -> int:
+        """Processes that one job may start: those of --jobs, of the place, or in this process what the machine has."""
+        if isinstance(self.plan, SourcePlan) and (given := self.plan.builders[0].options.jobs):
+            return given
+        return 0 if self.where.kind is PlaceKind.PROCESS else self.where.settings.processes
 
     @property
     def to_do(self) -> JobGraph:
@@ -101,7 +109,8 @@ class FarmPlan:
         if not isinstance(self.plan, WheelPlan):
             return None
         jobs = self.to_do.jobs
-        return sum(file.size or 0 for file in self.plan.files if file.local_path is None and file.key in jobs)
+        sizes = {file.key: file.size or 0 for file in self.plan.files if file.local_path is None}
+        return sum(size for key, size in sizes.items() if key in jobs)
 
     @property
     def cost(self) -> GraphCost:
@@ -120,7 +129,7 @@ class FarmPlan:
     def _planned_for(self, workers: int) -> JobGraph:
         """More workers cut in more pieces; the outputs are the same."""
         if isinstance(self.plan, WheelPlan):
-            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove)
+            return wheel_graph(self.plan, rates=self.rates, workers=workers, prove=self.prove, rows=self.rows)
         return self.graph
 
     def kinds(self) -> Mapping[str, tuple[int, int]]:
@@ -246,17 +255,20 @@ def plan_farm(
     except EnvironmentProblem:
         rates = Rates()
     shared = ""
+    catalog = catalog or load_catalog()
+    rows = own_rows(catalog)
     if isinstance(plan, WheelPlan):
-        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove)
+        plan = with_hashes(plan)
+        graph = wheel_graph(plan, rates=rates, workers=where.workers, prove=prove, rows=rows)
         variants = tuple(_wheel_variant(plan, variant) for variant in plan.plans)
     elif isinstance(plan, NixPlan):
-        graph, variants = _nix_jobs(catalog or load_catalog(), plan, chosen)
+        graph, variants = _nix_jobs(catalog, plan, chosen)
     else:
-        shared = objects or where.settings.objects or _own_objects(chosen)
+        shared = objects or where.settings.objects or own_objects(chosen)
         remote_storage(shared)
-        graph, variants = _source_jobs(plan, shared, shards)
+        graph, variants = _source_jobs(plan, shared, shards, rows)
     finished = opened.finished(key for job in graph.jobs.values() for key in job.gives)
-    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove)
+    farm = FarmPlan(plan, variants, where, chosen, opened.shown, graph, finished, rates, shared, prove, rows)
     return _with_cost(farm, plan) if isinstance(plan, WheelPlan) else farm
 
 
@@ -284,17 +296,9 @@ def _nix_jobs(catalog: Catalog, plan: NixPlan, store: str) -> tuple[JobGraph, tu
     return made.graph, variants
 
 
-def _own_objects(store: str) -> str:
-    """A folder beside the store where that is one; a bucket holds no objects of ccache."""
-    if "://" in store:
-        raise UsageError(
-            f"Objects cannot be kept in {redact(store)}.",
-            "Add --objects redis://HOST, http://HOST/PATH or a folder that all workers see.",
-        )
-    return str(Path(store) / "objects")
-
-
-def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
+def _source_jobs(
+    plan: SourcePlan, objects: str, shards: int | None, rows: str
+) -> tuple[JobGraph, tuple[FarmVariant, ...]]:
     first = plan.builders[0]
     described = describe_worker()
     made = source_graph(
@@ -304,6 +308,7 @@ def _source_jobs(plan: SourcePlan, objects: str, shards: int | None) -> tuple[Jo
         SourceCosts.of(first.tables.cost),
         toolchain=f"{described['compiler']}, glibc {described['glibc']}",
         objects=objects,
+        rows=rows,
         wanted_shards=shards,
     )
     options = {"source": str(first.source), "profile": first.options.profile, "set": list(first.options.overrides)}
@@ -320,8 +325,7 @@ def run_farm(
 ) -> FarmBuildResult:
     """Build every variant of a plan that can be built; what fails is in the result and in the ledger."""
     user_file = catalog.user_file.read_text("utf-8") if catalog.user_file else ""
-    settings = farm.where.settings
-    setup = WorkerSetup(farm.store, user_file, settings.processes, farm.objects, settings.cache)
+    setup = WorkerSetup(farm.store, user_file, farm.processes, farm.objects, farm.where.settings.cache)
     run = _Run(farm, setup, ledger or Ledger(), listen)
     with run.attempts():
         if farm.to_do.jobs:
@@ -404,9 +408,18 @@ class _Run:
             outcome = self._with_own_log(name, brought)
             self._outcomes[name] = (jobs[name].label, outcome)
             self._log_job(name, outcome, Result.DONE if outcome.done else Result.FAILED)
-        for name, failure in result.failed.items():
-            for variant in jobs[name].variants:
-                self._failed.setdefault(variant, replace(failure, outcome=self._outcomes[name][1]))
+        for name, cause in {**{name: name for name in result.failed}, **result.never}.items():
+            failure = replace(result.failed[cause], outcome=self._outcomes[cause][1])
+            for variant in self._ending_with(name):
+                self._failed.setdefault(variant, failure)
+
+    def _ending_with(self, name: str) -> tuple[str, ...]:
+        """The variants that a job makes or proves: one that needs less of a failed job than others may be there."""
+        graph = self.farm.graph
+        if not graph.after[name]:
+            return graph.jobs[name].variants
+        gives = graph.jobs[name].gives
+        return tuple(variant.name for variant in self.farm.variants if variant.key in gives)
 
     def _log_job(self, name: str, outcome: JobOutcome, result: Result) -> None:
         job = self.farm.graph.jobs[name]
@@ -513,7 +526,7 @@ class _Run:
         plan = self.farm.plan
         if not isinstance(plan, WheelPlan) or not plan.options.variants or not self._made:
             return None
-        bench = workbench(self.setup)
+        bench = workbench(self.setup.here)
         context = bench.context(plan.out)
         packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
         orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]

@@ -58,7 +58,7 @@ class CompileBench:
     catalog: Catalog
     cache: Cache
     objects: str
-    jobs: int
+    jobs: int | None  # None: as many as fit into memory
 
     @property
     def work(self) -> Path:
@@ -231,6 +231,7 @@ def _site(job: ConfigureSource | CompileShard | LinkSource, bench: CompileBench)
     tarball = _tarball(spec.tree, bench)
     request = _request(spec, bench, source=str(tarball), out=bench.work / "none")
     builder = SourceBuilder(bench.catalog, request, ledger=Ledger(bench.work / "farm.sqlite"))
+    builder.source = replace(builder.source, commit=spec.commit)
     builder.folders.make()
     if builder.ccache is None:
         raise EnvironmentProblem(

@@ -71,7 +71,7 @@ class DaskEngine:
         Where as many workers as were `asked` for are there and none may be used, no others are on their way.
         """
         self._client, self._setup = client, setup
-        self._encoded = msgspec.json.encode(setup)
+        self._encoded, self._encoded_here = msgspec.json.encode(setup), msgspec.json.encode(setup.here)
         self._same_machine, self._compiles = same_machine, compiles
         self._patience, self._asked = patience, asked
         self._objects_seen = False
@@ -122,7 +122,7 @@ class DaskEngine:
         future.add_done_callback(lambda ended: self._queue.put((job.name, ended)))
 
     def _run_here(self, name: str, data: bytes) -> None:
-        outcome = msgspec.json.decode(perform_sent(data, self._encoded), type=JobOutcome)
+        outcome = msgspec.json.decode(perform_sent(data, self._encoded_here), type=JobOutcome)
         self._queue.put((name, outcome))
 
     def drop(self, name: str) -> None:

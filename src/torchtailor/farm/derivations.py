@@ -155,13 +155,18 @@ def realise(job: RealiseDerivation, store: str, work: Path, *, cores: int) -> Jo
 
 
 def take(variant: str, derivation: str, out: Path, store: str, farm: FarmStore) -> NixOutput:
-    """Make `result-VARIANT` of what the binary cache has; nothing is built here."""
+    """Make `result-VARIANT` of what the binary cache has; nothing is built here.
+
+    Only what would have to be built is missing: a full disk, or a link that cannot be made, is no fault of the store's.
+    """
     cache = binary_cache(store)
     logs = out / "logs" / variant
     job = _nix_job(derivation, out / f"result-{variant}", logs, cache, 1, ("--max-jobs", "0"))
     try:
         return run_nix_job(job, needed=0)
     except TorchtailorError as error:
+        if derivation not in _missing([derivation], cache):
+            raise
         (key,) = gives_of(RealiseDerivation(derivation))
         farm.forget(key)
         raise MissingOutputError(key, farm.shown) from error

@@ -247,7 +247,7 @@ class _Driver:
         state = self._state
         return len(state.done) + len(state.failed) + len(state.never) < len(self._to_do)
 
-    def _is_ready(self, name: str) -> bool:
+    def _is_waiting(self, name: str) -> bool:
         state = self._state
         return (
             name in self._to_do
@@ -255,12 +255,15 @@ class _Driver:
             and name not in state.running
             and name not in state.failed
             and name not in state.never
-            and self._finished.issuperset(self._graph.jobs[name].needs)
         )
+
+    def _is_ready(self, name: str) -> bool:
+        return self._is_waiting(name) and self._finished.issuperset(self._graph.jobs[name].needs)
 
     def _start_ready(self) -> None:
         state, avoided = self._state, self._state.avoided
         if self._changed:
+            self._find_never()  # what was running meanwhile may wait again
             self._ready = {name for name in self._to_do if self._is_ready(name)}
             self._changed = False
         loads = [load for name, load in state.loads.items() if name not in state.aside]
@@ -416,13 +419,20 @@ class _Driver:
     def _give_up(self, name: str, outcome: JobOutcome) -> None:
         state = self._state
         state.failed[name] = JobFailure(self._graph.jobs[name], outcome)
-        waiting = [name]
-        while waiting:
-            for other in self._graph.after[waiting.pop()]:
-                if other in self._to_do and other not in state.never and other not in state.done:
-                    state.never[other] = name
-                    waiting.append(other)
+        self._find_never()
         self._say(EventKind.JOB_FAILED, name, outcome.worker, outcome.error, outcome)
+
+    def _find_never(self) -> None:
+        """What waits for an output that nobody will make cannot start; what runs, or has its inputs, goes on."""
+        state, jobs = self._state, self._graph.jobs
+        gone = [*state.failed, *state.never]
+        while gone:
+            name = gone.pop()
+            lost = {*jobs[name].gives} - self._finished
+            for other in self._graph.after[name]:
+                if self._is_waiting(other) and not lost.isdisjoint(jobs[other].needs):
+                    state.never[other] = state.never.get(name, name)
+                    gone.append(other)
 
     def _say(
         self,

@@ -7,6 +7,7 @@ it. So it is known before anything is fetched, and the same work has the same ke
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from enum import Enum
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 import torchtailor
 from torchtailor.backends.cutting import CutOptions, cut_key
 from torchtailor.backends.jobs import FetchWheel, encode_job
-from torchtailor.catalog import Capability
+from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import code_digest
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
@@ -23,6 +24,20 @@ _PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
 _COMPILING = ("backends/source", "catalog")
 _BUNDLING = ("binary", "licences", "wheels")
 _PROVING = ("gpucode", "hostcode", "inspection", "verification")
+
+
+# The parts of the user's file that say where and what is built, not what anything is.
+_CHOICES = ("farm", "tailor")
+
+
+def own_rows(catalog: Catalog) -> str:
+    """A digest of the rows that the user's file adds to the catalog, which decide what is compiled and how it is
+    judged; empty where it adds none."""
+    if catalog.user_file is None:
+        return ""
+    tables = tomllib.loads(catalog.user_file.read_text("utf-8"))
+    rows = {name: table for name, table in tables.items() if name not in _CHOICES}
+    return hashlib.sha256(msgspec.json.encode(rows, order="deterministic")).hexdigest() if rows else ""
 
 
 class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
@@ -80,6 +95,7 @@ class ProveVariant(msgspec.Struct, frozen=True, tag="prove"):
     wheelhouse: str  # its key
     variant: str
     gpu: str | None
+    rows: str = ""  # a digest of the user's rows of the catalog, by which it is judged
 
 
 class FetchSource(msgspec.Struct, frozen=True, tag="source"):
@@ -89,6 +105,7 @@ class FetchSource(msgspec.Struct, frozen=True, tag="source"):
     place: str
     ref: str
     digest: str  # of its content, or of the commit
+    commit: str = ""  # that a version between releases is named after
 
     @property
     def key(self) -> str:
@@ -105,6 +122,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
     place: str  # its name, for the manifest
     ref: str
     toolchain: str  # the compiler and glibc that all workers have
+    commit: str = ""  # that a version between releases is named after: the tree comes without its history
+    rows: str = ""  # a digest of the user's rows of the catalog
     profile: str = "full"
     overrides: tuple[str, ...] = ()
     cuda_from_wheels: bool = False

@@ -1,4 +1,4 @@
-"""Whether this machine reaches the place where compiled files are shared (`--objects`).
+"""The place where compiled files are shared (`--objects`), and whether this machine reaches it.
 
 ccache itself says nothing where it does not: every file would be compiled again by the job that links.
 """
@@ -11,10 +11,21 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from torchtailor.backends.source.ccache import remote_storage
+from torchtailor.errors import UsageError
 from torchtailor.fetch.locations import redact
 
 _REDIS_PORT = 6379
 _PATIENCE = 10.0  # seconds
+
+
+def own_objects(store: str) -> str:
+    """A folder beside the store where that is one; a bucket holds no objects of ccache."""
+    if "://" in store:
+        raise UsageError(
+            f"Objects cannot be kept in {redact(store)}.",
+            "Add --objects redis://HOST, http://HOST/PATH or a folder that all workers see.",
+        )
+    return str(Path(store) / "objects")
 
 
 def why_unreachable(objects: str) -> str:

@@ -30,6 +30,7 @@ from torchtailor.backends.jobs import (
 )
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
+from torchtailor.cgroups import available_cores
 from torchtailor.disk import disk_errors, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
@@ -65,10 +66,15 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 
     store: str
     user_file: str = ""  # the text of the user's torchtailor.toml, which adds to the catalog
-    processes: int = 1  # that one job may start
+    processes: int = 1  # that one job may start; 0: as many as its machine has room for
     objects: str = ""  # ccache's remote storage
     cache: str = ""  # where it keeps what it has fetched; the machine's own cache folder where that is empty
     intact: str = ""  # a file of this machine: what one of its processes has read and found right, no other one reads
+
+    @property
+    def here(self) -> WorkerSetup:
+        """Of the machine that the command was given on, which has no disk of a worker's."""
+        return msgspec.structs.replace(self, cache="")
 
 
 @dataclass
@@ -79,7 +85,7 @@ class Workbench:
     catalog: Catalog
     cache: Cache
     client: Client
-    processes: int = 1
+    processes: int = 1  # 0: as many as the machine has room for
     objects: str = ""
     place: str = ""  # of the store, as it was given
 
@@ -87,11 +93,11 @@ class Workbench:
     def compiling(self) -> CompileBench:
         from torchtailor.farm.compile import CompileBench
 
-        return CompileBench(self.store, self.catalog, self.cache, self.objects, self.processes)
+        return CompileBench(self.store, self.catalog, self.cache, self.objects, self.processes or None)
 
     def context(self, out: Path) -> JobContext:
         downloader = Downloader(self.client, self.cache)  # of its own: one that stopped does not go on
-        return JobContext(self.catalog, self.cache, downloader, out, processes=self.processes)
+        return JobContext(self.catalog, self.cache, downloader, out, processes=self.processes or available_cores())
 
 
 @lru_cache(maxsize=4)
@@ -213,7 +219,7 @@ def _realise(job: RealiseDerivation, bench: Workbench) -> JobOutcome:
     from torchtailor.farm.derivations import realise
 
     began = time.monotonic()
-    record = realise(job, bench.place, bench.cache.root, cores=bench.processes)
+    record = realise(job, bench.place, bench.cache.root, cores=bench.processes or available_cores())
     _finish(bench, gives_of(job)[0], record, began)
     return JobOutcome(done=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.source.plan import VariantGroup
 from torchtailor.backends.source.tables import CostRow
-from torchtailor.backends.source.tree import SourceOrigin, TorchSource, content_digest, remote_commit
+from torchtailor.backends.source.tree import SourceOrigin, TorchSource, content_digest, folder_commit, remote_commit
 from torchtailor.catalog import Capability
 from torchtailor.disk import hash_file
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
@@ -89,14 +89,16 @@ class PlannedSource:
 
 def source_job(source: TorchSource) -> FetchSource:
     """The job that puts a source into the store; its key is of the content, or of the commit."""
+    commit = ""
     match source.origin:
         case SourceOrigin.FOLDER:
-            digest = content_digest(Path(source.place))
+            digest, commit = content_digest(Path(source.place)), folder_commit(Path(source.place))
         case SourceOrigin.TARBALL:
             digest = hash_file(Path(source.place))
         case SourceOrigin.GIT:
             digest = remote_commit(source)
-    return FetchSource(source.origin.value, source.place, source.ref, digest)
+            commit = "" if source.is_release else digest
+    return FetchSource(source.origin.value, source.place, source.ref, digest, commit)
 
 
 def source_graph(
@@ -107,10 +109,13 @@ def source_graph(
     *,
     toolchain: str,
     objects: str,
+    rows: str = "",
     wanted_shards: int | None = None,
 ) -> PlannedSource:
-    """The jobs of groups of variants; `wanted_shards` is how many shards each part has, else by weight."""
-    planner = _Planner(tree, options, costs, toolchain, hashlib.sha256(objects.encode()).hexdigest(), wanted_shards)
+    """The jobs of groups of variants; `rows` is a digest of the user's rows of the catalog, and `wanted_shards` how
+    many shards each part has, else by weight."""
+    where = hashlib.sha256(objects.encode()).hexdigest()
+    planner = _Planner(tree, options, costs, toolchain, where, rows, wanted_shards)
     jobs = [*planner.jobs(groups)]
     return PlannedSource(JobGraph(jobs), planner.results)
 
@@ -123,10 +128,11 @@ class _Planner:
         costs: SourceCosts,
         toolchain: str,
         objects: str,
+        rows: str,
         wanted_shards: int | None,
     ) -> None:
         self._tree, self._options, self._costs = tree, options, costs
-        self._toolchain, self._objects, self._wanted = toolchain, objects, wanted_shards
+        self._toolchain, self._objects, self._rows, self._wanted = toolchain, objects, rows, wanted_shards
         self.results: dict[str, str] = {}
 
     def jobs(self, groups: Sequence[VariantGroup]) -> Iterator[GraphJob]:
@@ -222,6 +228,8 @@ class _Planner:
             place=tree.place if git else tree.place.rpartition("/")[2],
             ref=tree.ref,
             toolchain=self._toolchain,
+            commit=tree.commit,
+            rows=self._rows,
             profile=options.profile,
             overrides=options.overrides,
             cuda_from_wheels=options.cuda_from_wheels,

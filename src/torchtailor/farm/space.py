@@ -34,8 +34,8 @@ class DiskNeed:
 
 def disk_needs(plan: WheelPlan, to_run: Collection[str], store: str, *, here: bool) -> tuple[DiskNeed, ...]:
     """What the jobs `to_run` and the wheelhouses take; `here`: the jobs run on this machine, and use its cache."""
-    wheels = {wheel.file.url: wheel for variant in plan.plans for wheel in variant.wheels}
-    fetched = [wheel for wheel in wheels.values() if wheel.file.key in to_run]
+    wheels = {wheel.file.key: wheel for variant in plan.plans for wheel in variant.wheels}
+    fetched = [wheel for key, wheel in wheels.items() if key in to_run]
     cuts = bool(to_run) and plan.cost.made > 0
     made, scratch = (plan.cost.made, plan.cost.scratch) if cuts else (0, 0)
     cache, folder = cache_folder(), store_folder(store)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torchtailor.backends.jobs import FetchWheel
 from torchtailor.backends.wheel.plan import HOST_SHARE, PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
+from torchtailor.disk import hash_file
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.farm.jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant, gives_of
 from torchtailor.fetch.locations import without_login
@@ -19,9 +21,29 @@ _READ_CODE = 6e6  # bytes of wheels with host code per second: every function is
 _STARTED = 0.05  # seconds of any job
 
 
-def wheel_graph(plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False) -> JobGraph:
-    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs."""
-    return JobGraph(_jobs(plan, rates or Rates(), workers, prove=prove))
+def wheel_graph(
+    plan: WheelPlan, *, rates: Rates | None = None, workers: int = 1, prove: bool = False, rows: str = ""
+) -> JobGraph:
+    """The jobs of a plan; with more workers, a wheel's GPUs are cut in more pieces, which have the same outputs.
+
+    `rows` is a digest of the user's rows of the catalog, which proofs go by.
+    """
+    return JobGraph(_jobs(plan, rates or Rates(), workers, rows, prove=prove))
+
+
+def with_hashes(plan: WheelPlan) -> WheelPlan:
+    """The plan with the hash of every local wheel: a folder lists none, and a wheel may be built again by its name."""
+    known = {
+        file.url: replace(file, hashes={"sha256": hash_file(path)})
+        for file in plan.files
+        if file.best_hash is None and (path := file.local_path) is not None
+    }
+
+    def hashed(variant: VariantPlan) -> VariantPlan:
+        wheels = (replace(wheel, file=known.get(wheel.file.url, wheel.file)) for wheel in variant.wheels)
+        return replace(variant, wheels=tuple(wheels))
+
+    return replace(plan, plans=tuple(map(hashed, plan.plans)))
 
 
 def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
@@ -45,30 +67,31 @@ def _is_cut(variant: VariantPlan, wheel: PlannedWheel) -> bool:
     return wheel.treatment is Treatment.CUT and variant.variant.gpu is not None
 
 
-def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterator[GraphJob]:
-    users: dict[str, list[str]] = {}  # by URL, the variants that need a wheel
-    cuts: dict[str, dict[str, list[str]]] = {}  # by URL and GPU, the variants that need a cut
+def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool) -> Iterator[GraphJob]:
+    """Wheels are told apart by their content: two indexes may list the same one."""
+    users: dict[str, list[str]] = {}  # by key, the variants that need a wheel
+    cuts: dict[str, dict[str, list[str]]] = {}  # by key and GPU, the variants that need a cut
     wheels: dict[str, PlannedWheel] = {}
     for variant in plan.plans:
         for wheel in variant.wheels:
-            url = wheel.file.url
-            wheels[url] = wheel
-            users.setdefault(url, []).append(variant.name)
+            key = wheel.file.key
+            wheels.setdefault(key, wheel)
+            users.setdefault(key, []).append(variant.name)
             if _is_cut(variant, wheel) and variant.variant.gpu:
-                cuts.setdefault(url, {}).setdefault(str(variant.variant.gpu.capability), []).append(variant.name)
-    for url, wheel in wheels.items():
+                cuts.setdefault(key, {}).setdefault(str(variant.variant.gpu.capability), []).append(variant.name)
+    for key, wheel in wheels.items():
         weight = JobWeight(_STARTED + wheel.download / rates.fetch + wheel.size / _COPIED)
         here = wheel.file.local_path is not None
         label = f"fetch {wheel.name} {wheel.file.version}"
-        yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[url]), here=here)
-    total = sum(_cut_seconds(wheels[url].size, len(gpus), rates) for url, gpus in cuts.items())
-    for url, gpus in cuts.items():
-        wheel = wheels[url]
+        yield GraphJob(FetchWheel(wheel.file.address), label, weight, tuple(users[key]), here=here)
+    total = sum(_cut_seconds(wheels[key].size, len(gpus), rates) for key, gpus in cuts.items())
+    for key, gpus in cuts.items():
+        wheel = wheels[key]
         share = _cut_seconds(wheel.size, len(gpus), rates) / total * workers if total else 1.0
         for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
             weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
-            job = CutForGpus(wheel.file.key, wheel.file.filename, some, plan.options.cut_options)
+            job = CutForGpus(key, wheel.file.filename, some, plan.options.cut_options)
             yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
     for variant in plan.plans:
         pack = pack_of(plan, variant)
@@ -77,7 +100,7 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, *, prove: bool) -> Iterat
         if prove:
             (key,) = gives_of(pack)
             weight = JobWeight(_STARTED + _prove_seconds(variant), _CUT_MEMORY)
-            proof = ProveVariant(key, variant.name, pack.description.gpu)
+            proof = ProveVariant(key, variant.name, pack.description.gpu, rows)
             yield GraphJob(proof, f"prove {variant.name}", weight, (variant.name,))
 
 

@@ -129,6 +129,39 @@ def test_paste_of_a_description_is_that_machine(selector: Any) -> None:
     assert "No single variant runs on all GPUs" in text_of(selector, ".notes")
 
 
+def test_a_pasted_machine_stays_while_choices_are_made(selector: Any) -> None:
+    """Also when the answer is skipped to, which changes the address; a correction keeps what else is known of it."""
+    import msgspec
+
+    def choose(field: str, value: str) -> None:
+        script = "const f = document.getElementById(arguments[0]); f.value = arguments[1]; "
+        ask(selector, f"{script}f.dispatchEvent(new Event('input'))", field, value)
+        settle(selector)
+
+    def shown(field: str) -> Any:
+        return ask(selector, "return document.getElementById(arguments[0]).value", field)
+
+    paste(selector, msgspec.json.encode(machines.host("rtx-4090-wsl")).decode())
+    machine = text_of(selector, "#answer")
+    gpu, driver, before = shown("gpu-0"), shown("driver"), variant(selector)
+    assert "4090" in gpu and driver and shown("system") == "wsl"
+    ask(selector, "document.querySelector('.skip').click()")
+    settle(selector)
+    assert selector.current_url.endswith("#answer")
+    assert (shown("gpu-0"), variant(selector), text_of(selector, "#answer")) == (gpu, before, machine)
+
+    release = ask(selector, "return [...document.getElementById('release').options].at(-1).value")
+    for field, value in (("release", release), ("method", "source"), ("workload", "int8-inference")):
+        choose(field, value)
+        assert "host=" in selector.current_url, field
+    choose("driver", "560.94")
+    assert "host=" not in selector.current_url and "system=wsl" in selector.current_url
+    assert "release=" in selector.current_url
+
+    open_page(selector, Path(ask(selector, "return decodeURIComponent(location.pathname)")), "answer")
+    assert variant(selector)  # as without any state
+
+
 def test_paste_of_a_traceback_names_the_gpu(selector: Any) -> None:
     text = (
         "/usr/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning:\n"

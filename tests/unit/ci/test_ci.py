@@ -194,6 +194,25 @@ def test_what_is_published_is_on_the_disk_one_part_at_a_time(
     assert taken == ([[], []] if more else [["build sm80-x86_64"], ["build sm90-x86_64"]])
 
 
+@pytest.mark.parametrize("system", CiSystem)
+def test_what_comes_from_a_store_is_published_with_its_report(
+    system: CiSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store has the wheelhouses as they were packed, before the job that built them wrote a report."""
+    words = ["ci", system.value, "sm{80,90}-avx2", "--publish", "s3://b/torch", "-n"]
+    for more, reports in (["--store", "s3://b/farm"], True), ([], False):
+        assert main([*words, *more]) == 0
+        text = capsys.readouterr().out
+        assert problems(system, text) == []
+        jobs = load(text)
+        github = system is CiSystem.GITHUB
+        publish = {"jobs": {"x": jobs["jobs"]["publish"]}} if github else {"x": jobs[".publish"]}
+        shell = "\n".join(scripts(system, publish))
+        assert ("--report" in shell) == reports
+        if reports:
+            assert shell.index("torchtailor build") < shell.index("--report") < shell.index("torchtailor publish")
+
+
 def test_gitlab_is_told_which_secrets_are_for_publish_alone(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["ci", "gitlab", "sm90-avx2", "--publish", "abfs://c/torch", "-n", "--store", "s3://b/farm"]
     assert main(line) == 0
@@ -388,6 +407,16 @@ def test_the_header_has_the_command_that_writes_it_again(capsys: pytest.CaptureF
         ),
         (["cpu-avx2", "--via", "nix", "--store", "gs://b"], ExitCode.USAGE, "Nix cannot copy to gs://"),
         (["sm90-avx2", "--via", "source", "--objects", "ftp://x"], ExitCode.USAGE, "ftp://x"),
+        (
+            ["sm90-avx2", "--via", "source", "--store", "s3://b/farm"],
+            ExitCode.USAGE,
+            "Objects cannot be kept in s3://b/farm",
+        ),
+        (
+            ["sm90-avx2", "--via", "source", "--on", "here", "--build-options", "--auto-fix 3"],
+            ExitCode.USAGE,
+            "--auto-fix is for builds without --on",
+        ),
         ([], ExitCode.USAGE, "No variant was named"),
         (["sm90-avx2", "--publish", "s3://a\nb"], ExitCode.USAGE, "control character"),
         (["sm90-avx2", "--timeout", "361"], ExitCode.USAGE, "a job on a hosted runner ends after 360 minutes"),

@@ -33,6 +33,7 @@ class Scripted:
         self.starts: Counter[str] = Counter()
         self.bad: dict[str, list[JobOutcome | None]] = {}  # how a job ends, before it ends well
         self.left: dict[str, list[int]] = {}  # what a job says is left, each time before it ends
+        self.order = ""  # labels of jobs of which the first ends before the others, where not at random
         self.hung: set[str] = set()  # workers whose jobs do not end
         self.ended: list[str] = []
         self.kill = 0  # workers that die
@@ -74,7 +75,8 @@ class Scripted:
         able = sorted(name for name, worker in self.running.items() if worker not in self.hung)
         if not able:
             return []
-        name = self.random.choice(able)
+        first = [key(label) for label in self.order if key(label) in able]
+        name = first[0] if first else self.random.choice(able)
         del self.running[name]
         if endings := self.bad.get(self.whole.jobs[name].label):
             outcome = endings.pop(0)
@@ -126,6 +128,37 @@ def test_a_job_that_fails_twice_takes_along_only_what_needs_it() -> None:
     assert engine.starts["b"] == 2
     assert [event.text for event in events if event.kind is EventKind.JOB_FAILED] == ["worse."]
     assert events[-1].standing["done"] + events[-1].standing["failed"] == 5
+
+
+def test_what_has_its_inputs_goes_on_without_the_job_that_makes_them() -> None:
+    """Of two outputs of one job the store has one: what needs that one runs, whatever becomes of the other."""
+    two = NamedJob.make("a", (), 1.0, 1)
+    two.__dict__["gives"] = (key("a"), key("a2"))
+    more = {"b": ("a",), "c": ("a2", "x"), "d": ("a2", "a"), "e": ("b",), "x": (), "y": ("x",), "z": ("y",)}
+    whole = JobGraph([two, *(NamedJob.make(name, needs, 1.0, 1) for name, needs in more.items())])
+    for order in ("abcexyz", "bacexyz", "axbceyz"):
+        engine = Scripted(whole, 8)
+        engine.order = order
+        engine.bad = {"a": [failing(ExitCode.IMPOSSIBLE)]}
+        events: list[FarmEvent] = []
+        done = run(engine, events, frozenset({key("a2")}))
+        assert done.never == {key("b"): key("a"), key("d"): key("a"), key("e"): key("a")}
+        assert set(done.done) == set(map(key, "cxyz"))
+        assert all(event.standing["waiting"] >= 0 for event in events)
+
+
+@pytest.mark.parametrize("last", ["done", "lost", "missing"])
+def test_what_runs_while_its_input_is_made_again_in_vain(last: str) -> None:
+    """`x` has begun with the `a` of the store, which `y` did not find, and which then cannot be made."""
+    missing = JobOutcome(done=False, missing=key("a"), error="gone", code=ExitCode.ENVIRONMENT)
+    engine = Scripted(graph({"a": (), "x": ("a",), "y": ("a",), "z": (), "w": ("z",)}), 3)
+    engine.order = "yaxzw"
+    endings: dict[str, list[JobOutcome | None]] = {"done": [], "lost": [None], "missing": [missing]}
+    engine.bad = {"y": [missing], "a": [failing(ExitCode.IMPOSSIBLE)], "x": endings[last]}
+    done = run(engine, done=frozenset({key("a")}))
+    assert set(done.failed) == {key("a")}
+    assert set(done.done) == set(map(key, "xzw" if last == "done" else "zw"))
+    assert set(done.never) == set(map(key, "y" if last == "done" else "xy"))
 
 
 def test_what_another_try_cannot_change_is_tried_once() -> None:

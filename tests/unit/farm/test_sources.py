@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +14,23 @@ from hypothesis import strategies as st
 
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
-from torchtailor.backends.source.options import SourceOptions
+from torchtailor.backends.source.folders import Folders
+from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.plan import plan_matrix
 from torchtailor.backends.source.tables import load_tables
-from torchtailor.backends.source.tree import SourceOrigin, TorchSource
+from torchtailor.backends.source.tree import SourceOrigin, TorchSource, fetch
 from torchtailor.catalog import Catalog, Method, load_catalog
-from torchtailor.errors import EnvironmentProblem, UsageError
-from torchtailor.farm.compile import pack_tree
+from torchtailor.errors import BuildFailedError, EnvironmentProblem, UsageError
+from torchtailor.farm import compile as compiling
+from torchtailor.farm.compile import CompileBench, pack_tree
 from torchtailor.farm.drive import drive
-from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource
+from torchtailor.farm.jobs import CompilePart, CompileShard, FetchSource, LinkSource, PackSource, own_rows
 from torchtailor.farm.policy import FarmWorker
 from torchtailor.farm.shards import of_part, part_of, shards
 from torchtailor.farm.simulate import SimulatedEngine, simulate
 from torchtailor.farm.sources import PlannedSource, SourceCosts, source_graph, source_job
+from torchtailor.farm.store import open_farm_store
+from torchtailor.fetch.cache import Cache
 
 TREE = FetchSource("git", "https://example.org/pytorch.git", "v2.10.0", "ab" * 20)
 
@@ -35,13 +41,26 @@ def catalog() -> Catalog:
 
 
 def planned(
-    catalog: Catalog, *names: str, release: str = "cuda-13_0", python: str | None = None, wanted: int | None = None
+    catalog: Catalog,
+    *names: str,
+    release: str = "cuda-13_0",
+    python: str | None = None,
+    wanted: int | None = None,
+    rows: str = "",
+    tree: FetchSource = TREE,
 ) -> PlannedSource:
     found = choose(catalog, names, release=release, method=Method.SOURCE, python=python)
     matrix = plan_matrix(catalog, load_tables(), [choice.variant for choice in found])
     costs = SourceCosts.of(load_tables().cost)
     return source_graph(
-        matrix.groups, TREE, SourceOptions(), costs, toolchain="gcc 14", objects="redis://x", wanted_shards=wanted
+        matrix.groups,
+        tree,
+        SourceOptions(),
+        costs,
+        toolchain="gcc 14",
+        objects="redis://x",
+        rows=rows,
+        wanted_shards=wanted,
     )
 
 
@@ -100,6 +119,65 @@ def test_how_many_shards_there_are_does_not_change_what_is_linked(catalog: Catal
     few, many = (planned(catalog, "sm90-avx2", wanted=count) for count in (2, 9))
     assert few.results == many.results
     assert len(many.graph.jobs) == len(few.graph.jobs) + 2 * 7
+
+
+def test_rows_of_the_user_decide_what_is_compiled(catalog: Catalog, tmp_path: Path) -> None:
+    def rows(text: str) -> str:
+        path = tmp_path / "torchtailor.toml"
+        path.write_text(text)
+        return own_rows(replace(catalog, user_file=path))
+
+    first = rows('[[isa]]\nname = "mine"\ncompile_flags = ["-mavx2"]\n')
+    other = rows('[[isa]]\nname = "mine"\ncompile_flags = ["-mavx512f"]\n')
+    same = rows('[farm.x]\ncluster = "slurm"\n[[isa]]\ncompile_flags = ["-mavx2"] # flags\nname = "mine"\n')
+    assert first == same != other
+    assert rows('[farm.x]\ncluster = "slurm"\n') == own_rows(catalog) == ""
+    one, two = (planned(catalog, "sm90-avx2", wanted=1, rows=digest) for digest in (first, other))
+    assert one.graph.makers.keys() & two.graph.makers.keys() == {TREE.key}
+
+
+def test_a_version_between_releases_keeps_its_commit(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers get the tree without its history."""
+    folder = tmp_path / "pytorch"
+    folder.mkdir()
+    for name, text in {"setup.py": "", "CMakeLists.txt": "", "version.txt": "2.13.0a0\n"}.items():
+        (folder / name).write_text(text)
+    git = ("git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org")
+    for line in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "x")):
+        subprocess.run((*git, *line), check=True)
+    source = TorchSource(SourceOrigin.FOLDER, str(folder))
+    version = fetch(source, Folders.default(tmp_path / "work")).version
+    assert "+git" in version
+
+    tree = source_job(source)
+    jobs = planned(catalog, "cpu-avx2", wanted=1, tree=tree).graph.jobs.values()
+    (link,) = [job.job for job in jobs if isinstance(job.job, LinkSource)]
+    found: list[str] = []
+
+    class Builder:
+        ccache = "ccache"
+
+        def __init__(self, _: Catalog, request: SourceRequest, **__: object) -> None:
+            self.source = TorchSource.parse(request.options.source, request.variant)
+            self.folders = Folders.default(request.options.work)
+
+        def prepare(self) -> None:
+            found.append(fetch(self.source, self.folders).version)
+            raise BuildFailedError("That is enough.", "")
+
+    monkeypatch.setenv("TORCHTAILOR_WORK", str(tmp_path / "worker"))
+    monkeypatch.setattr(compiling, "SourceBuilder", Builder)
+    bench = CompileBench(open_farm_store(str(tmp_path / "store")), catalog, Cache(tmp_path / "cache"), "", None)
+    bench.store.finish(tree.key, compiling.fetch_source(tree, bench))
+    with pytest.raises(BuildFailedError, match="enough"):
+        compiling.link_source(link, bench)
+    assert found == [version]
+
+    head, tag = (TorchSource(SourceOrigin.GIT, folder.as_uri(), ref) for ref in ("HEAD", "v2.13.0"))
+    subprocess.run((*git, "tag", "v2.13.0"), check=True)
+    assert version.endswith(source_job(head).commit[:7]) and source_job(tag).commit == ""
 
 
 def test_jobs_need_the_machine_of_their_architecture(catalog: Catalog) -> None:

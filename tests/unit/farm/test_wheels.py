@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.backends import stack
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
-from torchtailor.backends.jobs import decode_job, encode_job
+from torchtailor.backends import jobs
+from torchtailor.backends.cutting import WheelCut
+from torchtailor.backends.jobs import CutWheel, JobContext, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, WheelPlan
-from torchtailor.errors import EnvironmentProblem, ExitCode
-from torchtailor.farm import space
+from torchtailor.catalog.tables import FarmSettings
+from torchtailor.errors import EnvironmentProblem, ExitCode, ImpossibleError
+from torchtailor.farm import build, perform, space
 from torchtailor.farm.build import FarmBuildResult, FarmPlan, failure_of, plan_farm, run_farm
 from torchtailor.farm.events import EventKind, FarmEvent
 from torchtailor.farm.jobs import FarmJob, gives_of, needs_of
+from torchtailor.farm.perform import Workbench, WorkerSetup
 from torchtailor.farm.wheels import wheel_graph
 from torchtailor.farm.where import parse_where
+from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.ledger.ledger import Result
 
 NAMES = ("sm80-avx2", "sm90-avx512")
@@ -40,11 +48,13 @@ class Farm:
         monkeypatch.setenv("TORCHTAILOR_CACHE", str(root / "worker-cache"))
         monkeypatch.setenv("TORCHTAILOR_STATE", str(root / "state"))
 
-    def plan(self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False) -> FarmPlan:
+    def plan(
+        self, *names: str, options: WheelOptions = OPTIONS, on: str = "here", prove: bool = False, **changes: object
+    ) -> FarmPlan:
         from torchtailor.backends.choose import choose
 
         choices = choose(self.workshop.catalog, names, release="main")
-        plan: WheelPlan = self.workshop.backend(options).plan(choices, self.out)
+        plan: WheelPlan = self.workshop.backend(options, **changes).plan(choices, self.out)
         where = parse_where(on, self.workshop.catalog)
         return plan_farm(plan, where, store=str(self.store), prove=prove, ledger=self.workshop.ledger)
 
@@ -119,6 +129,46 @@ def test_jobs_travel_as_json_and_name_no_place(farm: Farm, tmp_path: Path) -> No
         assert str(tmp_path).encode() not in data
 
 
+def test_a_local_wheel_that_was_built_again_is_another_wheel(farm: Farm, tmp_path: Path) -> None:
+    """Under the same name: what an earlier one was cut to and packed in is not taken for it."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    links = IndexLocation(folder.as_uri(), LocationKind.LINKS, "--find-links")
+    sources = (links, *farm.workshop.finder().settings.sources)
+    first = stack.torch()
+    second = replace(first, files={**first.files, "torch/version.py": b"__version__ = '2.8.0+cu128'\nmade = 2\n"})
+    for package, found in ((first, b"cuda = "), (second, b"made = 2"), (first, b"cuda = ")):
+        (folder / package.filename).write_bytes(package.wheel())
+        plan = farm.plan("sm90-avx512", sources=sources)
+        assert isinstance(plan.plan, WheelPlan) and plan.plan.plans[0].torch.file.local_path is not None
+        (house,) = farm.run(plan).wheelhouses
+        (wheel,) = house.path.rglob("torch-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            assert found in archive.read("torch/version.py")
+    assert not plan.to_do.jobs  # the store has the first one still
+
+
+def test_one_wheel_of_two_indexes_is_fetched_and_cut_once(farm: Farm, workshop: Workshop) -> None:
+    farm_plan = farm.plan(*NAMES)
+    plan = farm_plan.plan
+    assert isinstance(plan, WheelPlan)
+    first, second = plan.plans
+    elsewhere = [
+        replace(wheel, file=replace(wheel.file, url=wheel.file.url.replace("/files/", "/mirror/")))
+        for wheel in second.wheels
+    ]
+    site = workshop.site.content
+    site |= {name.replace("/files/", "/mirror/"): data for name, data in site.items() if name.startswith("/files/")}
+    both = replace(plan, plans=(first, replace(second, wheels=tuple(elsewhere))))
+    graph = wheel_graph(both)
+    shared = [job for job in graph.jobs.values() if job.kind in ("fetch", "cut")]
+    assert len(shared) == 11 and all(set(job.variants) == {first.name, second.name} for job in shared)
+    two = plan_farm(both, farm_plan.where, store=str(farm.store), ledger=workshop.ledger)
+    assert two.download == farm_plan.download and two.disk[0].size == farm_plan.disk[0].size
+    assert not farm.run(two).failed
+    assert set(fetched(workshop).values()) == {1}
+
+
 def test_what_the_store_lost_or_damaged_is_made_again(farm: Farm) -> None:
     """Whatever is missing: any blob, any record, of any kind of job."""
     farm.build("sm90-avx512")
@@ -174,11 +224,8 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     names = ("sm90-avx512", "sm80-avx2")
     plan = farm.plan(*names)
     lonely = next(item for item in plan.variants if "sm80" in item.name)
-    from torchtailor.farm import perform
 
     def useless(key: str, order: object, *more: object) -> bool:
-        from torchtailor.errors import ImpossibleError
-
         if getattr(order, "gpu", "") == "8.0":
             raise ImpossibleError("none of it runs on 8.0.", "Choose another.")
         return restored(key, order, *more)  # type: ignore[arg-type]
@@ -193,6 +240,73 @@ def test_a_gpu_that_no_code_runs_on_fails_alone(farm: Farm, workshop: Workshop) 
     assert problem is not None and problem.code is ExitCode.IMPOSSIBLE
     starts = [event for event in farm.events if event.kind is EventKind.JOB_STARTED and lonely.name in event.job]
     assert len(starts) == 1  # another try changes nothing
+
+
+def test_a_variant_of_the_store_does_not_fail_with_a_job_that_others_need(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job cuts for both GPUs; the store has the cuts, the wheelhouse and the proof of the first."""
+    farm.run(farm.plan("sm80-avx2", prove=True))
+    shutil.rmtree(farm.out)
+
+    def broken(*_: object) -> None:
+        raise ImpossibleError("it cannot be cut.", "Choose another.")
+
+    monkeypatch.setattr(perform, "_cut", broken)
+    done = farm.run(farm.plan(*NAMES, prove=True))
+    assert ["-sm80-" in house.variant for house in done.wheelhouses] == [True]
+    assert list(done.failed) == [NAME]
+
+
+def test_a_proof_is_of_the_catalog_with_the_rows_of_the_user(farm: Farm, tmp_path: Path) -> None:
+    farm.run(before := farm.plan("sm90-avx512", prove=True))
+    (own := tmp_path / "torchtailor.toml").write_text('[[gpu]]\ncapability = "9.0"\n')
+    catalog = replace(farm.workshop.catalog, user_file=own)
+    again = plan_farm(
+        before.plan, before.where, catalog=catalog, store=str(farm.store), prove=True, ledger=farm.workshop.ledger
+    )
+    assert [job.kind for job in again.to_do.jobs.values()] == ["prove"]
+
+
+def test_where_the_command_is_given_no_disk_of_a_worker_is_used(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Path] = []
+    real = perform.workbench
+
+    def noted(setup: WorkerSetup) -> Workbench:
+        used.append((bench := real(setup)).cache.root)
+        return bench
+
+    monkeypatch.setattr(build, "workbench", noted)
+    plan = farm.plan("sm90-avx512", options=WheelOptions(variants=True))
+    settings = FarmSettings(cache=str(tmp_path / "scratch"))
+    done = farm.run(replace(plan, where=replace(plan.where, settings=settings)))
+    assert done.variants_index and used == [tmp_path / "worker-cache"]
+    assert (tmp_path / "scratch").is_dir()  # of the worker
+
+
+def test_this_process_uses_the_whole_machine(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = jobs.cut_all
+
+    def noted(orders: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
+        seen.append(context.processes)
+        return real(orders, context)
+
+    monkeypatch.setattr(perform, "cut_all", noted)
+    monkeypatch.setattr(perform, "available_cores", lambda: 7)
+    assert not farm.build("sm90-avx512").failed
+    assert set(seen) == {7}
+
+
+def test_a_wheelhouse_whose_proof_fails_is_none(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ImpossibleError("it is wrong.", "Report it.")
+
+    monkeypatch.setattr(perform, "_prove", broken)
+    done = farm.run(farm.plan("sm90-avx512", prove=True))
+    assert list(done.failed) == [NAME] and not done.wheelhouses
 
 
 def test_the_ledger_has_each_job_with_its_worker_and_hits(farm: Farm, workshop: Workshop) -> None:

@@ -9,23 +9,31 @@ import sys
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.catalogs import load_pinned
 from tests.unit.backends.test_build import NAME
 from tests.unit.fetch.serving import Site
+from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.options import SourceOptions
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.catalog import load_catalog
+from torchtailor.catalog.tables import FarmSettings
+from torchtailor.cgroups import available_cores
 from torchtailor.cli import main
 from torchtailor.cli.build import option_of
 from torchtailor.cli.run import load_command
 from torchtailor.errors import ExitCode, NetworkError
 from torchtailor.farm import address, perform, where
+from torchtailor.farm.build import FarmPlan
+from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.fingerprint import Fingerprint, describe_worker
-from torchtailor.farm.where import PlaceKind, parse_where
+from torchtailor.farm.graph import JobGraph
+from torchtailor.farm.where import PlaceKind, Where, parse_where
+from torchtailor.ledger.rates import Rates
 
 BUILD = ("build", "sm90-avx512", "--release", "main")
 
@@ -475,3 +483,51 @@ def test_kubernetes_gets_its_section_as_it_is(tmp_path: Path, monkeypatch: pytes
     started = where._cluster(parse_where("pods", load_catalog(tmp_path)))
     resources = {"requests": {"memory": "8Gi"}, "limits": {"cpu": 4}}
     assert started == {"name": "torchtailor", "image": "team/worker:1", "resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--work", "big"], "--work is for builds without --on"),
+        (["--no-ccache", "--no-resume", "--auto-fix", "3"], "--no-resume, --auto-fix, --no-ccache are for builds"),
+    ],
+)
+def test_options_that_no_job_would_see_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "cpu-avx2", "--via", "source", "--on", "here", "--dry-run", *words]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert said in " ".join(error.split()) and "TORCHTAILOR_WORK" in error
+
+
+def test_jobs_are_the_processes_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTAILOR_CACHE", str(tmp_path / "cache"))
+
+    def processes(on: Where, jobs: int | None) -> int:
+        builder = SimpleNamespace(options=SourceOptions(jobs=jobs))
+        plan = SourcePlan(SimpleNamespace(), (builder,), tmp_path)  # type: ignore[arg-type]
+        return FarmPlan(plan, (), on, "store", "store", JobGraph(()), frozenset(), Rates()).processes
+
+    here = parse_where("here", load_catalog())
+    cluster = Where("rack", PlaceKind.CLUSTER, settings=FarmSettings(cluster="slurm", processes=4))
+    assert [processes(place, jobs) for place in (here, cluster) for jobs in (None, 8)] == [0, 8, 4, 8]
+    bench = perform.workbench(perform.WorkerSetup(str(tmp_path / "store"), processes=0))
+    assert bench.compiling.jobs is None and bench.context(tmp_path).processes == available_cores()
+    assert perform.workbench(perform.WorkerSetup(str(tmp_path / "store"), processes=8)).compiling.jobs == 8
+
+
+def test_a_job_that_dask_leaves_to_this_process_uses_its_own_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daskengine = pytest.importorskip("torchtailor.farm.daskengine")
+    used: list[str] = []
+
+    def noted(_: bytes, setup: bytes) -> bytes:
+        used.append(msgspec.json.decode(setup)["cache"])
+        return msgspec.json.encode(JobOutcome(done=True))
+
+    monkeypatch.setattr(daskengine, "perform_sent", noted)
+    client = SimpleNamespace(scheduler=None, subscribe_topic=lambda *_: None)
+    engine = daskengine.DaskEngine(client, perform.WorkerSetup(str(tmp_path), cache="/scratch"))
+    engine._run_here("x", b"")
+    assert used == [""]

@@ -97,6 +97,20 @@ def test_gpus_and_driver(text: str, gpus: tuple[str, ...], driver: str | None) -
     assert driver is None or found.driver == driver
 
 
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("NVIDIA GeForce RTX 4090, 450.00, 570.26", "570.26"),
+        ("NVIDIA GeForce RTX 4090, 431.50, 570.133.07", "570.133.07"),
+        ("NVIDIA GeForce RTX 4090, 431.50, 570.26", None),
+        ("name, power.limit [W], driver_version\nNVIDIA GeForce RTX 4090, 431.50, 570.26", "570.26"),
+        ("driver_version, power.limit [W]\n[N/A], 431.50\n570.26, 431.50", "570.26"),
+    ],
+)
+def test_watts_are_no_driver(text: str, driver: str | None) -> None:
+    assert read(text).driver == driver
+
+
 def test_lspci_takes_graphics_controllers_of_nvidia_alone() -> None:
     found = read(LSPCI)
     capabilities = [str(machines.catalog().gpu(name).capability) for name in found.gpus]

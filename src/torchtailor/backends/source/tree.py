@@ -47,6 +47,7 @@ class TorchSource:
     origin: SourceOrigin
     place: str
     ref: str = ""
+    commit: str = ""  # that a tarball was made of
 
     @classmethod
     def parse(cls, text: str | None, variant: Variant) -> TorchSource:
@@ -68,6 +69,11 @@ class TorchSource:
             f"{text!r} is not a source: neither a folder nor a tarball nor a git URL.",
             "Give DIR, FILE.tar.gz or https://.../pytorch.git@v2.10.0.",
         )
+
+    @property
+    def is_release(self) -> bool:
+        """Whether the ref is the tag of a version, which needs no commit in its name."""
+        return self.ref.startswith("v") and self.ref.count(".") >= 1
 
     @property
     def shown(self) -> str:
@@ -100,7 +106,7 @@ def known_version(source: TorchSource) -> str | None:
         return None
     path = Path(source.place)
     _check(path, str(source))
-    return _version(path, _commit(path))
+    return _version(path, folder_commit(path))
 
 
 def fetch(source: TorchSource, folders: Folders) -> SourceTree:
@@ -108,10 +114,10 @@ def fetch(source: TorchSource, folders: Folders) -> SourceTree:
     if source.origin is SourceOrigin.FOLDER:
         path = Path(source.place)
         _check(path, str(source))
-        return SourceTree(path, _version(path, _commit(path)), _fingerprint(path))
+        return SourceTree(path, _version(path, folder_commit(path)), _fingerprint(path))
     if source.origin is SourceOrigin.TARBALL:
         identity = hash_file(Path(source.place))
-        commit = ""
+        commit = source.commit
     else:
         commit = remote_commit(source)
         identity = commit
@@ -124,8 +130,7 @@ def fetch(source: TorchSource, folders: Folders) -> SourceTree:
                 else:
                     _clone(source, commit, stage)
                 _check(stage, str(source))
-    released = source.ref.startswith("v") and source.ref.count(".") >= 1
-    return SourceTree(target, _version(target, "" if released else commit), identity)
+    return SourceTree(target, _version(target, "" if source.is_release else commit), identity)
 
 
 _ARCHITECTURES = "cmake/Modules_CUDA_fix/upstream/FindCUDA/select_compute_arch.cmake"
@@ -218,7 +223,8 @@ def _version(path: Path, commit: str) -> str:
     return f"{text}+git{commit[:7]}" if commit and re.search(r"[a-z]", text) else text
 
 
-def _commit(path: Path) -> str:
+def folder_commit(path: Path) -> str:
+    """The commit that a folder has checked out; empty where it is no git repository."""
     if not (path / ".git").exists():
         return ""
     line = ["git", "-C", str(path), "rev-parse", "HEAD"]

@@ -48,6 +48,7 @@
     try { if (words.has("flags")) read.pasted_cpu = unpacked(words.get("flags")); } catch { read.pasted_cpu = null; }
     return read;
   };
+  const isState = (hash) => !hash || hash.includes("=");  // and not a place of the page, such as #answer
   const query = () => ({
     gpus: state.gpus.flatMap(({ name, count }) => (name.trim() ? Array(count).fill(name.trim()) : [])),
     cpu: state.cpu.trim(), driver: state.driver.trim(), cuda: state.cuda.trim(), jetpack: state.jetpack, system: state.system,
@@ -123,7 +124,8 @@
   const leavePasted = () => { state.host = null; };
   byId("add-gpu").addEventListener("click", () => { state.gpus.push({ name: "", count: 1 }); drawGpus(); byId(`gpu-${state.gpus.length - 1}`).focus(); });
   combo(byId("cpu"), "cpus", (value) => { state.cpu = value; leavePasted(); changed(); });
-  for (const key of SIMPLE) byId(key).addEventListener("input", () => { state[key] = byId(key).value; if (key !== "manager" && key !== "python") leavePasted(); soon(); });
+  const CHOICES = ["python", "manager", "workload", "release", "method"];  // of the user, whatever the machine is
+  for (const key of SIMPLE) byId(key).addEventListener("input", () => { state[key] = byId(key).value; if (!CHOICES.includes(key)) leavePasted(); soon(); });
   const draw = () => {
     drawGpus();
     for (const key of SIMPLE) byId(key).value = state[key];
@@ -133,6 +135,12 @@
   // Paste: what was understood fills the form, where it can be corrected.
   const list = (rows) => el("ul", {}, rows.map((row) => el("li", {}, row)));
   const said = (rows, lead) => { const box = byId("understood"); box.hidden = false; box.replaceChildren(el("strong", {}, lead), list(rows.map(prose))); };
+  const systemOf = ({ os_id, libc, libc_version, wsl }) => {
+    if (wsl) return "wsl";
+    if (os_id === "windows" || os_id === "macos") return os_id;
+    if (libc === "musl") return "musl";
+    return libc === "glibc" && Number(libc_version?.split(".")[1]) < 28 ? "old" : "linux";
+  };
   const pasted = async (text) => {
     if (!text.trim()) { byId("understood").hidden = true; return; }
     await start();
@@ -147,8 +155,11 @@
       for (const gpu of host.gpus ?? []) counts.set(gpu.name, (counts.get(gpu.name) ?? 0) + 1);
       if (counts.size) state.gpus = [...counts].map(([name, count]) => ({ name, count }));
       state.driver = host.driver?.version ?? "";
+      state.cuda = host.driver?.cuda ?? "";
+      state.system = systemOf(host.system);
+      if (offers("jetpack", host.tegra?.jetpack)) state.jetpack = host.tegra.jetpack;
       state.pasted_cpu = host.cpu;
-      said([`A description of torchtailor detect: ${found.recommendation.machine}.`, "It is used as it is until you change the form."], "Understood:");
+      said([`A description of torchtailor detect: ${found.recommendation.machine}.`, "It is used as it is until you change the machine in the form."], "Understood:");
     } else {
       const found = understand(text), rows = [];
       state = { ...state, host: null };
@@ -269,7 +280,13 @@
   const soon = () => { clearTimeout(soon.timer); soon.timer = setTimeout(changed, 150); };
   byId("link").addEventListener("click", async () => { remember(); byId("link").textContent = (await copyText(location.href)) ? "Link copied" : "Copy the address"; setTimeout(() => { byId("link").textContent = "Copy link to this answer"; }, 1500); });
   byId("reset").addEventListener("click", () => { state = blank(); byId("paste").value = ""; byId("understood").hidden = true; draw(); changed(); byId("gpu-0").focus(); });
-  addEventListener("hashchange", () => { state = fromHash(location.hash.slice(1)); draw(); show(); });
+  addEventListener("hashchange", () => {
+    const hash = location.hash.slice(1);
+    if (!isState(hash)) return;
+    state = fromHash(hash);
+    draw();
+    show();
+  });
 
   // What the browser itself says of the GPU and the system: a hint, taken only when asked.
   const adapterInfo = async () => { try { return (await navigator.gpu?.requestAdapter({ powerPreference: "high-performance" }))?.info ?? {}; } catch { return {}; } };
@@ -302,7 +319,7 @@
   byId("jump").addEventListener("click", () => { byId("answer").scrollIntoView(); byId("answer").focus({ preventScroll: true }); });
 
   // The first view needs no engine: its answer was written with the page.
-  const linked = location.hash.length > 1;
+  const linked = location.hash.length > 1 && isState(location.hash.slice(1));
   state = linked ? fromHash(location.hash.slice(1)) : { ...blank(), gpus: [{ name: first.example, count: 1 }] };
   draw();
   if (!linked) render(first.answer, true);

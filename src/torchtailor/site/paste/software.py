@@ -20,6 +20,7 @@ _DRIVERS = (
     re.compile(r"driver: nvidia v: (\d{3}\.\d+(?:\.\d+)?)"),
 )
 _CELL = re.compile(r"[3-9]\d\d\.\d+(\.\d+)?")
+_LONG_CELL = re.compile(r"[3-9]\d\d\.\d+\.\d+")
 _SMI = re.compile(r"NVIDIA-SMI (\d{3}\.\d+(?:\.\d+)?)\s+Driver Version: (\d{3}\.\d+(?:\.\d+)?)")
 _CUDA = re.compile(r"CUDA(?: UMD)?[ _]version\s*:\s*(\d+\.\d+)", re.IGNORECASE)
 _OLD_DRIVER = re.compile(r"driver on your system is too old \(found version (\d{4,6})\)")
@@ -61,12 +62,26 @@ def read_driver(catalog: Catalog, lines: Sequence[str], notes: list[str]) -> str
         for line in lines:
             if match := pattern.search(line):
                 return match[1]
+    return _in_table(lines) or _by_cuda(catalog, lines, notes)
+
+
+def _in_table(lines: Sequence[str]) -> str | None:
+    """From the CSV of nvidia-smi: its column of that name; without names, a cell that can be nothing else."""
+    column = -1
     for line in lines:
         cells = [cell.strip() for cell in line.split(",")] if "," in line else []
-        for cell in cells:
-            if _CELL.fullmatch(cell):
-                return cell
-    return _by_cuda(catalog, lines, notes)
+        named = [number for number, cell in enumerate(cells) if cell.lower() == "driver_version"]
+        if named:
+            column = named[0]
+            continue
+        found = [cell for number, cell in enumerate(cells) if _CELL.fullmatch(cell) and column in (-1, number)]
+        if column < 0:
+            # watts and clocks look like a driver of two parts
+            long = [cell for cell in found if _LONG_CELL.fullmatch(cell)]
+            found = long or [cell for cell in found if not cell.endswith(".00")]
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
 def _by_cuda(catalog: Catalog, lines: Sequence[str], notes: list[str]) -> str | None:
