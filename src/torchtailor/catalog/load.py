@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
-from torchtailor.catalog.products import GpuMatch, find_product
+from torchtailor.catalog.products import GpuMatch, find_product, unclear
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
@@ -55,11 +55,17 @@ class Catalog:
         return GpuRules(self.gpus.values())
 
     def gpu(self, text: str) -> Gpu:
-        """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number."""
-        return self.find_gpu(text).gpu
+        """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number.
+
+        A name that several chips carry is refused: what is cut for the wrong one does not run.
+        """
+        match = self.find_gpu(text)
+        if match.doubt:
+            raise unclear(text, match.readings)
+        return match.gpu
 
     def find_gpu(self, text: str, driver: Dotted | None = None) -> GpuMatch:
-        """The same, with every reading of a name that several chips carry; a driver may rule some out."""
+        """The same, but a name that several chips carry is taken for one of them; a driver may rule some out."""
         match = self._find_gpu(text)
         return match.under(driver, self.gpus) if driver is not None else match
 
