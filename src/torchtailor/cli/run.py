@@ -54,9 +54,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _stop()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
-        return ExitCode.OK
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _say_bug(error)
@@ -164,7 +161,7 @@ def _say_as_json(code: int) -> None:
     from torchtailor.ui import print_json
 
     if _said:
-        with suppress(OSError):  # a closed pipe or a full disk: stderr has the sentence
+        with suppress(OSError):  # a full disk: stderr has the sentence
             message, hint = _said[-1]
             print_json("error", {"error": message, "hint": hint, "exit_code": int(code)})
             sys.stdout.flush()

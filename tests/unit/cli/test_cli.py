@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -103,6 +104,30 @@ def test_a_closed_pipe_is_no_error() -> None:
     shell = f"{sys.executable} -m torchtailor matrix | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("matrix --why sm121-avx2", ExitCode.IMPOSSIBLE),
+        ("matrix nosuch", ExitCode.NO_MATCH),
+        ("matrix --json", ExitCode.OK),
+        ("matrix --csv", ExitCode.OK),
+        ("matrix --help", ExitCode.OK),
+        ("--help", ExitCode.OK),
+        ("tailor none.so -o y.so", ExitCode.NO_MATCH),  # after a line on stderr
+    ],
+)
+def test_a_command_ends_with_its_own_code_whoever_reads(arguments: str, code: ExitCode) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        line = [sys.executable, "-m", "torchtailor", *arguments.split()]
+        environment = os.environ | {"TORCH_CUDA_ARCH_LIST": "9.0"}
+        result = subprocess.run(line, stdout=writer, stderr=writer, check=False, env=environment)
+        assert result.returncode == code
+    finally:
+        os.close(writer)
 
 
 def test_a_bug_is_kept_in_a_file_not_shown(tmp_path: Path) -> None:
