@@ -99,7 +99,7 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
         needs = ", ".join(item.measured.baseline) or "nothing beyond the platform's oldest CPU"
         yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
     if not found.news and not found.complete:
-        yield "Nothing new was found, but not every configured index could be read."
+        yield "Nothing new was found, but not every configured index and new wheel could be read."
     elif not found.news and found.problems:
         yield "Nothing is new on the indexes that could be read."
     elif not found.news:

@@ -24,9 +24,9 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows by their table, the sources they name, and the day they were read."""
+    """Rows by their table, the sources they name, and the day on which everything was read."""
 
-    checked: str
+    checked: str  # empty where something could not be read
     releases: tuple[Mapping[str, Any], ...] = ()
     toolkits: tuple[Mapping[str, Any], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -46,9 +46,13 @@ class NewRows:
 
 def merged(old: str, rows: NewRows) -> str:
     """A file's text with the rows added: `checked` and the sources in their places, the tables at its end."""
-    text = _with_checked(old, rows.checked)
+    text = _with_checked(old, rows.checked) if rows.checked else old
     text = _with_sources(text, rows.sources)
-    return text.rstrip("\n") + "\n\n" + rows.text if rows else text
+    return _below(text, rows.text) if rows else text
+
+
+def _below(text: str, block: str) -> str:
+    return text.rstrip("\n") + "\n\n" + block if text else block
 
 
 def write_user_file(path: Path, rows: NewRows) -> None:
@@ -126,7 +130,7 @@ def _with_sources(text: str, sources: Mapping[str, str]) -> str:
     header = _SOURCES.search(text)
     if header:
         return text[: header.end()] + lines + text[header.end() :]
-    return text.rstrip("\n") + f"\n\n[sources]\n{lines}" if lines else text
+    return _below(text, f"[sources]\n{lines}") if lines else text
 
 
 def _block(header: str, row: Mapping[str, Any]) -> str:

@@ -159,6 +159,20 @@ def test_a_damaged_wheel_does_not_hide_the_others(site: Site, world: World) -> N
     assert found.wheels_read == 3
 
 
+def test_a_patch_release_is_not_known_before_all_its_wheels_were_read(site: Site, world: World) -> None:
+    wheels = [path for path in site.content if f"torch-{world.patch}" in path and "x86_64" in path]
+    whole = {path: site.content[path] for path in wheels}
+    site.content |= dict.fromkeys(wheels, b"not a zip at all")
+    assert update(site) == ExitCode.NETWORK
+    catalog = load_catalog()
+    assert catalog.releases[world.newest.name].version == world.newest.version
+    assert str(catalog.release(world.line).version) == world.minor
+    assert "checked" not in tomllib.loads(USER_FILE.read_text())
+    site.content |= whole
+    assert update(site) == ExitCode.OK
+    assert str(load_catalog().releases[world.newest.name].version) == world.patch
+
+
 def test_a_server_without_ranges_is_reported(site: Site, world: World) -> None:
     site.ranges = False
     found = find(site, world)
