@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtailor.catalog import load_catalog
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.disk import staging_folder, write_atomically
+from torchtailor.disk import disk_errors, staging_folder, write_atomically
 from torchtailor.errors import TorchtailorError, UsageError
 from torchtailor.variants import Matrix
 
@@ -57,17 +57,18 @@ def _below(text: str, block: str) -> str:
 
 def write_user_file(path: Path, rows: NewRows) -> None:
     """Add the rows to a `torchtailor.toml`, unless the result is no catalog that can be used."""
-    try:
-        old = path.read_text("utf-8") if path.exists() else ""
-        text = merged(old, rows)
-        with staging_folder(path.parent) as folder:
-            (folder / USER_FILE).write_text(text, "utf-8")
-            Matrix(load_catalog(folder))
-    except (TorchtailorError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"The rows cannot be added to {path}: {error}", "Add them by hand: --dry-run prints them."
-        ) from error
-    write_atomically(path, text.encode())
+    with disk_errors(path.parent):
+        try:
+            old = path.read_text("utf-8") if path.exists() else ""
+            text = merged(old, rows)
+            with staging_folder(path.parent) as folder:
+                (folder / USER_FILE).write_text(text, "utf-8")
+                Matrix(load_catalog(folder))
+        except (TorchtailorError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"The rows cannot be added to {path}: {error}", "Add them by hand: --dry-run prints them."
+            ) from error
+        write_atomically(path, text.encode())
 
 
 def repository_data() -> Path:
@@ -93,7 +94,8 @@ def write_data(folder: Path, rows: NewRows) -> tuple[Path, ...]:
         text = merged(old, part) if part or name == "pytorch.toml" else old
         tomllib.loads(text)
         if text != old:
-            write_atomically(path, text.encode())
+            with disk_errors(folder):
+                write_atomically(path, text.encode())
             paths.append(path)
     return tuple(paths)
 

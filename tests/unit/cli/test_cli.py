@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -216,6 +218,30 @@ def test_a_full_disk_is_no_bug() -> None:
     assert result.returncode == ExitCode.ENVIRONMENT
     assert "no space left" in result.stderr
     assert "bug" not in result.stderr
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
+def test_what_the_disk_refuses_is_no_bug(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> Never:
+        raise OSError(code, os.strerror(code), "/some/cache/lock")
+
+    monkeypatch.setattr("torchtailor.fetch.cache.Cache.prune", refuse)
+    assert main(["cache", "prune"]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert f"/some/cache/lock cannot be used: {os.strerror(code).lower()}." in said and "bug" not in said
+
+
+def test_a_working_directory_that_is_gone_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["matrix", "sm90-avx2"]) == ExitCode.ENVIRONMENT
+    assert "The working directory does not exist any more." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tomllib
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -20,6 +21,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.upkeep import write
 from torchtailor.upkeep.news import NewsKind
 from torchtailor.upkeep.update import CatalogUpdate, find_updates
 from torchtailor.upkeep.write import write_data
@@ -411,6 +413,19 @@ def test_a_file_that_cannot_take_the_rows_is_left_alone(site: Site, capsys: pyte
     assert update(site) == ExitCode.USAGE
     assert "--dry-run" in capsys.readouterr().err
     assert USER_FILE.read_text() == before
+
+
+def test_what_is_new_is_shown_where_it_cannot_be_written(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(parent: Path) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(parent))
+
+    monkeypatch.setattr(write, "staging_folder", refuse)
+    assert update(site) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr()
+    assert f"PyTorch {world.minor}" in said.out and "Written" not in said.out
+    assert "permission denied" in said.err and "bug" not in said.err
 
 
 def test_write_data_adds_to_the_catalogs_own_files(site: Site, world: World, tmp_path: Path) -> None:
