@@ -208,6 +208,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
     )
     _check_references(catalog)
     _check_farms(catalog)
+    _check_wheel_index(catalog.wheel_index)
     return catalog
 
 
@@ -219,6 +220,13 @@ def _check_farms(catalog: Catalog) -> None:
                 f"[farm.{name}]: --on takes {name!r} for a place of its own and would never use this section; give it "
                 "another name"
             )
+
+
+def _check_wheel_index(url: str) -> None:
+    try:
+        url.format(label="cpu")
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(f"wheel_index {url!r}: only {{label}} can stand in it") from error
 
 
 def _from_archspec(name: str) -> Microarchitecture | None:

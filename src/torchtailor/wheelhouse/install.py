@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -118,10 +119,13 @@ def import_torch(environment: Path) -> _ImportedTorch:
         [str(python), "-I", "-c", _CHECK], capture_output=True, text=True, check=False, cwd=environment
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if done.returncode < 0:
+            last = f"it was ended by {signal.Signals(-done.returncode).name}"
+        else:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailedError(
             f"torch was installed into {environment} but does not import: {last}",
-            f"Run `{python} -c 'import torch'` for the traceback.",
+            f"Run `{python} -X faulthandler -c 'import torch'` for the traceback.",
         )
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=_ImportedTorch)
 
