@@ -250,8 +250,10 @@ def _find_release(releases: Mapping[str, Release], name: str) -> Release | None:
     if name in releases:
         return releases[name]
     for release in releases.values():
-        version = str(release.version)
-        if name in (version, version.rsplit(".", 1)[0], release.tag):
+        known = {str(release.version).rsplit(".", 1)[0]}
+        for one in (release, *map(release.at, release.patches)):
+            known |= {str(one.version), one.tag}
+        if name in known:
             return release
     return None
 
