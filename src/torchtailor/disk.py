@@ -40,6 +40,7 @@ _POLL = 0.02  # seconds between two tries for a lock
 _CHUNK = 1 << 20  # stays in a core's cache; after each, a thread that hashes has to wait for Python's lock
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ATTRIBUTES = (errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENODATA, errno.EINVAL)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of a file system without them, such as some Lustre
 _ACCESS_LIST = "system.posix_acl_access"
 _OF_BYTES = frozenset(("security.ima", "security.evm"))  # hashes of what a file holds
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -504,20 +505,26 @@ def _open_lock(path: Path) -> int:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:  # the last holder has just removed the folder
-            continue
+            for folder in path.parents:
+                if folder.is_symlink() and not folder.exists():
+                    raise EnvironmentProblem(
+                        f"{folder} is a link to a folder that does not exist.", "Make that folder, or remove the link."
+                    ) from None
 
 
 def _flock(descriptor: int, give_up: float | None) -> bool:
-    if give_up is None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return True
+    kind = fcntl.LOCK_EX if give_up is None else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind)
         except BlockingIOError:
-            if time.monotonic() >= give_up:
+            if give_up is None or time.monotonic() >= give_up:
                 return False
             time.sleep(_POLL)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return True
         else:
             return True
 

@@ -257,6 +257,27 @@ def test_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Locks
 
 
+@pytest.mark.parametrize("place", ["lock", "deeper/lock"])
+def test_a_link_to_nothing_in_the_way_of_a_lock_is_said(tmp_path: Path, place: str) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "not mounted")
+    lock = locked(tmp_path / "cache" / place, "The thing", timeout=0)
+    with pytest.raises(EnvironmentProblem, match="cache is a link to a folder that does not exist"), lock:
+        pytest.fail("locked")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, timeout: float | None
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", "The thing", timeout=timeout):
+        pass
+
+
 def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "lock"
     second = locked(path, "The thing", timeout=0, hint="Go away.")

@@ -14,7 +14,7 @@ from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
-from torchtailor.variants.select import unmatched
+from torchtailor.variants.select import is_glob, unmatched
 from torchtailor.wheelhouse.places import check_place
 
 
@@ -91,7 +91,7 @@ def plan_build(
         glob_release=backend.glob_release,
     )
     planned = plan_choices(backend, choices, out)
-    if nothing := unmatched([choice.variant for choice in choices], selectors):
+    if nothing := unmatched([choice.variant for choice in choices], [*filter(is_glob, selectors)]):
         why = f"It matches no variant that can be built with --via {method.value}."
         plan: Any = planned.plan
         return replace(planned, plan=replace(plan, unavailable={**plan.unavailable, why: nothing}))

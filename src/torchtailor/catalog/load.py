@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torchtailor.catalog.compiled import CompiledBuild
 from torchtailor.catalog.cpus import CpuName, Isa, Microarchitecture
 from torchtailor.catalog.gpus import Capability, Gpu, GpuRules
-from torchtailor.catalog.products import GpuMatch, find_product
+from torchtailor.catalog.products import GpuMatch, find_product, unclear
 from torchtailor.catalog.releases import Build, ExtraRow, Release, VariantRow
 from torchtailor.catalog.tables import CatalogTables, FarmSettings, TailorSettings, read_tables
 from torchtailor.catalog.toolkits import CudaToolkit, Cudnn, DriverBranch, Triton
@@ -55,11 +55,17 @@ class Catalog:
         return GpuRules(self.gpus.values())
 
     def gpu(self, text: str) -> Gpu:
-        """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number."""
-        return self.find_gpu(text).gpu
+        """The architecture for `9.0`, `sm_90`, `sm90`, a product name such as `RTX 4090` or a PCI number.
+
+        A name that several chips carry is refused: what is cut for the wrong one does not run.
+        """
+        match = self.find_gpu(text)
+        if match.doubt:
+            raise unclear(text, match.readings)
+        return match.gpu
 
     def find_gpu(self, text: str, driver: Dotted | None = None) -> GpuMatch:
-        """The same, with every reading of a name that several chips carry; a driver may rule some out."""
+        """The same, but a name that several chips carry is taken for one of them; a driver may rule some out."""
         match = self._find_gpu(text)
         return match.under(driver, self.gpus) if driver is not None else match
 
@@ -202,6 +208,7 @@ def _catalog(tables: CatalogTables, user_file: Path | None) -> Catalog:
     )
     _check_references(catalog)
     _check_farms(catalog)
+    _check_wheel_index(catalog.wheel_index)
     return catalog
 
 
@@ -213,6 +220,13 @@ def _check_farms(catalog: Catalog) -> None:
                 f"[farm.{name}]: --on takes {name!r} for a place of its own and would never use this section; give it "
                 "another name"
             )
+
+
+def _check_wheel_index(url: str) -> None:
+    try:
+        url.format(label="cpu")
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(f"wheel_index {url!r}: only {{label}} can stand in it") from error
 
 
 def _from_archspec(name: str) -> Microarchitecture | None:
@@ -236,8 +250,10 @@ def _find_release(releases: Mapping[str, Release], name: str) -> Release | None:
     if name in releases:
         return releases[name]
     for release in releases.values():
-        version = str(release.version)
-        if name in (version, version.rsplit(".", 1)[0], release.tag):
+        known = {str(release.version).rsplit(".", 1)[0]}
+        for one in (release, *map(release.at, release.patches)):
+            known |= {str(one.version), one.tag}
+        if name in known:
             return release
     return None
 

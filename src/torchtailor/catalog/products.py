@@ -292,15 +292,19 @@ def _match(readings: Sequence[Reading], gpus: Mapping[Capability, Gpu], name: st
         distinct.setdefault(reading.capability, reading)
     ranked = [distinct[capability] for capability in sorted(distinct)]
     if len(ranked) > _MOST_READINGS:
-        options = ", ".join(map(str, ranked))
-        raise NoMatchError(
-            f"{name!r} could mean GPUs of several architectures: {options}.",
-            "Write the full product name or 9.0-style.",
-        )
+        raise unclear(name, ranked)
     lowest = ranked[0].capability
     if lowest not in gpus:
         raise NoMatchError(f"{name!r} is of compute capability {lowest}, which is not in the catalog.", _ASK)
     return GpuMatch(gpus[lowest], tuple(ranked))
+
+
+def unclear(name: str, readings: Sequence[Reading]) -> NoMatchError:
+    """The error for a name that says too little, with all that it can mean."""
+    return NoMatchError(
+        f"{name!r} could mean GPUs of several architectures: {', '.join(map(str, readings))}.",
+        f"Write the full product name, or the compute capability, such as {readings[-1].capability}.",
+    )
 
 
 def _unknown(name: str, gpus: Mapping[Capability, Gpu]) -> NoMatchError:

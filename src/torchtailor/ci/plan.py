@@ -31,7 +31,7 @@ from torchtailor.farm.where import HERE, Where, parse_where
 from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
 from torchtailor.variants import Variant
-from torchtailor.variants.select import unmatched
+from torchtailor.variants.select import is_glob, unmatched
 
 _BRANCH = re.compile(r"[\w./+@#-]*")
 _PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
@@ -362,7 +362,8 @@ def plan_ci(catalog: Catalog, system: CiSystem, options: CiOptions) -> CiPlan:
         for name, some in divided.items()
     )
     proofs = tuple(_proofs(catalog, options, jobs, variants))
-    plan = CiPlan(system, options, jobs, proofs, where, unmatched(variants, options.selectors))
+    nothing = unmatched(variants, [*filter(is_glob, options.selectors)])
+    plan = CiPlan(system, options, jobs, proofs, where, nothing)
     _check_places(plan)
     if plan.uses_hosted and plan.minutes > plan.row.most_minutes:
         raise UsageError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchtailor import __version__
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class Command(NamedTuple):
@@ -105,5 +109,28 @@ def _stand_on_three_feet() -> None:
                 while os.open(os.devnull, os.O_RDWR) < number:
                     pass
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif stream in (sys.__stdout__, sys.__stderr__) and not stream.isatty():
+            setattr(sys, name, _outliving(stream))
         elif number and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+class _Outliving(io.FileIO):
+    """An end of a pipe whose reader may go away: what is said then goes nowhere, and the command goes on."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(memoryview(data))
+
+
+def _outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, so that a command ends with its own exit code whoever has stopped reading."""
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering or stream.write_through,
+    )

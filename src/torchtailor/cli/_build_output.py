@@ -88,7 +88,8 @@ def show_wheelhouses(wheelhouses: tuple[Wheelhouse, ...], variants_index: Path |
         if first.requirements[0].startswith("torch["):  # split: the packs are chosen, torch is the same for all
             torch = f"'torch[gpu]=={first.torch_version}'"
         say.print(f"{variants_index}: wheel variants, chosen by the GPU", markup=False)
-        say.print(f"  uv pip install --preview-features wheel-variants --default-index {index} {torch}", markup=False)
+        line = f"uv pip install --preview-features wheel-variants --default-index {index} {torch}"
+        say.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _wheelhouses(wheelhouses: Iterable[Wheelhouse]) -> None:

@@ -51,8 +51,7 @@ def update(
     code come from the libraries themselves. No wheel is stored.
     """
     from torchtailor.catalog import load_catalog
-    from torchtailor.catalog.age import age_note, today
-    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.catalog.age import today
     from torchtailor.fetch.cache import Cache
     from torchtailor.fetch.finder import Finder
     from torchtailor.fetch.settings import read_settings
@@ -65,22 +64,17 @@ def update(
     settings = read_settings(index_url=index_url, extra_index_urls=extra_index_url or (), find_links=find_links or ())
     with ProgressBar(quiet=quiet or json) as bar:
         found = find_updates(catalog, Finder(settings, Cache()), measured=measure, today=today(), progress=bar)
-    written: tuple[Path, ...] = ()
-    if not (check or dry_run):
-        if data is not None and (found.rows or found.complete):
-            written = write.write_data(data, found.rows)
-        elif data is None and (found.rows or (found.complete and age_note(catalog.checked))):
-            written = (Path.cwd() / USER_FILE,)
-            write.write_user_file(written[0], found.rows)
-    if json:
-        print_json("catalog-update", _document(found, written))
-    else:
+    if not json:  # before anything is written, which may fail
         for problem in found.problems:
             err().print(f"Note: {problem}", style="yellow", markup=False)
         for line in _lines(found):
             out().print(line, markup=False)
         if dry_run and found.rows:
             out().print(f"\n{found.rows.text}", markup=False, end="")
+    written = () if check or dry_run else _write(found, data)
+    if json:
+        print_json("catalog-update", _document(found, written))
+    else:
         for path in written:
             out().print(f"Written to {path}.", markup=False)
         if written and data is not None:
@@ -88,6 +82,22 @@ def update(
     if check and found.behind:
         return ExitCode.CHECK_FAILED
     return ExitCode.OK if found.complete else ExitCode.NETWORK
+
+
+def _write(found: CatalogUpdate, data: Path | None) -> tuple[Path, ...]:
+    """Put the rows into the repository's catalog or the user's file; that it was read today counts as news where the
+    catalog is old."""
+    from torchtailor.catalog.age import age_note
+    from torchtailor.catalog.load import USER_FILE
+    from torchtailor.upkeep import write
+
+    if data is not None:
+        return write.write_data(data, found.rows) if found.rows or found.complete else ()
+    if not found.rows and not (found.complete and age_note(found.catalog_checked)):
+        return ()
+    path = Path.cwd() / USER_FILE
+    write.write_user_file(path, found.rows)
+    return (path,)
 
 
 def _lines(found: CatalogUpdate) -> Iterator[str]:
@@ -99,7 +109,7 @@ def _lines(found: CatalogUpdate) -> Iterator[str]:
         needs = ", ".join(item.measured.baseline) or "nothing beyond the platform's oldest CPU"
         yield f"Measured {item.wheel}: {item.measured.arch_list or 'no GPU code'}; host code needs {needs}"
     if not found.news and not found.complete:
-        yield "Nothing new was found, but not every configured index could be read."
+        yield "Nothing new was found, but not every configured index and new wheel could be read."
     elif not found.news and found.problems:
         yield "Nothing is new on the indexes that could be read."
     elif not found.news:

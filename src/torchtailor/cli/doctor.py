@@ -62,9 +62,9 @@ def _print(report: DoctorReport) -> None:
         for number, fix in enumerate(problem.fixes):
             console.print(Text.assemble(("fix      " if not number else "or       ", "bold"), fix.text))
             for row in (fix.toml or "").splitlines():
-                console.print(Text(f"           {row}", style="cyan"))
+                console.print(Text(f"           {row}", style="cyan"), soft_wrap=True)
             if fix.command:
-                console.print(Text(f"           {fix.command}", style="bold green"))
+                console.print(Text(f"           {fix.command}", style="bold green"), soft_wrap=True)
     for line in report.healthy:
         console.print(Text.assemble(("ok       ", "bold green"), line))
     for line in report.unexplained:

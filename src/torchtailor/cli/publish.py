@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,11 +65,15 @@ def command(
         bool,
         typer.Option("--prune", help="Remove old generations, and files that nothing lists.", rich_help_panel=_LIFE),
     ] = False,
-    keep: Annotated[int, typer.Option(min=1, help="With --prune: generations to keep.", rich_help_panel=_LIFE)] = 10,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="With --prune: generations to keep, if not 10.", rich_help_panel=_LIFE)
+    ] = None,
     grace: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="With --prune: how long an unlisted file stays.", rich_help_panel=_LIFE),
-    ] = "1d",
+        str | None,
+        typer.Option(
+            metavar="TIME", help="With --prune: how long an unlisted file stays, if not 1d.", rich_help_panel=_LIFE
+        ),
+    ] = None,
     flox: Annotated[
         str | None,
         typer.Option("--flox", metavar="ORG", help="Publish to this Flox organisation.", rich_help_panel=_NIX),
@@ -85,7 +90,9 @@ def command(
     The index has a folder per target, such as cu128-sm90, for pip and uv, and one with wheel variants if they were
     built. With --flox, DIST is the recipes' checkout; `flox publish` runs after checks of that checkout.
     """
-    if (to is None) == (flox is None):
+    if to is not None and flox is not None:
+        raise UsageError("--to and --flox are two destinations.", "Give either --to or --flox.")
+    if to is None and flox is None:
         raise UsageError(
             "No destination was given.", "Give --to FOLDER or --to s3://bucket/path, or --flox ORG for a Nix variant."
         )
@@ -94,6 +101,9 @@ def command(
         raise UsageError(
             "Only one of --list, --promote, --yank, --unyank, --rollback, --prune at a time.", "Choose one."
         )
+    _refuse_without("--yank", bool(yank), {"--reason": reason})
+    _refuse_without("--prune", prune, {"--keep": keep, "--grace": grace})
+    _refuse_without("--flox", flox is not None, {"--package": package})
     if flox is not None:
         _flox(dist, package, flox, dry_run=dry_run, json=json)
         return
@@ -116,12 +126,20 @@ def command(
     elif rollback is not None:
         done = lifecycle.rollback(store, rollback)
     elif prune:
-        done = lifecycle.prune(store, keep=keep, grace=seconds_of(grace, "--grace"))
+        unlisted = lifecycle.GRACE if grace is None else seconds_of(grace, "--grace")
+        done = lifecycle.prune(store, keep=keep or lifecycle.KEPT_GENERATIONS, grace=unlisted)
     else:
         result = lifecycle.publish_recorded(dist, store, nvidia_too=publish_nvidia, say=None if dry_run else say)
         _show_published(result, to, dry_run=dry_run, json=json)
         return
     _show_changed(done, dry_run=dry_run, json=json)
+
+
+def _refuse_without(action: str, wanted: bool, options: Mapping[str, object]) -> None:
+    """Refuse options of an action that was not asked for: without it everything would be published."""
+    for option, value in options.items():
+        if value and not wanted:
+            raise UsageError(f"{option} is for {action} alone.", f"Add {action}, or leave {option} out.")
 
 
 def _say(text: str) -> None:

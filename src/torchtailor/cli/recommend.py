@@ -73,7 +73,7 @@ def command(
         print_json("recommend", answer)
     else:
         for line in _lines(answer):
-            out().print(_indented(line) if out().is_terminal else line)
+            out().print(_indented(line) if out().is_terminal else line, soft_wrap=line.no_wrap)
     return ExitCode.OK if answer.best else ExitCode.NO_MATCH
 
 
@@ -140,14 +140,12 @@ def _others(answer: Recommendation) -> Iterator[Text]:
 
 def _commands(answer: Recommendation) -> Iterator[Text]:
     """What to run next."""
-    from rich.text import Text
-
     if answer.command:
         yield from _heading("To install it" if answer.stock_command else "To build it")
-        yield Text(f"  {answer.command}", style="cyan")
+        yield _to_copy(f"  {answer.command}")
     if answer.stock_command:
         yield from _heading("The official wheel instead, uncut")
-        yield Text(f"  {answer.stock_command}", style="cyan")
+        yield _to_copy(f"  {answer.stock_command}")
 
 
 def _heading(text: str) -> Iterator[Text]:
@@ -169,4 +167,11 @@ def _alternative(alternative: Alternative) -> Iterator[Text]:
 
     yield Text(f"{_POINT}{alternative.text}")
     for line in (alternative.toml or "").splitlines():
-        yield Text(f"      {line}", style="cyan")
+        yield _to_copy(f"      {line}")
+
+
+def _to_copy(line: str) -> Text:
+    """Left in one line for whoever copies it, however narrow the window is."""
+    from rich.text import Text
+
+    return Text(line, style="cyan", no_wrap=True)

@@ -38,7 +38,7 @@ def command(
     if commands:
         out().print("These packages were cut without --keep-removed. To reinstall them, run:", markup=False)
         for line in commands:
-            out().print(f"  {line}", markup=False)
+            out().print(f"  {line}", markup=False, soft_wrap=True)  # in one line, for whoever copies it
     if not restored and not commands:
         out().print("Nothing was cut in this environment: there is nothing to restore.", markup=False)
     return ExitCode.ENVIRONMENT if commands else ExitCode.OK

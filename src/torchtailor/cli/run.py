@@ -55,15 +55,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _stop()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
-        return ExitCode.OK
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _say_bug(error)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place
-        where = f" ({error.filename})" if error.filename else ""
-        return _say(f"There is no space left to write to{where}.", "Make room and try again.", ExitCode.ENVIRONMENT)
+        return _say_refused(error)
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a class is made is a RuntimeError
             return _stop()
@@ -165,7 +158,7 @@ def _say_as_json(code: int) -> None:
     from torchtailor.ui import print_json
 
     if _said:
-        with suppress(OSError):  # a closed pipe or a full disk: stderr has the sentence
+        with suppress(OSError):  # a full disk: stderr has the sentence
             message, hint = _said[-1]
             print_json("error", {"error": message, "hint": hint, "exit_code": int(code)})
             sys.stdout.flush()
@@ -184,6 +177,21 @@ def _say(message: str, hint: str, code: int) -> int:
     if hint:
         err().print(Text(f"       {hint}"))
     return code
+
+
+def _say_refused(error: OSError) -> int:
+    """What the system refused wherever it was asked; all that is not a matter of disks and rights is a bug."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(f"There is no space left to write to{where}.", "Make room and try again.", ExitCode.ENVIRONMENT)
+    if error.filename and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        message = f"{error.filename} cannot be used: {os.strerror(error.errno).lower()}."
+        return _say(message, "Choose another place, or run it as its owner.", ExitCode.ENVIRONMENT)
+    if isinstance(error, FileNotFoundError) and not error.filename:  # of getcwd(), which has no name to tell
+        message = "The working directory does not exist any more."
+        return _say(message, "Go to another folder, and run it again.", ExitCode.ENVIRONMENT)
+    return _say_bug(error)
 
 
 def _say_bug(error: Exception) -> int:

@@ -61,10 +61,13 @@ def command(
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
+    from torchtailor.disk import check_output
     from torchtailor.ui import print_json
     from torchtailor.verification import Level, verify
     from torchtailor.verification.output import as_json, write_junit
 
+    for place in filter(None, (junit, report)):
+        check_output(place)
     with _VerifyBar(plain=plain) as shown, ExitStack() as stack:
         found = stack.enter_context(artifact_named(target, platform=platform, insecure=insecure, progress=shown))
         stock = against and stack.enter_context(
@@ -81,18 +84,18 @@ def command(
             root=root,
             progress=shown,
         )
-    if junit:
-        write_junit(result, junit)
-    if report:
-        from torchtailor.report import write_report
-
-        write_report(result, report)
     if json:
         print_json("verify", as_json(result))
     else:
         _print(result)
     if plot:
         _plot(result, on_stderr=json)
+    if junit:
+        write_junit(result, junit)
+    if report:
+        from torchtailor.report import write_report
+
+        write_report(result, report)
     if result.passed and result.not_reached:
         raise EnvironmentProblem(
             f"Level {level.value} could not be checked here: {result.not_reached}.",

@@ -11,7 +11,7 @@ from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
 from torchtailor.format import counted, human_bytes, printable
 from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
-from torchtailor.report.parts import whole_page
+from torchtailor.report.parts import encoded, whole_page
 from torchtailor.surgery.result import LibraryStatus
 
 _WIDTH = 600  # of a bar, in units of its drawing
@@ -26,7 +26,7 @@ _LEFT = {
 def write_image_report(report: ImageReport, path: Path) -> None:
     """Write the page whole or not at all."""
     done = "The image itself was written." if report.digest else "Nothing was written."
-    write_output(path, render_image(report).encode(), unchanged=done)
+    write_output(path, encoded(render_image(report)), unchanged=done)
 
 
 def render_image(report: ImageReport) -> str:

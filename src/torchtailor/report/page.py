@@ -7,13 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from torchtailor.disk import write_output
 from torchtailor.format import human_bytes, human_seconds
 from torchtailor.report import svg
 from torchtailor.report.chart import Bytes, Chart, chart
-from torchtailor.report.parts import card, whole_page
+from torchtailor.report.parts import card, encoded, json_text, whole_page
 from torchtailor.verification.output import as_json
 from torchtailor.verification.result import Check, CheckOutcome, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
@@ -29,7 +27,7 @@ _ABOUT = {
 
 def write_report(report: VerifyReport, path: Path) -> None:
     """Write the page whole or not at all."""
-    write_output(path, render(report).encode())
+    write_output(path, encoded(render(report)))
 
 
 def render(report: VerifyReport) -> str:
@@ -259,8 +257,8 @@ def _folded(checks: Sequence[Check]) -> Iterator[str]:
 def _line(check: Check) -> str:
     details = ""
     if check.details:
-        text = msgspec.json.format(msgspec.json.encode(dict(check.details), enc_hook=str), indent=2).decode()
-        details = f"<details><summary>details</summary><pre>{escape(text)}</pre></details>"
+        text = escape(json_text(dict(check.details), indent=2))
+        details = f"<details><summary>details</summary><pre>{text}</pre></details>"
     word = _WORDS[check.outcome]
     return (
         f'<li class="{check.outcome.value}" data-outcome="{check.outcome.value}"><span class="outcome">{word}</span>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -29,8 +30,21 @@ def whole_page(body: str, *, title: str, document: Mapping[str, Any], **values: 
 
 def embedded(document: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it is in."""
-    text = msgspec.json.encode(document, order="deterministic").decode()
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json_text(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def json_text(value: Any, *, indent: int = -1) -> str:
+    """JSON, indented or without any spaces; `\\udc..` is a byte of a file name that is not UTF-8."""
+    plain = msgspec.to_builtins(value, enc_hook=str, order="deterministic")
+    try:
+        return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+    except UnicodeEncodeError:
+        return json.dumps(plain, indent=indent if indent > 0 else None)
+
+
+def encoded(page: str) -> bytes:
+    """The bytes of a page; those of a file name that are not UTF-8 are spelt out."""
+    return page.encode("utf-8", "backslashreplace")
 
 
 def card(name: str, value: str, note: str, key: str, number: int) -> str:

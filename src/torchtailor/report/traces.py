@@ -12,7 +12,7 @@ from pathlib import Path
 from torchtailor import __version__
 from torchtailor.disk import write_output
 from torchtailor.format import counted, human_bytes
-from torchtailor.report.parts import card, whole_page
+from torchtailor.report.parts import card, encoded, whole_page
 from torchtailor.report.svg import svg
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, trace_facts
 
@@ -32,7 +32,7 @@ class NamedTrace:
 
 def write_trace_report(traces: Mapping[str, Trace], path: Path) -> None:
     """Write the page whole or not at all; traces are given by the paths of their files."""
-    write_output(path, render_traces(traces).encode())
+    write_output(path, encoded(render_traces(traces)))
 
 
 def render_traces(traces: Mapping[str, Trace]) -> str:

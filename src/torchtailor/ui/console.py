@@ -46,14 +46,10 @@ def _console(*, stderr: bool) -> Console:
                 clean = segment.text if segment.control else printable(segment.text)
                 yield segment if clean == segment.text else Segment(clean, segment.style)
 
-    class PipedConsole(CleanConsole):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with 1; a reader that went away is no error
-
     if (sys.stderr if stderr else sys.stdout).isatty():
         return CleanConsole(stderr=stderr, highlight=False)
     # Nobody's window: a script that reads a table wants one line a row.
-    return PipedConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
+    return CleanConsole(stderr=stderr, highlight=False, soft_wrap=True, width=1000)
 
 
 SCHEMA_VERSION = 1  # of every document that --json prints; docs/json.md

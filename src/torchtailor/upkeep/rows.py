@@ -39,7 +39,12 @@ class RowMaker:
         self.toolkits: dict[Dotted, Row] = {}
 
     def release_row(self, line: NewLine, read: tuple[ReadBuild, ...]) -> Row | None:
-        """The row of a line of releases: a whole one, or what has to be merged into the catalog's."""
+        """The row of a line of releases: a whole one, or what has to be merged into the catalog's.
+
+        None for a patch release of which a wheel could not be read: once it is in the catalog, nobody reads it again.
+        """
+        if line.is_patch and len(read) < len(line.builds):
+            return None
         before = line.known or max(self._catalog.releases.values(), key=lambda release: release.version)
         read = tuple(build for build in read if self._has_toolkit(build))
         if line.known is None and not read:

@@ -47,7 +47,7 @@ class CatalogUpdate:
     rows: NewRows
     locations: tuple[str, ...]
     problems: tuple[str, ...]
-    complete: bool  # whether every configured index was read
+    complete: bool  # whether every configured index and every new wheel was read
     wheels_read: int
     bytes_read: int
     seconds: float
@@ -80,15 +80,16 @@ def find_updates(
         news += describe(line, read, catalog)
         if row := maker.release_row(line, read):
             releases.append(row)
+    complete = listed.complete and not reader.problems
     return CatalogUpdate(
         checked=day,
         catalog_checked=catalog.checked,
         news=tuple(news),
         measured=tuple(reader.measured),
-        rows=NewRows(day, tuple(releases), tuple(maker.toolkits.values()), maker.sources),
+        rows=NewRows(day if complete else "", tuple(releases), tuple(maker.toolkits.values()), maker.sources),
         locations=listed.locations,
         problems=(*listed.problems, *reader.problems, *maker.problems),
-        complete=listed.complete,
+        complete=complete,
         wheels_read=reader.count,
         bytes_read=finder.client.received,
         seconds=clock() - start,

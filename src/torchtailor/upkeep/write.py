@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtailor.catalog import load_catalog
 from torchtailor.catalog.load import USER_FILE
-from torchtailor.disk import staging_folder, write_atomically
+from torchtailor.disk import disk_errors, staging_folder, write_atomically
 from torchtailor.errors import TorchtailorError, UsageError
 from torchtailor.variants import Matrix
 
@@ -24,9 +24,9 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows by their table, the sources they name, and the day they were read."""
+    """Rows by their table, the sources they name, and the day on which everything was read."""
 
-    checked: str
+    checked: str  # empty where something could not be read
     releases: tuple[Mapping[str, Any], ...] = ()
     toolkits: tuple[Mapping[str, Any], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -46,24 +46,29 @@ class NewRows:
 
 def merged(old: str, rows: NewRows) -> str:
     """A file's text with the rows added: `checked` and the sources in their places, the tables at its end."""
-    text = _with_checked(old, rows.checked)
+    text = _with_checked(old, rows.checked) if rows.checked else old
     text = _with_sources(text, rows.sources)
-    return text.rstrip("\n") + "\n\n" + rows.text if rows else text
+    return _below(text, rows.text) if rows else text
+
+
+def _below(text: str, block: str) -> str:
+    return text.rstrip("\n") + "\n\n" + block if text else block
 
 
 def write_user_file(path: Path, rows: NewRows) -> None:
     """Add the rows to a `torchtailor.toml`, unless the result is no catalog that can be used."""
-    try:
-        old = path.read_text("utf-8") if path.exists() else ""
-        text = merged(old, rows)
-        with staging_folder(path.parent) as folder:
-            (folder / USER_FILE).write_text(text, "utf-8")
-            Matrix(load_catalog(folder))
-    except (TorchtailorError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"The rows cannot be added to {path}: {error}", "Add them by hand: --dry-run prints them."
-        ) from error
-    write_atomically(path, text.encode())
+    with disk_errors(path.parent):
+        try:
+            old = path.read_text("utf-8") if path.exists() else ""
+            text = merged(old, rows)
+            with staging_folder(path.parent) as folder:
+                (folder / USER_FILE).write_text(text, "utf-8")
+                Matrix(load_catalog(folder))
+        except (TorchtailorError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"The rows cannot be added to {path}: {error}", "Add them by hand: --dry-run prints them."
+            ) from error
+        write_atomically(path, text.encode())
 
 
 def repository_data() -> Path:
@@ -89,7 +94,8 @@ def write_data(folder: Path, rows: NewRows) -> tuple[Path, ...]:
         text = merged(old, part) if part or name == "pytorch.toml" else old
         tomllib.loads(text)
         if text != old:
-            write_atomically(path, text.encode())
+            with disk_errors(folder):
+                write_atomically(path, text.encode())
             paths.append(path)
     return tuple(paths)
 
@@ -126,7 +132,7 @@ def _with_sources(text: str, sources: Mapping[str, str]) -> str:
     header = _SOURCES.search(text)
     if header:
         return text[: header.end()] + lines + text[header.end() :]
-    return text.rstrip("\n") + f"\n\n[sources]\n{lines}" if lines else text
+    return _below(text, f"[sources]\n{lines}") if lines else text
 
 
 def _block(header: str, row: Mapping[str, Any]) -> str:

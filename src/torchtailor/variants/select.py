@@ -59,14 +59,14 @@ def name_matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def unmatched(variants: Sequence[Variant], globs: Sequence[str]) -> tuple[str, ...]:
-    """Of selectors with braces, the alternatives that match none of the variants.
+    """Of several selectors, or alternatives in braces, those that match none of the variants.
 
-    Of one with very many, which would take long, nothing is said.
+    Of one with very many alternatives, which would take long, nothing is said.
     """
     found: list[str] = []
     for glob in globs:
         parts = expand_braces(glob.lower())
-        if 1 < len(parts) <= _MOST_COMPARED:
+        if len(parts) <= _MOST_COMPARED and (len(parts) > 1 or len(globs) > 1):
             found += [part for part in parts if not any(matches(variant, [part]) for variant in variants)]
     return tuple(dict.fromkeys(found))
 

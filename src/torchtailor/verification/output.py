@@ -130,4 +130,4 @@ def _plain(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    return text.translate(_NOT_XML)
+    return text.translate(_NOT_XML).encode("utf-8", "backslashreplace").decode()  # of names that are not UTF-8

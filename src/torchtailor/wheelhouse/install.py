@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ def check_environment(path: Path, target: Target) -> None:
     """Raise before anything is built where the environment cannot be used or created."""
     if _python_of(path).exists():
         _check_python(path, target)
-    elif path.exists() and any(path.iterdir()):
+    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} is neither empty nor a Python environment.", "Give another folder with --into.")
     elif target.arch != platform.machine():
         raise UsageError(
@@ -118,10 +119,13 @@ def import_torch(environment: Path) -> _ImportedTorch:
         [str(python), "-I", "-c", _CHECK], capture_output=True, text=True, check=False, cwd=environment
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if done.returncode < 0:
+            last = f"it was ended by {signal.Signals(-done.returncode).name}"
+        else:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailedError(
             f"torch was installed into {environment} but does not import: {last}",
-            f"Run `{python} -c 'import torch'` for the traceback.",
+            f"Run `{python} -X faulthandler -c 'import torch'` for the traceback.",
         )
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=_ImportedTorch)
 

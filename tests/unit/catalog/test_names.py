@@ -79,6 +79,16 @@ def test_names_as_nvidias_tools_print_them(catalog: Catalog, row: dict[str, str]
         assert row["doubt"] in match.doubt and row["capability"] in match.doubt
 
 
+@pytest.mark.parametrize("row", [row for row in rows("gpu_names.csv") if row["doubt"]], ids=lambda row: row["name"])
+def test_a_name_that_two_chips_carry_is_refused_where_it_decides_what_is_cut(
+    catalog: Catalog, row: dict[str, str]
+) -> None:
+    with pytest.raises(NoMatchError, match="could mean GPUs of several architectures") as error:
+        catalog.gpu(row["name"])
+    assert f"{row['capability']})" in error.value.message and f"{row['doubt']})" in error.value.message
+    assert row["doubt"] in error.value.hint
+
+
 def test_every_product_of_the_catalog_agrees_with_its_chip_in_pci_ids(catalog: Catalog) -> None:
     """Two independent lists: NVIDIA's, by product, and pci.ids, by chip (which also has a GT 1030 of GK107)."""
     by_chip: dict[tuple[str, ...], set[str]] = {}

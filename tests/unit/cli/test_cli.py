@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -105,6 +108,30 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("matrix --why sm121-avx2", ExitCode.IMPOSSIBLE),
+        ("matrix nosuch", ExitCode.NO_MATCH),
+        ("matrix --json", ExitCode.OK),
+        ("matrix --csv", ExitCode.OK),
+        ("matrix --help", ExitCode.OK),
+        ("--help", ExitCode.OK),
+        ("tailor none.so -o y.so", ExitCode.NO_MATCH),  # after a line on stderr
+    ],
+)
+def test_a_command_ends_with_its_own_code_whoever_reads(arguments: str, code: ExitCode) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        line = [sys.executable, "-m", "torchtailor", *arguments.split()]
+        environment = os.environ | {"TORCH_CUDA_ARCH_LIST": "9.0"}
+        result = subprocess.run(line, stdout=writer, stderr=writer, check=False, env=environment)
+        assert result.returncode == code
+    finally:
+        os.close(writer)
+
+
 def test_a_bug_is_kept_in_a_file_not_shown(tmp_path: Path) -> None:
     code = (
         "import torchtailor.variants.matrix as m, sys\n"
@@ -191,6 +218,30 @@ def test_a_full_disk_is_no_bug() -> None:
     assert result.returncode == ExitCode.ENVIRONMENT
     assert "no space left" in result.stderr
     assert "bug" not in result.stderr
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
+def test_what_the_disk_refuses_is_no_bug(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> Never:
+        raise OSError(code, os.strerror(code), "/some/cache/lock")
+
+    monkeypatch.setattr("torchtailor.fetch.cache.Cache.prune", refuse)
+    assert main(["cache", "prune"]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert f"/some/cache/lock cannot be used: {os.strerror(code).lower()}." in said and "bug" not in said
+
+
+def test_a_working_directory_that_is_gone_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["matrix", "sm90-avx2"]) == ExitCode.ENVIRONMENT
+    assert "The working directory does not exist any more." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

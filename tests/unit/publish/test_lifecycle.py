@@ -347,3 +347,21 @@ def test_a_login_is_not_printed(index: Path, workshop: Workshop, capsys: pytest.
         assert "secret" not in captured.out + captured.err
     assert main(["publish", *to, "--list", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["to"] == "memory://****@x"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--to X --keep 3", "--keep is for --prune alone."),
+        ("--to X --grace 2d", "--grace is for --prune alone."),
+        ("--to X --reason slow", "--reason is for --yank alone."),
+        ("--to X --unyank torch==2.8.0 --reason slow", "--reason is for --yank alone."),
+        ("--to X --package sm90", "--package is for --flox alone."),
+        ("--to X --flox ORG", "Give either --to or --flox."),
+        ("", "No destination was given."),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["publish", *words.split()]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+    assert not Path("X").exists()

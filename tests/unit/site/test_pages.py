@@ -28,7 +28,7 @@ def test_everything_the_form_offers_is_known() -> None:
     catalog = machines.catalog()
     form = form_choices(catalog)
     for name, capability in form["products"]:
-        assert str(catalog.gpu(name).capability) == capability
+        assert str(catalog.find_gpu(name).gpu.capability) == capability
     for name, core in form["cpus"]:
         assert catalog.microarchitecture(name)[0].name == core
     assert len(form["cpus"]) > 100

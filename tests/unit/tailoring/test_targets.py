@@ -87,6 +87,7 @@ def test_native() -> None:
         (["sm_8.0a"], TorchtailorError, "sm_8"),
         (["8.0a"], ImpossibleError, "no sm_80a"),
         (["Voodoo 3"], NoMatchError, "Voodoo"),
+        (["RTX 6000"], NoMatchError, r"Quadro RTX 6000 .*RTX 6000 Ada \(8\.9\)"),
         (["9.0", "nonsense"], NoMatchError, "nonsense"),
     ],
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tomllib
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -20,6 +21,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.finder import Finder
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.fetch.settings import IndexSettings
+from torchtailor.upkeep import write
 from torchtailor.upkeep.news import NewsKind
 from torchtailor.upkeep.update import CatalogUpdate, find_updates
 from torchtailor.upkeep.write import write_data
@@ -157,6 +159,20 @@ def test_a_damaged_wheel_does_not_hide_the_others(site: Site, world: World) -> N
     found = find(site, world)
     assert any(broken.filename in problem for problem in found.problems)
     assert found.wheels_read == 3
+
+
+def test_a_patch_release_is_not_known_before_all_its_wheels_were_read(site: Site, world: World) -> None:
+    wheels = [path for path in site.content if f"torch-{world.patch}" in path and "x86_64" in path]
+    whole = {path: site.content[path] for path in wheels}
+    site.content |= dict.fromkeys(wheels, b"not a zip at all")
+    assert update(site) == ExitCode.NETWORK
+    catalog = load_catalog()
+    assert catalog.releases[world.newest.name].version == world.newest.version
+    assert str(catalog.release(world.line).version) == world.minor
+    assert "checked" not in tomllib.loads(USER_FILE.read_text())
+    site.content |= whole
+    assert update(site) == ExitCode.OK
+    assert str(load_catalog().releases[world.newest.name].version) == world.patch
 
 
 def test_a_server_without_ranges_is_reported(site: Site, world: World) -> None:
@@ -397,6 +413,19 @@ def test_a_file_that_cannot_take_the_rows_is_left_alone(site: Site, capsys: pyte
     assert update(site) == ExitCode.USAGE
     assert "--dry-run" in capsys.readouterr().err
     assert USER_FILE.read_text() == before
+
+
+def test_what_is_new_is_shown_where_it_cannot_be_written(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(parent: Path) -> Never:
+        raise PermissionError(errno.EACCES, "Permission denied", str(parent))
+
+    monkeypatch.setattr(write, "staging_folder", refuse)
+    assert update(site) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr()
+    assert f"PyTorch {world.minor}" in said.out and "Written" not in said.out
+    assert "permission denied" in said.err and "bug" not in said.err
 
 
 def test_write_data_adds_to_the_catalogs_own_files(site: Site, world: World, tmp_path: Path) -> None:

@@ -271,6 +271,16 @@ def test_variants_are_found_by_product_capability_and_isa(matrix: Matrix) -> Non
         explain(matrix, "sm90-avx2", python="2.7")
 
 
+def test_the_row_that_why_prints_can_be_added(matrix: Matrix, tmp_path: Path) -> None:
+    """Also for an older patch release, to whose release it is added."""
+    release = next(one for one in matrix.catalog.releases.values() if one.patches and not one.nixpkgs)
+    patch = str(release.patches[0].version)
+    text = explain(matrix, "sm87-armv8_2", release=patch).text
+    (tmp_path / "torchtailor.toml").write_text(text[text.index("  [[row]]") :].partition("\n\n")[0])
+    added = explain(Matrix(load_catalog(tmp_path)), "sm87-armv8_2", release=patch)
+    assert "sm87-armv8_2 is available" in added.text
+
+
 def test_selectors(matrix: Matrix) -> None:
     cuda13 = list(matrix.variants("cuda-13_0"))
     assert len(select(cuda13, ["sm{80,90}-*"])) == 12
@@ -279,7 +289,8 @@ def test_selectors(matrix: Matrix) -> None:
     assert len(select(cuda13, cpus=["avx512*"])) == 27
     assert len(select(cuda13, ["pytorch210-*"])) == len(select(cuda13, ["pytorch-python313-*"])) == 59
     assert select(cuda13, ["nope"]) == ()
-    assert unmatched(cuda13, ["sm{80,95,90}-avx2", "sm97-avx2", "SM{80,96}-*"]) == ("sm95-avx2", "sm96-*")
+    assert unmatched(cuda13, ["sm{80,95,90}-avx2", "SM{80,96}-*"]) == ("sm95-avx2", "sm96-*")
+    assert unmatched(cuda13, ["sm90-avx2", "sm97-avx2"]) == ("sm97-avx2",)
 
 
 def test_braces() -> None:

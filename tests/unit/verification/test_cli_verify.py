@@ -49,6 +49,18 @@ def test_json_junit_report_and_plot(stock: Path, tmp_path: Path, capsys: pytest.
     assert page.read_text().count('data-outcome="pass"') == document["counts"]["pass"]
 
 
+@pytest.mark.parametrize("option", ["--junit", "--report"])
+def test_a_place_that_cannot_be_written_loses_no_result(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["verify", str(HOST / "aarch64" / "startup_base.so"), "--level", "static", option]
+    assert main([*line, str(tmp_path)]) == ExitCode.USAGE
+    assert not capsys.readouterr().out  # said before anything is read
+    (tmp_path / "file").touch()
+    assert main([*line, str(tmp_path / "file" / "page")]) == ExitCode.ENVIRONMENT
+    assert "Level 1: static" in capsys.readouterr().out
+
+
 def test_progress_does_not_mix_with_json() -> None:
     """A terminal on stderr sees what is being done, a file does not, and --plain says it in lines anywhere."""
     line = [sys.executable, "-m", "torchtailor", "verify", str(HOST / "aarch64" / "startup_base.so"), "--json"]

@@ -7,11 +7,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from torchtailor.report import render, write_report
 from torchtailor.report.chart import chart
 from torchtailor.report.terminal import bars
-from torchtailor.verification.output import as_json
+from torchtailor.verification.output import as_json, write_junit
 from torchtailor.verification.result import Check, Level, VerifyReport
 from torchtailor.verification.static.facts import HOST
 
@@ -133,6 +134,18 @@ def test_no_card_repeats_another() -> None:
     assert cards(render(report(wheels=[], stock=None))) == ["installed", "gpu", "checks", "time"]
     assert "download" in cards(render(report(stock=None)))
     assert "download" in cards(render(report(wheels=[], libraries=[library("a.so", {HOST: 5})])))
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    name = "caf\udce9.so"
+    check = Check.of(Level.STATIC, name, False, f"{name} is wrong", library=Path(name))
+    found = VerifyReport(f"dist/{name}", (check,), {"libraries": [library(name, {HOST: 5})]})
+    write_report(found, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text("utf-8"))
+    assert json.loads(page.data)["target"] == f"dist/{name}"
+    write_junit(found, tmp_path / "junit.xml")
+    case = ElementTree.parse(tmp_path / "junit.xml").getroot().find(".//testcase")
+    assert case is not None and case.attrib["name"] == r"caf\udce9.so"
 
 
 def test_written_whole(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchtailor.cli import main
-from torchtailor.report.traces import render_traces
+from torchtailor.report.traces import render_traces, write_trace_report
 from torchtailor.workload.trace import Trace, TracedLibrary, write_trace
 
 EVIL = "</script><img src=x onerror=alert(1)>&\"'"
@@ -114,6 +114,12 @@ def test_hostile_names() -> None:
     assert "img" not in page.tags
     assert text.count("</script>") == 2
     assert json.loads(page.data)["traces"][0]["programs"] == [EVIL]
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    write_trace_report({"caf\udce9.trace": Trace()}, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text("utf-8"))
+    assert json.loads(page.data)["traces"][0]["trace"] == "caf\udce9.trace"
 
 
 def test_it_asks_nobody_else() -> None:
