@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from torchtailor.binary.elf_headers import ElfMachine
-from torchtailor.disk import cache_folder, disk_errors, write_atomically
+from torchtailor.disk import CACHE_VARIABLE, cache_folder, disk_errors, write_atomically
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, UsageError
 from torchtailor.workload.events import make_trace, read_events
 from torchtailor.workload.hook import HookKind, check_program, hook_library
@@ -74,7 +74,7 @@ def _preloadable(hook: Path) -> Path:
     if _SEPARATOR.search(str(copy)):
         raise EnvironmentProblem(
             f"{hook} cannot be preloaded: its path contains a space or a colon.",
-            "Set TORCHTAILOR_CACHE to a folder whose path contains neither.",
+            f"Set {CACHE_VARIABLE} to a folder whose path contains neither.",
         )
     if not copy.is_file():
         with disk_errors(copy.parent):

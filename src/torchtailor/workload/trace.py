@@ -74,7 +74,7 @@ class Trace(msgspec.Struct, frozen=True, dict=True):
             if library.used:
                 hasher.update(f"{library.identity} {' '.join(map(str, library.used))}\n".encode())
         for path in sorted(self.opened):
-            hasher.update(f"{path}\n".encode())
+            hasher.update(f"{path}\n".encode(errors="surrogateescape"))
         return hasher.hexdigest()
 
     @property
