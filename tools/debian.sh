@@ -33,7 +33,8 @@ enter() {
         ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT="$PIP_CERT"} "$@"
     unshare --mount --propagation private sh -ec 'root=$1
         shift
-        mount -t proc proc "$root/proc"
-        mount -t sysfs sysfs "$root/sys"
+        # A build that was killed may have left its own.
+        mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
+        mountpoint -q "$root/sys" || mount -t sysfs sysfs "$root/sys"
         exec chroot "$root" env -i "$@"' sh "$root" "$@"
 }
