@@ -9,7 +9,7 @@ from pathlib import Path
 
 _PATTERNS = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
 _NAMES = ("site-packages", "dist-packages")
-_UP_TO_SITE = re.compile(r"^(?:.*(?:site|dist)-packages/|[^/]+\.data/(?:platlib|purelib)/)")
+_UP_TO_SITE = re.compile(r"^(?:(?:.*/)?(?:site|dist)-packages/|[^/]+\.data/(?:platlib|purelib)/)")
 
 _SYSTEM_TOO = re.compile(r"^\s*include-system-site-packages\s*=\s*true\s*$", re.IGNORECASE | re.MULTILINE)
 

@@ -60,7 +60,7 @@ def check_environment(path: Path, target: Target) -> None:
     """Raise before anything is built where the environment cannot be used or created."""
     if _python_of(path).exists():
         _check_python(path, target)
-    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} is neither empty nor a Python environment.", "Give another folder with --into.")
     elif target.arch != platform.machine():
         raise UsageError(

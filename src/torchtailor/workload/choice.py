@@ -12,13 +12,13 @@ from importlib.resources import files
 
 import msgspec
 
+from torchtailor.artifact.sites import installed_path
 from torchtailor.errors import NoMatchError
 from torchtailor.workload.pack import PACK_FOLDER
 from torchtailor.workload.trace import FILES_UNKNOWN, Trace, merge_traces
 
 _LARGE = 64 << 10
-_SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/")
-_DATA = re.compile(r"[^/]+\.data/(?:(?:purelib|platlib)/)?")
+_DATA = re.compile(r"[^/]+\.data/")
 _DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)[^/]+\.dist-info/[^/]+")
 _FOR_COMPILERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".cu", ".inl", ".inc", ".cmake", ".a", ".o", ".bc", ".pyi")
 _LICENCE = re.compile(r"\.dist-info/|(?:^|/)[^/]*(?:licen[cs]e|notice|copying|copyright|eula)[^/]*$", re.IGNORECASE)
@@ -124,11 +124,11 @@ def _names_in_traces(paths: Iterable[str]) -> dict[str, str]:
     places = sorted({match["site"] for path in paths if (match := _DIST_INFO.fullmatch(path))}, key=len)
     names = {}
     for path in paths:
-        if match := _SITE.match(path):
-            names[path] = path[match.end() :]
-        elif match := _DATA.match(path):
-            if match[0].endswith("lib/"):
-                names[path] = path[match.end() :]
+        inside = installed_path(path)
+        if inside != path:
+            names[path] = inside
+        elif _DATA.match(path):  # scripts and data of a wheel are installed elsewhere
+            continue
         elif (place := next((place for place in places if path.startswith(place)), None)) is not None:
             names[path] = path[len(place) :]
     return names

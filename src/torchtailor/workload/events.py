@@ -50,30 +50,24 @@ class Recorded:
         events = others = 0
         with path.open("rb") as file:
             while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
-                if self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")]):
+                try:
+                    self._add([_unescaped(word) for word in os.fsdecode(line[:-1]).split("\t")])
                     events += 1
-                else:
+                except ValueError:
+                    self.lost.add(_NO_EVENT)
                     others += 1
             if len(line) == _MAX_LINE or (others and not events):
                 raise BadInputError(
                     f"{path} is not what a program recorded.", "Give a folder or .tsv file that it wrote."
                 )
 
-    def _add(self, words: list[str]) -> bool:
-        """Whether the line is an event."""
+    def _add(self, words: list[str]) -> None:
+        """Add one event; ValueError where the line is none."""
         match words:
             case ["load" | "link", library, address, _, *_]:
-                try:
-                    self.loads.setdefault(library, set()).add(int(address, 16))
-                except ValueError:
-                    self.lost.add(_NO_EVENT)
-                    return False
+                self.loads.setdefault(library, set()).add(int(address, 16))
             case ["miss", library, address, _, key]:
-                try:
-                    self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
-                except ValueError:
-                    self.lost.add(_NO_EVENT)
-                    return False
+                self.misses.setdefault(library, set()).add((int(address, 16), bytes.fromhex(key)))
             case ["open", opened]:
                 self.opened.add(opened)
             case ["proc", process, *program]:
@@ -84,9 +78,7 @@ class Recorded:
             case ["lost", what]:
                 self.lost.add(_plain(what[:_MAX_SAID]))
             case _:
-                self.lost.add(_NO_EVENT)
-                return False
-        return True
+                raise ValueError(words[0])
 
 
 def _unescaped(word: str) -> str:

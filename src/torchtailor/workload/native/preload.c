@@ -57,21 +57,36 @@ static int reads(int flags) { return (flags & O_ACCMODE) != O_WRONLY && !(flags 
 
 TT_EARLY static void *next(const char *name) { return tt_real_symbol(RTLD_NEXT, name); }
 
-/* Looked up when we are loaded; until then (an allocator that starts first) the kernel is asked directly. */
+/* Looked up when we are loaded: between vfork and exec the loader must not be asked. Until then (an allocator that
+ * starts first) files are opened by the kernel directly. */
 typedef int (*open_function)(const char *, int, ...);
 typedef int (*openat_function)(int, const char *, int, ...);
 typedef void (*exit_function)(int);
+typedef int (*execv_function)(const char *, char *const[]);
+typedef int (*execve_function)(const char *, char *const[], char *const[]);
+typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+                              char *const[], char *const[]);
 static _Atomic(open_function) next_open, next_open64;
 static _Atomic(openat_function) next_openat, next_openat64;
 static _Atomic(exit_function) next_exit, next_Exit;
+static _Atomic(execv_function) next_execv, next_execvp;
+static _Atomic(execve_function) next_execve, next_execvpe;
+static _Atomic(spawn_function) next_posix_spawn, next_posix_spawnp;
 
+#define FIND(kind, variable, name) atomic_store(&variable, (kind##_function)(uintptr_t)next(name))
 __attribute__((constructor)) static void find_next(void) {
-    atomic_store(&next_open, (open_function)(uintptr_t)next("open"));
-    atomic_store(&next_open64, (open_function)(uintptr_t)next("open64"));
-    atomic_store(&next_openat, (openat_function)(uintptr_t)next("openat"));
-    atomic_store(&next_openat64, (openat_function)(uintptr_t)next("openat64"));
-    atomic_store(&next_exit, (exit_function)(uintptr_t)next("_exit"));
-    atomic_store(&next_Exit, (exit_function)(uintptr_t)next("_Exit"));
+    FIND(open, next_open, "open");
+    FIND(open, next_open64, "open64");
+    FIND(openat, next_openat, "openat");
+    FIND(openat, next_openat64, "openat64");
+    FIND(exit, next_exit, "_exit");
+    FIND(exit, next_Exit, "_Exit");
+    FIND(execv, next_execv, "execv");
+    FIND(execv, next_execvp, "execvp");
+    FIND(execve, next_execve, "execve");
+    FIND(execve, next_execvpe, "execvpe");
+    FIND(spawn, next_posix_spawn, "posix_spawn");
+    FIND(spawn, next_posix_spawnp, "posix_spawnp");
 }
 
 static int open_from(open_function call, const char *path, int flags, mode_t mode) {
@@ -158,24 +173,6 @@ static void note_named(const char *name) {
             return;
         }
     }
-}
-
-typedef int (*execv_function)(const char *, char *const[]);
-typedef int (*execve_function)(const char *, char *const[], char *const[]);
-typedef int (*spawn_function)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
-                              char *const[], char *const[]);
-static _Atomic(execv_function) next_execv, next_execvp;
-static _Atomic(execve_function) next_execve, next_execvpe;
-static _Atomic(spawn_function) next_posix_spawn, next_posix_spawnp;
-
-/* Looked up when we are loaded: between vfork and exec the loader must not be asked. */
-__attribute__((constructor)) static void find_next_programs(void) {
-    atomic_store(&next_execv, (execv_function)(uintptr_t)next("execv"));
-    atomic_store(&next_execvp, (execv_function)(uintptr_t)next("execvp"));
-    atomic_store(&next_execve, (execve_function)(uintptr_t)next("execve"));
-    atomic_store(&next_execvpe, (execve_function)(uintptr_t)next("execvpe"));
-    atomic_store(&next_posix_spawn, (spawn_function)(uintptr_t)next("posix_spawn"));
-    atomic_store(&next_posix_spawnp, (spawn_function)(uintptr_t)next("posix_spawnp"));
 }
 
 #define EXECV(name, noting)                                                                                            \
