@@ -6,7 +6,7 @@
 #
 # ISA (default: armv8_2 on ARM, avx2 on x86) stands for the CPU-only variant. The build can be interrupted at any time:
 # the same command continues. Wheel, manifest and index go to FOLDER/work/dist, logs and the ledger to
-# FOLDER/work/state; WORK=/other uses another folder of the system than /work.
+# FOLDER/work/state; WORK=/other uses another folder of the system than /work, CXX=clang++-19 another compiler.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,7 +27,7 @@ mkdir -p "$root$work"
 
 # USE_SYSTEM_LIBS: Debian's packages replace the submodules; those that are switched off have none that fits. Its source
 # is not the newest release, and the wheel's version follows the source.
-enter TORCHTAILOR_STATE="$work/state" TORCHTAILOR_CACHE="$work/cache" \
+enter ${CC:+CC="$CC"} ${CXX:+CXX="$CXX"} TORCHTAILOR_STATE="$work/state" TORCHTAILOR_CACHE="$work/cache" \
     /opt/torchtailor/bin/torchtailor build "$variant" --via source --source /src/pytorch --python 3.13 \
     --profile inference --set USE_SYSTEM_LIBS=ON --set USE_FBGEMM=0 --set USE_XNNPACK=0 --set USE_NNPACK=0 \
     --set USE_PYTORCH_QNNPACK=0 --set USE_ITT=0 --set USE_KLEIDIAI=0 -o "$work/dist" "$@"

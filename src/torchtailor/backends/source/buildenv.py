@@ -108,6 +108,8 @@ def process_environment(
     }
     if compiler:
         values |= {"CC": compiler.cc, "CXX": compiler.cxx}
+        if compiler.openmp:
+            values["CMAKE_LIBRARY_PATH"] = compiler.openmp
     if cuda:
         values |= {"CUDA_HOME": cuda.home, "CUDACXX": cuda.nvcc, "CUDA_NVCC_EXECUTABLE": cuda.nvcc}
         values["CMAKE_PREFIX_PATH"] = f"{environment.path};{cuda.home}"

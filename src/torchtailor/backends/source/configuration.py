@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
-from torchtailor.backends.source.tables import BlasLibrary, Tables
+from torchtailor.backends.source.tables import BlasLibrary, PrecompiledHeaders, Tables
 from torchtailor.catalog import Capability
 from torchtailor.errors import UsageError
 from torchtailor.variants.variant import Variant
@@ -23,6 +23,23 @@ _OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "PYTORCH_BUIL
 _FLAGS = frozenset({"CFLAGS", "CXXFLAGS"})
 _ISA_FLAG = re.compile(r"(?<!\S)-m(?:arch|cpu)=\S*")
 _OFF = frozenset({"0", "OFF", "NO", "FALSE", "N"})
+# The targets exist only at the end of PyTorch's CMakeLists.txt, and CMake may read a toolchain file more than once.
+_PRECOMPILE = """
+function(torchtailor_precompile target)
+  if(USE_PRECOMPILED_HEADERS AND TARGET ${target} AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    foreach(header ${ARGN})
+      if(EXISTS "${CMAKE_SOURCE_DIR}/${header}")
+        target_precompile_headers(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${header}>")
+      endif()
+    endforeach()
+  endif()
+endfunction()
+get_property(seen GLOBAL PROPERTY torchtailor_precompile)
+if(NOT seen)
+  set_property(GLOBAL PROPERTY torchtailor_precompile TRUE)
+%s
+endif()
+"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,7 @@ class Configuration:
     gpus: tuple[Capability, ...]
     reasons: tuple[SettingGroup, ...] = field(default=(), compare=False, repr=False)
     extra_environment: Mapping[str, str] = field(default_factory=dict)
+    precompiled: tuple[PrecompiledHeaders, ...] = ()
 
     @property
     def arch_list(self) -> str:
@@ -77,7 +95,7 @@ class Configuration:
     @property
     def digest(self) -> str:
         """Changes when the build must be configured again."""
-        document = [self.environment, dict(self.cache)]
+        document = [self.environment, self.cmake_text()]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
     def off(self, switch: str) -> bool:
@@ -102,7 +120,11 @@ class Configuration:
         """
         lines = ["# Written by torchtailor: cache variables that no environment variable reaches."]
         lines += [f'set({name} {value} CACHE BOOL "set by torchtailor")' for name, value in sorted(self.cache.items())]
-        return "\n".join(lines) + "\n"
+        calls = [
+            f'  cmake_language(DEFER DIRECTORY "${{CMAKE_SOURCE_DIR}}" CALL torchtailor_precompile {" ".join(words)})'
+            for words in ((row.target, *row.headers) for row in self.precompiled)
+        ]
+        return "\n".join(lines) + "\n" + (_PRECOMPILE % "\n".join(calls) if calls else "")
 
     def to_json(self) -> dict[str, object]:
         """The row of the configuration matrix: one column for each switch."""
@@ -140,7 +162,8 @@ def configure(
     own = (variant.gpu.capability,) if variant.gpu else ()
     flags = tuple(flag for reason in reasons for flag in reason.flags)
     gpus = tuple(sorted({*own, *gpus})) if own else ()
-    return Configuration(kind.name, switches, cache, flags, gpus, _in_effect(reasons))
+    plain = Configuration(kind.name, switches, cache, flags, gpus, _in_effect(reasons))
+    return replace(plain, precompiled=tables.precompiled) if plain.on("USE_PRECOMPILED_HEADERS") else plain
 
 
 def _in_effect(reasons: Sequence[SettingGroup]) -> tuple[SettingGroup, ...]:

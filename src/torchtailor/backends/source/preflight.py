@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.tables import BlasLibrary, Tables
-from torchtailor.backends.source.toolchain import Cuda, HostCompiler, find_cuda, host_compilers, limits
+from torchtailor.backends.source.toolchain import (
+    Cuda,
+    HostCompiler,
+    find_cuda,
+    host_compilers,
+    limits,
+    openmp_folder,
+)
 from torchtailor.catalog import Capability, Catalog, CodeKind, CodeTarget
 from torchtailor.errors import EnvironmentProblem, NoMatchError, UsageError
 from torchtailor.host.capacity import Capacity, capacity
@@ -23,6 +30,7 @@ _HEADERS = "import sysconfig,os;p=sysconfig.get_paths()['include'];print(p, os.p
 CHECKS = (
     "machine",
     "compiler",
+    "openmp",
     "python",
     "cmake",
     "ninja",
@@ -107,7 +115,8 @@ class Inspector:
         cuda = find_cuda(self._probe, self._variant, home=cuda_home) if self._variant.gpu else None
         blas = self._blas()
         room = capacity(self._probe)
-        checks = [self._machine(), self._compiler_check(compiler), self._python(python), *self._tools(git=git)]
+        checks = [self._machine(), self._compiler_check(compiler), *self._openmp(compiler)]
+        checks += [self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
         checks += [self._blas_check(configuration, blas, bundle=bundle), *self._system_libraries(configuration)]
         checks += [self._memory(room), self._disk(work, disk_free)]
@@ -130,7 +139,10 @@ class Inspector:
     def _compiler(self) -> HostCompiler | None:
         allowed = limits(self._catalog, self._variant)
         found = list(host_compilers(self._probe))
-        return next((compiler for compiler in found if allowed.allow(compiler)), found[0] if found else None)
+        chosen = next((compiler for compiler in found if allowed.allow(compiler)), found[0] if found else None)
+        if chosen and chosen.family == "clang":
+            return replace(chosen, openmp=openmp_folder(self._probe, chosen))
+        return chosen
 
     def _compiler_check(self, compiler: HostCompiler | None) -> PreflightCheck:
         allowed = limits(self._catalog, self._variant)
@@ -143,6 +155,15 @@ class Inspector:
             found = f"{compiler}, but {self._variant.short_name}{cuda} needs {allowed}"
             return PreflightCheck("compiler", False, found, fix)
         return PreflightCheck("compiler", True, str(compiler))
+
+    @staticmethod
+    def _openmp(compiler: HostCompiler | None) -> Iterator[PreflightCheck]:
+        """Without it, PyTorch's CMake goes on, and the wheel computes with one thread."""
+        if compiler is None or compiler.family != "clang":
+            return
+        fix = f"sudo apt-get install libomp-{compiler.version.major}-dev"
+        found = f"libomp in {compiler.openmp}" if compiler.openmp else f"clang {compiler.version} has no OpenMP library"
+        yield PreflightCheck("openmp", bool(compiler.openmp), found, fix)
 
     def _python(self, python: Path | None) -> PreflightCheck:
         version = self._variant.python

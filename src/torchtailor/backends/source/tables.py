@@ -53,6 +53,14 @@ class SwitchRule(Strict, frozen=True):
     flags: tuple[str, ...] = ()  # of the C and C++ compiler, after those of the ISA
 
 
+class PrecompiledHeaders(Strict, frozen=True):
+    """Headers that clang precompiles for a target of PyTorch's build, in addition to PyTorch's own."""
+
+    target: str
+    headers: tuple[str, ...]
+    source: str
+
+
 class Profile(Strict, frozen=True):
     """How much of PyTorch is built."""
 
@@ -138,6 +146,7 @@ class _File(Strict, frozen=True):
     sources: dict[str, str]
     profile: tuple[Profile, ...]
     rule: tuple[SwitchRule, ...]
+    precompiled: tuple[PrecompiledHeaders, ...]
     blas: tuple[BlasLibrary, ...]
     system_library: tuple[SystemLibrary, ...]
     kind: tuple[FileKind, ...]
@@ -152,6 +161,7 @@ class Tables:
 
     profiles: Mapping[str, Profile]
     rules: tuple[SwitchRule, ...]
+    precompiled: tuple[PrecompiledHeaders, ...]
     blas: tuple[BlasLibrary, ...]
     system_libraries: tuple[SystemLibrary, ...]
     kinds: tuple[FileKind, ...]
@@ -191,6 +201,7 @@ def load_tables() -> Tables:
     return Tables(
         profiles={row.name: row for row in read.profile},
         rules=read.rule,
+        precompiled=read.precompiled,
         blas=read.blas,
         system_libraries=read.system_library,
         kinds=read.kind,

@@ -24,6 +24,7 @@ class HostCompiler:
     cxx: str
     family: str  # gcc or clang
     version: Dotted
+    openmp: str = ""  # clang: the folder of its OpenMP library, where CMake does not look; GCC knows its own
 
     def __str__(self) -> str:
         return f"{self.family} {self.version} ({self.cxx})"
@@ -107,6 +108,13 @@ def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
         if (family, found.version) not in seen:
             seen.add((family, found.version))
             yield found
+
+
+def openmp_folder(probe: Probe, compiler: HostCompiler) -> str:
+    """Where clang's OpenMP library is; empty where it is not installed."""
+    ran = probe.run((compiler.cxx, "-print-file-name=libomp.so"), _TIMEOUT)
+    folder, _, _ = ran.output.strip().rpartition("/")  # clang prints the bare name of a file that it does not find
+    return folder if ran.done else ""
 
 
 def find_cuda(probe: Probe, variant: Variant, *, home: Path | None = None) -> Cuda | None:

@@ -54,6 +54,23 @@ def test_the_environment_is_made_from_nothing(tables: Tables, variant: Named, tm
     assert values["CMAKE_CUDA_HOST_COMPILER"] == "/usr/bin/g++-14"
 
 
+@pytest.mark.parametrize(("overrides", "searched"), [((), "/llvm/lib"), (("CMAKE_LIBRARY_PATH=/own",), "/own")])
+def test_cmake_looks_where_clang_has_its_openmp(
+    tables: Tables, variant: Named, tmp_path: Path, overrides: tuple[str, ...], searched: str
+) -> None:
+    values = process_environment(
+        tables,
+        BuildEnvironment(tmp_path),
+        configure(tables, variant("cpu-avx2"), overrides=overrides),
+        version="1",
+        include=tmp_path,
+        compiler=HostCompiler("/usr/bin/clang", "/usr/bin/clang++", "clang", Dotted("19.1"), openmp="/llvm/lib"),
+        cuda=None,
+        outer={},
+    )
+    assert values["CMAKE_LIBRARY_PATH"] == searched
+
+
 def test_scripts_with_set_u_find_what_they_expect(tables: Tables, variant: Named, tmp_path: Path) -> None:
     values = process_environment(
         tables,

@@ -120,6 +120,24 @@ def test_no_compiler(look: Look, machine: Machine) -> None:
     assert "apt-get install gcc-14" in raised.value.hint
 
 
+def test_clang_needs_an_openmp_library(look: Look, machine: Machine) -> None:
+    machine.commands["/usr/bin/c++ --version"] = said("Debian clang version 19.1.7 (3+b1)\nTarget: x86_64-pc-linux-gnu")
+    asked = "/usr/bin/c++ -print-file-name=libomp.so"
+    machine.commands[asked] = said("libomp.so\n")
+    found, fix = miss(look("cpu-avx2"), "openmp")
+    assert "clang 19.1.7 has no OpenMP library" in found
+    assert fix == "sudo apt-get install libomp-19-dev"
+    machine.commands[asked] = said("/usr/lib/llvm-19/lib/libomp.so\n")
+    seen = look("cpu-avx2")
+    assert seen.blocking() == ()
+    assert seen.compiler is not None
+    assert seen.compiler.openmp == "/usr/lib/llvm-19/lib"
+
+
+def test_gcc_has_openmp_by_itself(look: Look) -> None:
+    assert "openmp" not in {check.name for check in look().checks}
+
+
 def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, machine: Machine) -> None:
     machine.commands["/usr/bin/c++ --version"] = gcc("16.1.0")
     found, fix = miss(look(), "compiler")
