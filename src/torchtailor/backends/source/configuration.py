@@ -120,10 +120,8 @@ class Configuration:
         """
         lines = ["# Written by torchtailor: cache variables that no environment variable reaches."]
         lines += [f'set({name} {value} CACHE BOOL "set by torchtailor")' for name, value in sorted(self.cache.items())]
-        calls = [
-            f'  cmake_language(DEFER DIRECTORY "${{CMAKE_SOURCE_DIR}}" CALL torchtailor_precompile {" ".join(words)})'
-            for words in ((row.target, *row.headers) for row in self.precompiled)
-        ]
+        call = '  cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL torchtailor_precompile'
+        calls = [f"{call} {row.target} {' '.join(row.headers)})" for row in self.precompiled]
         return "\n".join(lines) + "\n" + (_PRECOMPILE % "\n".join(calls) if calls else "")
 
     def to_json(self) -> dict[str, object]:

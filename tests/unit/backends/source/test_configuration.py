@@ -22,6 +22,7 @@ def test_every_row_has_a_source_that_exists(tables: Tables) -> None:
     text = files("torchtailor.catalog").joinpath("data", "source.toml").read_text("utf-8")
     known = set(tomllib.loads(text)["sources"])
     assert {rule.source for rule in tables.rules} | {kind.source for kind in tables.kinds} <= known
+    assert {row.source for row in tables.precompiled} <= known
 
 
 @pytest.mark.parametrize(
