@@ -81,6 +81,7 @@ class Workspace:
     environment: Callable[[Configuration], Mapping[str, str]]
     ccache: bool
     asked_jobs: int | None
+    compiler: str  # gcc 14.2.0
     speed: float
     targets: tuple[str, ...] = ("install",)
 

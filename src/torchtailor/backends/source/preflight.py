@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torchtailor.backends.source.tables import BlasLibrary, Tables
 from torchtailor.backends.source.toolchain import (
     Cuda,
     HostCompiler,
+    asked_compiler,
     find_cuda,
     host_compilers,
     limits,
@@ -115,7 +117,7 @@ class Inspector:
         cuda = find_cuda(self._probe, self._variant, home=cuda_home) if self._variant.gpu else None
         blas = self._blas()
         room = capacity(self._probe)
-        checks = [self._machine(), self._compiler_check(compiler), *self._openmp(compiler)]
+        checks = [self._machine(), self._compiler_check(compiler), *self._openmp(configuration, compiler)]
         checks += [self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
         checks += [self._blas_check(configuration, blas, bundle=bundle), *self._system_libraries(configuration)]
@@ -148,6 +150,11 @@ class Inspector:
         allowed = limits(self._catalog, self._variant)
         number = min(allowed.gcc[1], 14)
         fix = f"sudo apt-get install gcc-{number} g++-{number}"
+        if asked := asked_compiler(self._probe):
+            fix = f"unset {' '.join(asked)}, or set CC and CXX to {allowed}"
+        if compiler is None and asked:
+            words = " ".join(f"{name}={shlex.quote(value)}" for name, value in asked.items())
+            return PreflightCheck("compiler", False, f"{words} does not name an installed C and C++ compiler", fix)
         if compiler is None:
             return PreflightCheck("compiler", False, f"no C++ compiler is installed; {allowed} is needed", fix)
         if not allowed.allow(compiler):
@@ -157,11 +164,11 @@ class Inspector:
         return PreflightCheck("compiler", True, str(compiler))
 
     @staticmethod
-    def _openmp(compiler: HostCompiler | None) -> Iterator[PreflightCheck]:
+    def _openmp(configuration: Configuration, compiler: HostCompiler | None) -> Iterator[PreflightCheck]:
         """Without it, PyTorch's CMake goes on, and the wheel computes with one thread."""
-        if compiler is None or compiler.family != "clang":
+        if compiler is None or compiler.family != "clang" or configuration.off("USE_OPENMP"):
             return
-        fix = f"sudo apt-get install libomp-{compiler.version.major}-dev"
+        fix = f"sudo apt-get install libomp-{compiler.version.major}-dev, or build without it: --set USE_OPENMP=0"
         found = f"libomp in {compiler.openmp}" if compiler.openmp else f"clang {compiler.version} has no OpenMP library"
         yield PreflightCheck("openmp", bool(compiler.openmp), found, fix)
 

@@ -13,7 +13,9 @@ from torchtailor.backends.source.watch import RunningFile, Sample
 from torchtailor.catalog import Method
 from torchtailor.ledger.ledger import Attempt, Result
 
-SPEED_KEY = "seconds_per_weight"  # of the configuration that the ledger keeps
+# Of the configuration that the ledger keeps.
+SPEED_KEY = "seconds_per_weight"
+COMPILER_KEY = "compiler"
 _ENOUGH = 20  # files, before this build's own times count
 
 
@@ -40,12 +42,13 @@ class SourceProgress(Protocol):
     def compiling(self, progress: CompileProgress) -> None: ...
 
 
-def learned_speed(attempts: Iterable[Attempt]) -> float:
-    """Seconds on this machine for a second of the table, from the last build that measured it."""
+def learned_speed(attempts: Iterable[Attempt], compiler: str) -> float:
+    """Seconds on this machine for a second of the table, from the last build with this compiler that measured it."""
     speed = 1.0
     for attempt in attempts:
         value = attempt.configuration.get(SPEED_KEY)
-        if attempt.method is Method.SOURCE and attempt.result is not Result.RUNNING and isinstance(value, int | float):
+        measured = attempt.method is Method.SOURCE and attempt.result is not Result.RUNNING
+        if measured and attempt.configuration.get(COMPILER_KEY) == compiler and isinstance(value, int | float):
             speed = float(value) if value > 0 else speed
     return speed
 

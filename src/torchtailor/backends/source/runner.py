@@ -26,7 +26,7 @@ from torchtailor.backends.source.options import SourceOptions, SourceRequest
 from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.preflight import Inspector, Preflight, PreflightCheck, check_names
 from torchtailor.backends.source.process import Log
-from torchtailor.backends.source.progress import SourceProgress, learned_speed
+from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, learned_speed
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
@@ -258,6 +258,8 @@ class SourceBuilder:
         folder = self.folders.build(self._name(tree, configuration))
         version = local_version(tree.version, request.variant, request.gpus)
 
+        compiler = seen.compiler.name if seen.compiler else ""
+
         def environment(chosen: Configuration) -> Mapping[str, str]:
             return process_environment(
                 self.tables,
@@ -281,7 +283,8 @@ class SourceBuilder:
             environment=environment,
             ccache=bool(self.ccache),
             asked_jobs=self.options.jobs,
-            speed=learned_speed(self.ledger.attempts(limit=200)),
+            compiler=compiler,
+            speed=learned_speed(self.ledger.attempts(limit=200), compiler),
             targets=self.options.targets or ("install",),
         ), configuration
 
@@ -306,7 +309,7 @@ class SourceBuilder:
         name = self.request.variant.unique_name
         while True:
             count += 1
-            row = {"torch": space.tree.version, **configuration.to_json()}
+            row = {"torch": space.tree.version, COMPILER_KEY: space.compiler, **configuration.to_json()}
             options = {
                 "source": str(self.source),
                 "profile": self.options.profile,

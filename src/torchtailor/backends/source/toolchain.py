@@ -26,8 +26,12 @@ class HostCompiler:
     version: Dotted
     openmp: str = ""  # clang: the folder of its OpenMP library, where CMake does not look; GCC knows its own
 
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.version}"
+
     def __str__(self) -> str:
-        return f"{self.family} {self.version} ({self.cxx})"
+        return f"{self.name} ({self.cxx})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +87,23 @@ def _partner(compiler: str, names: Mapping[str, str]) -> str:
     return ""
 
 
+def asked_compiler(probe: Probe) -> dict[str, str]:
+    """What the environment says: CC, CXX or both; empty where it says nothing."""
+    return {name: value for name in ("CC", "CXX") if (value := (probe.env(name) or "").strip())}
+
+
 def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
-    """All installed compilers: $CXX first, then the default ones, then those with a version in their name."""
+    """The compiler of $CC and $CXX; without them all that are installed, the default ones first."""
     names = [("cc", "c++"), ("gcc", "g++")]
     names += [(f"gcc-{number}", f"g++-{number}") for number in range(_NEWEST, _OLDEST - 1, -1)]
     names += [("clang", "clang++")]
     names += [(f"clang-{number}", f"clang++-{number}") for number in range(_NEWEST + 5, _OLDEST, -1)]
-    cc, cxx = (probe.env(name) or "" for name in ("CC", "CXX"))
-    own = (cc or _partner(cxx, _C_OF), cxx or _partner(cc, {value: key for key, value in _C_OF.items()}))
-    if all(own) and " " not in "".join(own):
-        names.insert(0, own)
+    if asked := asked_compiler(probe):
+        cc, cxx = asked.get("CC", ""), asked.get("CXX", "")
+        names = [(cc or _partner(cxx, _C_OF), cxx or _partner(cc, {value: key for key, value in _C_OF.items()}))]
     seen: set[tuple[str, Dotted]] = set()
     for cc, cxx in names:
-        c_path, cxx_path = probe.which(cc), probe.which(cxx)
+        c_path, cxx_path = (probe.which(name) if name else None for name in (cc, cxx))
         if not c_path or not cxx_path:
             continue
         ran = probe.run((cxx_path, "--version"), _TIMEOUT)

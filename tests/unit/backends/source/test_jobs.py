@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from torchtailor.backends.source.jobs import choose_jobs
 from torchtailor.backends.source.ninja import edges, read_log, read_status, write_pool
-from torchtailor.backends.source.progress import Estimate, measured_speed
+from torchtailor.backends.source.progress import Estimate, learned_speed, measured_speed
 from torchtailor.backends.source.tables import FileKind, Tables, load_tables
 from torchtailor.backends.source.watch import RunningFile, Sample, sample
+from torchtailor.catalog import Method
 from torchtailor.host.capacity import Capacity
+from torchtailor.ledger.ledger import Ledger
 
 BUILD = """\
 # CMAKE generated file: DO NOT EDIT!
@@ -208,6 +210,15 @@ def test_speed_is_learnt_from_enough_files(tables: Tables) -> None:
     made = {name: Timing(name, 3.0) for name in files}
     assert measured_speed(files, made) == pytest.approx(1.5)
     assert measured_speed(files, {"0.o": Timing("0.o", 3.0)}) is None
+
+
+def test_the_speed_of_another_compiler_says_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    for row in ({"compiler": "gcc 14.2.0", "seconds_per_weight": 2.5}, {"compiler": "gcc 14.2.0"}):
+        with ledger.attempt("cpu-avx2", Method.SOURCE, options={}, configuration=row):
+            pass
+    assert learned_speed(ledger.attempts(), "gcc 14.2.0") == 2.5
+    assert learned_speed(ledger.attempts(), "clang 19.1.7") == 1.0
 
 
 def test_a_look_at_this_process() -> None:

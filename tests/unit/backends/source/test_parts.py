@@ -166,25 +166,36 @@ def test_a_folder_by_any_name_and_without_git(tmp_path: Path, monkeypatch: pytes
         ({"CXX": "/opt/bin/x86_64-linux-gnu-g++-13"}, ("/opt/bin/x86_64-linux-gnu-gcc-13", None)),
         ({"CC": "gcc-13"}, ("gcc-13", "g++-13")),
         ({"CC": "mine", "CXX": "mine++"}, ("mine", "mine++")),
-        ({"CXX": "mine++"}, ("cc", "c++")),
+        ({"CC": "gcc-99", "CXX": " "}, None),
+        ({"CXX": "mine++"}, None),
+        ({"CC": "mine"}, None),
+        ({"CXX": "ccache g++"}, None),
+        ({"CC": "gone", "CXX": "g++"}, None),
+        ({"CXX": ""}, ("cc", "c++")),
         ({}, ("cc", "c++")),
     ],
 )
 def test_one_compiler_of_the_environment_brings_the_other(
-    given: dict[str, str], chosen: tuple[str, str | None]
+    given: dict[str, str], chosen: tuple[str, str | None] | None
 ) -> None:
+    missing = ("gcc-99", "gone", "ccache g++")
+
     class Probe:
         def env(self, name: str) -> str | None:
             return given.get(name)
 
-        def which(self, name: str) -> str:
-            return name
+        def which(self, name: str) -> str | None:
+            assert name, "no name is looked for"
+            return None if name in missing else name
 
         def run(self, line: tuple[str, ...], _: float) -> CommandResult:
             return CommandResult(outcome=CommandOutcome.DONE, output=f"{line[0]} 14.2.0\n")
 
-    first = next(iter(host_compilers(Probe())))  # type: ignore[arg-type]
-    assert (first.cc, first.cxx) == (chosen[0], chosen[1] or given["CXX"])
+    first = next(iter(host_compilers(Probe())), None)  # type: ignore[arg-type]
+    if chosen is None or first is None:
+        assert first is chosen, "another one than asked for is not taken"
+    else:
+        assert (first.cc, first.cxx) == (chosen[0], chosen[1] or given["CXX"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Machine:
             "/usr/include": ("cblas.h",),
             LIBRARIES: ("libopenblas.so",),
         }
+        self.environment: dict[str, str] = {}
         self.files = {
             "/proc/meminfo": "MemTotal: 32000000 kB\nMemAvailable: 30000000 kB\n",
             "/usr/local/cuda-13.0/include/cudnn_version.h": "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 13\n"
@@ -62,6 +64,7 @@ class Machine:
             commands=dict(self.commands),
             folders=dict(self.folders),
             files=dict(self.files),
+            env=dict(self.environment),
         )
         return ReplayProbe(recording)
 
@@ -126,7 +129,8 @@ def test_clang_needs_an_openmp_library(look: Look, machine: Machine) -> None:
     machine.commands[asked] = said("libomp.so\n")
     found, fix = miss(look("cpu-avx2"), "openmp")
     assert "clang 19.1.7 has no OpenMP library" in found
-    assert fix == "sudo apt-get install libomp-19-dev"
+    assert fix == "sudo apt-get install libomp-19-dev, or build without it: --set USE_OPENMP=0"
+    assert "openmp" not in {check.name for check in look("cpu-avx2", overrides=("USE_OPENMP=0",)).checks}
     machine.commands[asked] = said("/usr/lib/llvm-19/lib/libomp.so\n")
     seen = look("cpu-avx2")
     assert seen.blocking() == ()
@@ -151,6 +155,30 @@ def test_a_compiler_beyond_the_toolkits_limit_and_one_beside_it(look: Look, mach
     assert seen.compiler is not None
     assert seen.compiler.cxx == "/usr/bin/g++-15"
     assert look("cpu-avx2").compiler.version.major == 16  # type: ignore[union-attr]  # no toolkit, no limit
+
+
+@pytest.mark.parametrize("given", [{"CXX": "g++-16"}, {"CC": "no such thing"}, {"CC": "gcc-14", "CXX": "g++-15"}])
+def test_the_compiler_of_the_environment_is_used_or_refused(
+    look: Look, machine: Machine, given: dict[str, str]
+) -> None:
+    machine.environment |= given
+    machine.programs |= {"g++-15": "/usr/bin/g++-15"}
+    seen = look()
+    found, fix = miss(seen, "compiler")
+    name, value = next(iter(given.items()))
+    assert seen.compiler is None
+    assert f"{name}={shlex.quote(value)}" in found
+    assert fix.startswith(f"unset {' '.join(given)}, or set CC and CXX to gcc ")
+
+
+def test_the_compiler_of_the_environment_has_the_toolkits_limit(look: Look, machine: Machine) -> None:
+    machine.environment["CXX"] = "g++-16"
+    machine.programs |= {"gcc-16": "/usr/bin/gcc-16", "g++-16": "/usr/bin/g++-16"}
+    machine.commands["/usr/bin/g++-16 --version"] = gcc("16.1.0")
+    found, fix = miss(look(), "compiler")
+    assert "gcc 16.1.0" in found
+    assert fix.startswith("unset CXX, or set CC and CXX to gcc ")
+    assert look("cpu-avx2").compiler.cxx == "/usr/bin/g++-16"  # type: ignore[union-attr]
 
 
 def test_no_cuda_and_the_wrong_one(look: Look, machine: Machine) -> None:

@@ -65,6 +65,7 @@ def test_the_manifest_has_the_configuration_that_was_built(
         environment=lambda configuration: {},
         ccache=False,
         asked_jobs=1,
+        compiler="gcc 14.2.0",
         speed=1.0,
     )
     done = builder._attempts(space, builder.configuration(tables.blas_for("x86_64")[0]))
