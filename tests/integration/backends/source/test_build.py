@@ -167,6 +167,24 @@ def test_out_of_memory_goes_on_with_fewer_jobs(
     assert "configured as before" in logs[-1].read_text()
 
 
+def test_another_compiler_configures_and_compiles_again(
+    build: Build, ledger: Ledger, wrapped_compiler: Callable[[str], Path]
+) -> None:
+    """CMake keeps the compiler of its cache, whatever CXX says later."""
+    build()
+    build()
+    folder = wrapped_compiler('echo "$@" >> "$HERE/calls"')
+    build()
+    first, same, other = (Path(attempt.log).read_text() for attempt in ledger.attempts())
+    compiled = first.count("Building CXX object")
+    assert compiled > 0
+    assert "configured as before" in same
+    assert same.count("Building CXX object") == 0
+    assert "configured as before" not in other
+    assert other.count("Building CXX object") == compiled
+    assert (folder / "calls").read_text().count(" -c ") >= compiled
+
+
 def test_a_missing_header_is_named(build: Build, project: Path, ledger: Ledger) -> None:
     (project / "c10" / "tailor_values.h").unlink()
     with pytest.raises(BuildStoppedError, match=r"tailor_values\.h"):

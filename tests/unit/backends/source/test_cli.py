@@ -92,6 +92,9 @@ def test_a_plan_warns_of_options_without_effect(capsys: pytest.CaptureFixture[st
     assert "SOMETHING_ELSE" not in said
     assert "--gpus has no effect" in said
     assert "--toolchain wheels has no effect" in said
+    assert "--objects" not in said
+    assert main([*BUILD, "--objects", "file:///srv/objects", "--no-ccache", "--dry-run"]) == 0
+    assert "--objects has no effect: ccache is switched off" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_plan_gives_every_setting_with_its_last_reason(capsys: pytest.CaptureFixture[str]) -> None:

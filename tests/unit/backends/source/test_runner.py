@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.wheels.builder import build_wheel
 from torchtailor.backends.source import tree
 from torchtailor.backends.source.attempt import BuildAttempt, BuildStoppedError, Compiled, Workspace
 from torchtailor.backends.source.options import SourceOptions, SourceRequest
+from torchtailor.backends.source.preflight import CHECKS
 from torchtailor.backends.source.runner import SourceBuilder
 from torchtailor.backends.source.tables import Tables
 from torchtailor.backends.source.tree import SourceTree, copy_tree
@@ -75,6 +77,17 @@ def test_the_manifest_has_the_configuration_that_was_built(
     assert [switches.get("USE_XNNPACK") for switches in attempts] == [attempts[0].get("USE_XNNPACK"), "0"]
     assert attempts[0].get("USE_XNNPACK") != "0"
     assert manifest["configuration"]["USE_XNNPACK"] == "0"
+
+
+def test_a_build_without_python_stops_also_where_its_check_is_skipped(
+    builder: SourceBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder.python = None
+    monkeypatch.setattr(builder, "options", replace(builder.options, skip_checks=CHECKS))
+    with pytest.raises(EnvironmentProblem, match=r"Python 3\.13 is not installed, and a build needs it") as raised:
+        builder.build()
+    assert "--python" in raised.value.hint
+    assert not builder.ledger.attempts()
 
 
 def test_a_source_that_cannot_be_copied_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
