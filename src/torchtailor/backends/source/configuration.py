@@ -27,10 +27,15 @@ _OFF = frozenset({"0", "OFF", "NO", "FALSE", "N"})
 _PRECOMPILE = """
 function(torchtailor_precompile target)
   if(USE_PRECOMPILED_HEADERS AND TARGET ${target} AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    foreach(header ${ARGN})
+    cmake_parse_arguments(PARSE_ARGV 1 with "" "" "HEADERS;EXCEPT")
+    foreach(header ${with_HEADERS})
       if(EXISTS "${CMAKE_SOURCE_DIR}/${header}")
         target_precompile_headers(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${header}>")
       endif()
+    endforeach()
+    foreach(file ${with_EXCEPT})
+      set_source_files_properties("${CMAKE_SOURCE_DIR}/${file}" TARGET_DIRECTORY ${target}
+                                  PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     endforeach()
   endif()
 endfunction()
@@ -121,7 +126,7 @@ class Configuration:
         lines = ["# Written by torchtailor: cache variables that no environment variable reaches."]
         lines += [f'set({name} {value} CACHE BOOL "set by torchtailor")' for name, value in sorted(self.cache.items())]
         call = '  cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL torchtailor_precompile'
-        calls = [f"{call} {row.target} {' '.join(row.headers)})" for row in self.precompiled]
+        calls = [f"{call} {' '.join(row.cmake_arguments)})" for row in self.precompiled]
         return "\n".join(lines) + "\n" + (_PRECOMPILE % "\n".join(calls) if calls else "")
 
     def to_json(self) -> dict[str, object]:

@@ -59,6 +59,12 @@ class PrecompiledHeaders(Strict, frozen=True):
     target: str
     headers: tuple[str, ...]
     source: str
+    without: tuple[str, ...] = ()  # files that do not compile after these headers
+
+    @property
+    def cmake_arguments(self) -> tuple[str, ...]:
+        """What `torchtailor_precompile` in the toolchain file takes."""
+        return (self.target, "HEADERS", *self.headers, *(("EXCEPT", *self.without) if self.without else ()))
 
 
 class Profile(Strict, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,6 +34,7 @@ if(USE_PRECOMPILED_HEADERS)
 endif()
 """
 MISSING = "torch/csrc/jit/api/module.h"
+CLANG = next(filter(None, map(shutil.which, ("clang++", "clang++-19"))), None)
 
 
 @pytest.fixture
@@ -87,3 +89,50 @@ def test_nothing_is_precompiled_against_the_users_wish(tmp_path: Path, configura
 def test_not_with_ccache(catalog: Catalog) -> None:
     variant = Matrix(catalog).resolve("cpu-avx2").variant
     assert "precompile" not in configure(load_tables(), variant, ccache=True).cmake_text()
+
+
+# As in PyTorch: a header uses a member that one source file specialises, and the file's target is in a folder below.
+HEADER = """
+#pragma once
+template <class T> struct Pointer { void free(); ~Pointer() { free(); } };
+inline void used() { Pointer<int> one; }
+"""
+SPECIALISES = "#include <torch/csrc/python_headers.h>\ntemplate <> void Pointer<int>::free() {}\n"
+
+
+def torch_python(tmp_path: Path, configuration: Configuration, *options: str, top: str) -> dict[str, bool]:
+    """Whether each file of torch_python is compiled after the precompiled header; all are really compiled."""
+    (tmp_path / "CMakeLists.txt").write_text(top)
+    for name, text in {
+        "torch/csrc/python_headers.h": HEADER,
+        "torch/csrc/utils/object_ptr.cpp": SPECIALISES,
+        "torch/csrc/Module.cpp": "void f() { used(); }\n",
+        "torch/CMakeLists.txt": "add_library(torch_python STATIC ${CMAKE_SOURCE_DIR}/torch/csrc/utils/object_ptr.cpp\n"
+        "  ${CMAKE_CURRENT_SOURCE_DIR}/csrc/Module.cpp)\n"
+        "target_include_directories(torch_python PRIVATE ${CMAKE_SOURCE_DIR})\n",
+        "caffe2/CMakeLists.txt": "add_subdirectory(../torch torch)\n",
+        "torchtailor.cmake": configuration.cmake_text(),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    toolchain, build = tmp_path / "torchtailor.cmake", tmp_path / "build"
+    given = [f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *options]
+    for command in (["cmake", *given, "-S", str(tmp_path), "-B", str(build)], ["cmake", "--build", str(build)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    commands = json.loads((build / "compile_commands.json").read_text())
+    return {Path(row["file"]).name: "-include" in row["command"] for row in commands if "cmake_pch" not in row["file"]}
+
+
+def test_a_file_that_specialises_what_a_header_uses_is_compiled_without_it(
+    tmp_path: Path, configuration: Configuration
+) -> None:
+    found = torch_python(tmp_path, configuration, top=TOP.format(compiler="Clang", wanted="ON"))
+    assert found == {"object_ptr.cpp": False, "Module.cpp": True}
+
+
+@pytest.mark.skipif(not CLANG, reason="needs clang++")
+def test_clang_compiles_it(tmp_path: Path, configuration: Configuration) -> None:
+    top = TOP.replace("set(CMAKE_CXX_COMPILER_ID {compiler})\n", "").format(wanted="ON")
+    found = torch_python(tmp_path, configuration, f"-DCMAKE_CXX_COMPILER={CLANG}", top=top)
+    assert found == {"object_ptr.cpp": False, "Module.cpp": True}
