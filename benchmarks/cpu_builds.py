@@ -144,6 +144,7 @@ class Comparison:
             if row is not found:
                 row.first += found.first
                 row.second += found.second
+                row.errors |= found.errors
         starts: list[dict[str, Any]] = next((one["starts"] for one in documents if one["starts"]), [])
         return cls(documents[0]["first"], documents[0]["second"], starts, [*rows.values()])
 
@@ -177,7 +178,7 @@ def _turns(row: Row, first: Child, second: Child, turns: int) -> None:
         answers = {name: child.seconds(row.case, row.threads) for name, child in order}
         failed = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
         if failed:
-            row.errors = failed
+            row.errors |= failed
             return
         row.first.append(answers["first"]["seconds"])
         row.second.append(answers["second"]["seconds"])
@@ -248,8 +249,9 @@ def report(found: Comparison) -> None:
     names = ", ".join(f"{row.case} with {_threads(row.threads)} ({row.ratio:.2f})" for row in slower)
     print(f"Above {SLOWER} by more than their noise: {names or 'none'}.")
     for row in found.rows:
-        if not row.measured:
-            print(f"Not measured: {row.case} with {_threads(row.threads)}: {row.errors}")
+        if row.errors:
+            what = "Failed at least once" if row.measured else "Not measured"
+            print(f"{what}: {row.case} with {_threads(row.threads)}: {row.errors}")
 
 
 def measure_starts(pythons: Sequence[Path], count: int) -> list[dict[str, Any]]:

@@ -90,6 +90,22 @@ def test_both_builds_are_asked_in_turn(bench: ModuleType, pythons: list[Path], t
     assert asked[:4] == ["1 fast/fp32 1", "2 fast/fp32 1", "2 fast/fp32 1", "1 fast/fp32 1"]
 
 
+def test_a_case_that_failed_once_is_named(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A build that crashes now and then was reported with a clean ratio."""
+    about = {"python": "p", "torch": "2", "capability": "AVX2", "threads": 1}
+    parts = []
+    for number, errors in enumerate(({}, {"second": "ended with code -11"})):
+        row = bench.Row("softmax/fp32", 1, [1.0], [1.0], errors)
+        parts.append(tmp_path / f"{number}.json")
+        parts[-1].write_text(json.dumps(bench.Comparison(about, about, [], [row]).to_json()), "utf-8")
+    bench.report(bench.Comparison.read(parts))
+    assert (
+        "Failed at least once: softmax/fp32 with 1 thread: {'second': 'ended with code -11'}" in capsys.readouterr().out
+    )
+
+
 def test_parts_are_put_together(
     bench: ModuleType, pythons: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,11 @@
 # Compiles Debian's pytorch source in the system that setup.sh created, with oneDNN and the best BLAS that it has; about
 # three hours on two cores (a fifth less with --no-ccache, which precompiles headers instead).
 #
-#   sudo tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
+#   sudo [CXX=clang++-19] tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
 #
 # ISA (default: armv8_2 on ARM, avx2 on x86) stands for the CPU-only variant. The build can be interrupted at any time:
 # the same command continues. Wheel, manifest and index go to FOLDER/work/dist, logs and the ledger to
-# FOLDER/work/state; WORK=/other uses another folder of the system than /work, CXX=clang++-19 another compiler.
+# FOLDER/work/state; WORK=/other, set like CXX, uses another folder of the system than /work.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -5,8 +5,8 @@
 #   sudo tools/trixie/compare.sh FOLDER WHEELHOUSE [options of benchmarks/cpu_builds.py ...] > compare.json
 #   sudo tools/trixie/compare.sh FOLDER --noise VERSION [options ...]       the official wheel against itself
 #
-# WHEELHOUSE is one of FOLDER/work/dist. `benchmarks/cpu_builds.py --read compare.json` prints the tables. CAPABILITY=avx2
-# limits the kernels of the second environment to that instruction set.
+# WHEELHOUSE is one of FOLDER/work/dist. `benchmarks/cpu_builds.py --read compare.json` prints the tables. `sudo
+# CAPABILITY=avx2 tools/trixie/compare.sh ...` limits the kernels of the second environment to that instruction set.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,14 +36,15 @@ if [ "$what" = --noise ]; then
     shift
 else
     house=$(cd "$what" && pwd)
-    house=${house#"$(cd "$root" && pwd)"}
+    inside=${house#"$(cd "$root" && pwd)"/}
+    [ "$inside" != "$house" ] || fail "$what is not in $root: give one of $root/work/dist"
     wheel=$(find "$what" -name 'torch-*.whl' | head -n 1)
     [ -n "$wheel" ] || fail "there is no wheel of torch in $what"
     label=$(basename "$wheel" | cut -d- -f2)
     version=${label%%+*}
     # By its content: the same variant may be built again.
     own=own-$(sha256sum "$wheel" | cut -c1-12)
-    environment "$own" --index-url "file://$house/simple" "torch==$label"
+    environment "$own" --index-url "file:///$inside/simple" "torch==$label"
 fi
 environment "official-$version" "torch==$version"
 [ "$own" != official ] || own=official-$version

@@ -4,9 +4,9 @@
 #   sudo tools/trixie/setup.sh FOLDER [--dry-run]
 #
 # Needs root, debootstrap, 8 GB of disk and a few minutes. Packages come from the mirror that this machine's own apt
-# uses; on another distribution, set MIRROR to one. Completed steps are skipped, so the same command
-# continues after an interruption; torchtailor itself is always the one of this repository. tools/trixie/build.sh
-# then compiles in it.
+# uses; on another distribution, name one: sudo MIRROR=... tools/trixie/setup.sh FOLDER. Completed steps are skipped, so
+# the same command continues after an interruption; torchtailor itself is always the one of this repository.
+# tools/trixie/build.sh then compiles in it.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,7 +29,8 @@ if ! done_before base; then
     mark base
 fi
 
-if ! done_before packages; then
+installed=packages-$(cksum < "$here/packages.txt" | cut -d " " -f 1)
+if ! done_before "$installed"; then
     say "installing packages"
     if [ -z "$dry" ]; then
         printf 'deb %s %s main\ndeb-src %s %s main\n' "$mirror" "$suite" "$mirror" "$suite" > "$root/etc/apt/sources.list"
@@ -40,7 +41,7 @@ if ! done_before packages; then
     run chroot "$root" apt-get -q update
     # shellcheck disable=SC2086
     run chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends $packages
-    mark packages
+    mark "$installed"
 fi
 
 # No suite has 2.12.1 any more, but the pool may; the newer cpuinfo that it needs is in forky.

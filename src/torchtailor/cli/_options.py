@@ -190,7 +190,7 @@ Bundle = Annotated[
         rich_help_panel=_SOURCE,
     ),
 ]
-Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Prove the wheel.", rich_help_panel=_SOURCE)]
+Verify = Annotated[bool, typer.Option("--verify/--no-verify", help="Verify the wheel.", rich_help_panel=_SOURCE)]
 Target = Annotated[
     list[str] | None,
     typer.Option(

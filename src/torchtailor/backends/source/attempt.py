@@ -113,17 +113,18 @@ class Workspace:
         return self.folder / "torchtailor.cmake"
 
     def start_over(self) -> None:
-        for path in (self.source, self.dist, self.bundled, self.folder / _STATE):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        """Nothing half-deleted is left to continue with: folders are moved away before they are deleted."""
+        (self.folder / _STATE).unlink(missing_ok=True)
+        with staging_folder(self.folder) as staging:
+            for path in (self.source, self.dist, self.bundled):
+                if path.is_dir():
+                    path.rename(staging / path.name)
 
 
 _STATE = "state.json"
 # What a configured build depends on beside its switches: another compiler or toolkit, or none of the cache.
 _CONFIGURED_WITH = (
-    *("CC", "CXX", "CUDACXX", "CUDA_HOME", "PYTORCH_BUILD_VERSION"),
+    *("CC", "CXX", "CUDACXX", "CUDA_HOME", "CMAKE_LIBRARY_PATH", "PYTORCH_BUILD_VERSION"),
     *(f"CMAKE_{language}_COMPILER_LAUNCHER" for language in ("C", "CXX", "CUDA")),
 )
 
@@ -200,12 +201,18 @@ class BuildAttempt:
         space = self.workspace
         wanted = {"digest": self.configuration.digest, "source": space.tree.identity, "python": str(space.python)}
         wanted |= {name: environment.get(name, "") for name in _CONFIGURED_WITH}
+        wanted["compiler"] = space.compiler
         state = space.folder / _STATE
-        if (space.build / "build.ninja").is_file() and _read(state) == wanted:
+        before = _read(state)
+        if (space.build / "build.ninja").is_file() and before == wanted:
             self.log.say("configured as before")
             return
         self._stage("configure", "Configuring")
-        state.unlink(missing_ok=True)
+        if space.build.is_dir() and before.get("compiler", space.compiler) != space.compiler:
+            # ninja compares command lines, and those of an updated compiler are the same.
+            self.log.say(f"compiled by {before['compiler']} until now: starting over with {space.compiler}")
+            shutil.rmtree(space.build)
+        write_atomically(state, json.dumps({"compiler": space.compiler}).encode())
         _clear_installed(space)
         space.include.write_text(self.configuration.cmake_text(), "utf-8")
         (space.build / "CMakeCache.txt").unlink(missing_ok=True)
@@ -286,8 +293,8 @@ def _clear_installed(space: Workspace) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _read(path: Path) -> object:
+def _read(path: Path) -> dict[str, str]:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}

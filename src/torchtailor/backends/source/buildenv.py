@@ -13,13 +13,12 @@ from torchtailor.backends.source.configuration import Configuration
 from torchtailor.backends.source.folders import Folders, key_of
 from torchtailor.backends.source.ninja import STATUS
 from torchtailor.backends.source.tables import Tables
-from torchtailor.backends.source.toolchain import Cuda, HostCompiler
+from torchtailor.backends.source.toolchain import SYSTEM_PATH, Cuda, HostCompiler
 from torchtailor.disk import locked
 from torchtailor.errors import EnvironmentProblem, NetworkError
 from torchtailor.host.pythons import find_uv
 
 _READY = ".ready"
-_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def process_environment(
     """
     shell = os.environ if outer is None else outer
     values = {name: shell[name] for name in tables.environment.passed if name in shell}
-    path = [str(environment.path / "bin"), *([f"{cuda.home}/bin"] if cuda else []), _SYSTEM_PATH]
+    path = [str(environment.path / "bin"), *([f"{cuda.home}/bin"] if cuda else []), *SYSTEM_PATH]
     values |= {
         "PATH": ":".join(path),
         "LANG": "C.UTF-8",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +90,3 @@ def read_hits(environment: Mapping[str, str]) -> Hits | None:
     words = text.split()
     hits = sum(word in ("direct_cache_hit", "preprocessed_cache_hit") for word in words)
     return Hits(hits, words.count("cache_miss"))
-
-
-def version(program: str) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"(\d+(?:\.\d+)+)", done.stdout)
-    return found[1] if found else ""

@@ -18,7 +18,15 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 # CMake cache variables are recognised by their name: only the tests of CMake's own modules end like this.
 _CACHE_NAME = re.compile(r"C(?:XX)?_\w+_FOUND")
 # Names that torchtailor sets itself.
-_OURS = frozenset({"CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "PYTORCH_BUILD_VERSION", "MAX_JOBS"})
+_OURS = frozenset(
+    {"CMAKE_GENERATOR", "CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "MAX_JOBS", "NINJA_STATUS", "PATH"}
+    | {"PYTORCH_BUILD_VERSION"}
+)
+_COMPILERS = frozenset(
+    {"CC", "CXX", "CUDAHOSTCXX", "CMAKE_C_COMPILER", "CMAKE_CXX_COMPILER", "CMAKE_CUDA_HOST_COMPILER"}
+)
+# Would replace the flags of the variant.
+_INSTEAD = {"CMAKE_C_FLAGS": "CFLAGS", "CMAKE_CXX_FLAGS": "CXXFLAGS"}
 # Added to the flags of the variant.
 _FLAGS = frozenset({"CFLAGS", "CXXFLAGS"})
 _ISA_FLAG = re.compile(r"(?<!\S)-m(?:arch|cpu)=\S*")
@@ -196,6 +204,16 @@ def parse_override(text: str) -> tuple[str, str]:
         raise UsageError(f"--set {text!r} is not NAME=VALUE.", "Write --set USE_XNNPACK=0.")
     if name in _OURS:
         raise UsageError(f"--set cannot change {name}: torchtailor sets it.", "Leave it out.")
+    if name in _COMPILERS:
+        raise UsageError(
+            f"--set cannot change {name}: the compiler is checked before the build.",
+            "Set it in the environment: CXX=clang++-19 torchtailor build ...",
+        )
+    if name in _INSTEAD:
+        raise UsageError(
+            f"--set cannot change {name}: it replaces the flags of the variant.",
+            f"Add to them with --set {_INSTEAD[name]}=...",
+        )
     if name == "TORCH_CUDA_ARCH_LIST":
         raise UsageError("The variant's name decides the GPU.", "Give another variant, such as sm90-avx512.")
     if name in _FLAGS and (found := _ISA_FLAG.search(value)):

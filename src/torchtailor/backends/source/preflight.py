@@ -115,7 +115,7 @@ class Inspector:
     ) -> Preflight:
         compiler = self._compiler()
         cuda = find_cuda(self._probe, self._variant, home=cuda_home) if self._variant.gpu else None
-        blas = self._blas()
+        blas = self._blas(configuration.switches.get("BLAS"))
         room = capacity(self._probe)
         checks = [self._machine(), self._compiler_check(compiler), *self._openmp(configuration, compiler)]
         checks += [self._python(python), *self._tools(git=git)]
@@ -152,9 +152,13 @@ class Inspector:
         fix = f"sudo apt-get install gcc-{number} g++-{number}"
         if asked := asked_compiler(self._probe):
             fix = f"unset {' '.join(asked)}, or set CC and CXX to {allowed}"
+            if any(Path(value.split()[0]).name in ("ccache", "sccache") for value in asked.values()):
+                fix += "; without ccache, which is used where it is installed"
         if compiler is None and asked:
             words = " ".join(f"{name}={shlex.quote(value)}" for name, value in asked.items())
-            return PreflightCheck("compiler", False, f"{words} does not name an installed C and C++ compiler", fix)
+            return PreflightCheck(
+                "compiler", False, f"{words} does not name an installed C and C++ compiler of one version", fix
+            )
         if compiler is None:
             return PreflightCheck("compiler", False, f"no C++ compiler is installed; {allowed} is needed", fix)
         if not allowed.allow(compiler):
@@ -257,8 +261,11 @@ class Inspector:
         fix = f"sudo apt-get install {package}, add --toolchain wheels, or build without it: --set {switch}=0"
         return PreflightCheck(name, False, found, fix)
 
-    def _blas(self) -> BlasLibrary | None:
+    def _blas(self, asked: str | None) -> BlasLibrary | None:
+        """The best one that is installed; where the user has named one, that or none."""
         for row in self._tables.blas_for(self._variant.arch):
+            if asked and asked.casefold() != row.name.casefold():
+                continue
             for place in row.places:
                 if self._header_folder(place, row.header) and self._library_folder(place, row.library):
                     return row
@@ -266,18 +273,20 @@ class Inspector:
 
     def _blas_check(self, configuration: Configuration, found: BlasLibrary | None, *, bundle: bool) -> PreflightCheck:
         asked = configuration.switches.get("BLAS")
-        if found is not None and bundle and not found.bundles and asked in (None, found.name):
+        if found is not None and bundle and not found.bundles:
             reason = f"{found.library} loads further libraries when it runs, which cannot be put into the wheel"
-            fix = next(row.fix for row in self._tables.blas_for(self._variant.arch) if row.bundles)
+            fix = next(row.fix for row in self._tables.blas_for(self._variant.arch) if row.fix)
             return PreflightCheck("blas", False, reason, f"{fix}, or: add --no-bundle")
         if found is not None:
             return PreflightCheck("blas", True, found.name)
-        if asked:
-            return PreflightCheck("blas", True, f"{asked}, from --set")
         rows = self._tables.blas_for(self._variant.arch)
+        if asked:
+            fixes = [row.fix for row in rows if row.fix and row.name.casefold() == asked.casefold()]
+            if fixes:
+                return PreflightCheck("blas", False, f"{asked}, from --set, is not installed", fixes[0])
+            return PreflightCheck("blas", True, f"{asked}, from --set")
         names = list(dict.fromkeys(row.name for row in rows))
-        easiest = {row.name: row.fix for row in reversed(rows)}
-        fix = ", or: ".join(easiest[name] for name in names)
+        fix = ", or: ".join(row.fix for row in rows if row.fix)
         reason = f"{' and '.join(names)} are not installed; without a BLAS matmul is slow and LAPACK is missing"
         return PreflightCheck("blas", False, reason, fix)
 

@@ -28,6 +28,7 @@ from torchtailor.backends.source.preflight import Inspector, Preflight, Prefligh
 from torchtailor.backends.source.process import Log
 from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, learned_speed
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
+from torchtailor.backends.source.toolchain import asked_compiler
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
 from torchtailor.catalog import Capability, Catalog, Dotted, Method
 from torchtailor.disk import existing_parent, locked
@@ -230,6 +231,12 @@ class SourceBuilder:
         request = self.request
         seen = self.preflight()
         seen.require(self.options.skip_checks)
+        if seen.compiler is None and (asked := asked_compiler(self.probe)):  # with its check skipped
+            named = " and ".join(asked)
+            raise EnvironmentProblem(
+                f"{named} of the environment cannot be used, and no other compiler is taken instead.",
+                f"Set {named} to a compiler, or unset it.",
+            )
         self.folders.make()
         if self.python is None:  # with its check skipped
             raise EnvironmentProblem(
@@ -364,7 +371,7 @@ class SourceBuilder:
         if compiled.wheel is None:
             return (), ()
         running.stage = "proof"
-        self.progress.stage("Proving the wheel and writing the wheelhouse")
+        self.progress.stage("Verifying the wheel and writing the wheelhouse")
         bundled = bundle.to_json() if bundle else None
         output = SourceOutput(self.catalog, self.request, self.source, tree, configuration.to_json(), bundled)
         wheelhouses = output.write(bundle.wheel if bundle else compiled.wheel)

@@ -83,7 +83,7 @@ class BlasLibrary(Strict, frozen=True):
     header: str
     library: str
     places: tuple[str, ...]
-    fix: str
+    fix: str = ""  # of one row for each name
     switches: dict[str, str] = msgspec.field(default_factory=dict)
     bundles: bool = True  # False: it loads further libraries when it runs, which cannot be found in advance
 
@@ -136,7 +136,6 @@ class EnvironmentRow(Strict, frozen=True):
     """The build environment's packages, and the variables that are kept of the user's shell."""
 
     packages: tuple[str, ...]
-    cmake_min: str
     passed: tuple[str, ...]
 
 

@@ -14,6 +14,7 @@ from torchtailor.variants.variant import Variant
 _TIMEOUT = 10.0
 _PLACES = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
 _NEWEST, _OLDEST = 20, 9
+SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +104,31 @@ def host_compilers(probe: Probe) -> Iterator[HostCompiler]:
         names = [(cc or _partner(cxx, _C_OF), cxx or _partner(cc, {value: key for key, value in _C_OF.items()}))]
     seen: set[tuple[str, Dotted]] = set()
     for cc, cxx in names:
-        c_path, cxx_path = (probe.which(name) if name else None for name in (cc, cxx))
-        if not c_path or not cxx_path:
-            continue
-        ran = probe.run((cxx_path, "--version"), _TIMEOUT)
-        first = ran.output.splitlines()[0] if ran.done and ran.output.strip() else ""
-        version = re.search(r"(\d+(?:\.\d+)+)", re.sub(r"\([^)]*\)", "", first))
-        if not version:
-            continue
-        family = "clang" if "clang" in first else "gcc"
-        found = HostCompiler(c_path, cxx_path, family, Dotted(version[1]))
-        if (family, found.version) not in seen:
-            seen.add((family, found.version))
-            yield found
+        c_path, cxx_path = _program(probe, cc), _program(probe, cxx)
+        about = _about(probe, cxx_path) if c_path and cxx_path else None
+        if about and about not in seen and _about(probe, c_path) == about:
+            seen.add(about)
+            yield HostCompiler(c_path, cxx_path, *about)
+
+
+def _program(probe: Probe, name: str) -> str:
+    """The absolute path of a compiler, and not of a link to ccache with its name: whether there is a cache is decided
+    by the build."""
+    found = probe.which(name) if name else None
+    if not found:
+        return ""
+    path = Path(found).absolute()
+    if "ccache" in path.parts:
+        return next((f"{folder}/{path.name}" for folder in SYSTEM_PATH if path.name in probe.list(folder)), str(path))
+    return str(path)
+
+
+def _about(probe: Probe, compiler: str) -> tuple[str, Dotted] | None:
+    """Family and version of a compiler."""
+    ran = probe.run((compiler, "--version"), _TIMEOUT)
+    first = ran.output.splitlines()[0] if ran.done and ran.output.strip() else ""
+    version = re.search(r"(\d+(?:\.\d+)+)", re.sub(r"\([^)]*\)", "", first))
+    return ("clang" if "clang" in first else "gcc", Dotted(version[1])) if version else None
 
 
 def openmp_folder(probe: Probe, compiler: HostCompiler) -> str:

@@ -185,6 +185,19 @@ def test_another_compiler_configures_and_compiles_again(
     assert (folder / "calls").read_text().count(" -c ") >= compiled
 
 
+def test_an_updated_compiler_compiles_everything_again(
+    build: Build, ledger: Ledger, wrapped_compiler: Callable[[str], Path]
+) -> None:
+    """Its path, and so every command line, is the same; ninja kept the objects of the old one."""
+    folder = wrapped_compiler('[ "$1" != --version ] || exec cat "$HERE/version"')
+    for number in ("14.2.0", "15.1.0"):
+        (folder / "version").write_text(f"g++ (Debian {number}-1) {number}\n")
+        build()
+    old, new = (Path(attempt.log).read_text() for attempt in ledger.attempts())
+    assert "compiled by gcc 14.2.0 until now: starting over with gcc 15.1.0" in new
+    assert new.count("Building CXX object") == old.count("Building CXX object") > 0
+
+
 def test_a_missing_header_is_named(build: Build, project: Path, ledger: Ledger) -> None:
     (project / "c10" / "tailor_values.h").unlink()
     with pytest.raises(BuildStoppedError, match=r"tailor_values\.h"):

@@ -118,10 +118,28 @@ def test_the_users_word_is_the_last(tables: Tables, variant: Named) -> None:
     assert "set(CXX_AVX512_FOUND ON CACHE BOOL" in configuration.cmake_text()
 
 
-@pytest.mark.parametrize("text", ["", "USE_X", "=1", "A B=1", "MAX_JOBS=3", "TORCH_CUDA_ARCH_LIST=9.0"])
+@pytest.mark.parametrize("text", ["", "USE_X", "=1", "A B=1", "MAX_JOBS=3", "TORCH_CUDA_ARCH_LIST=9.0", "PATH=/x"])
 def test_what_cannot_be_set(text: str) -> None:
     with pytest.raises(UsageError):
         parse_override(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("CXX=clang++-19", "in the environment: CXX="),
+        ("CC=gcc-14", "in the environment: CXX="),
+        ("CMAKE_CXX_COMPILER=/usr/bin/g++", "in the environment: CXX="),
+        ("CUDAHOSTCXX=g++-13", "in the environment: CXX="),
+        ("CMAKE_CXX_FLAGS=-march=native", "--set CXXFLAGS="),
+        ("CMAKE_C_FLAGS=-O1", "--set CFLAGS="),
+    ],
+)
+def test_what_is_set_in_another_way(text: str, hint: str) -> None:
+    """Checks before the build did not see it: clang without OpenMP, or a wheel without the variant's flags."""
+    with pytest.raises(UsageError) as raised:
+        parse_override(text)
+    assert hint in raised.value.hint
 
 
 def test_a_fix_changes_the_digest_and_is_recorded(tables: Tables, variant: Named) -> None:

@@ -186,7 +186,7 @@ def test_one_compiler_of_the_environment_brings_the_other(
 
         def which(self, name: str) -> str | None:
             assert name, "no name is looked for"
-            return None if name in missing else name
+            return None if name in missing else str(Path("/usr/bin") / name)
 
         def run(self, line: tuple[str, ...], _: float) -> CommandResult:
             return CommandResult(outcome=CommandOutcome.DONE, output=f"{line[0]} 14.2.0\n")
@@ -195,7 +195,8 @@ def test_one_compiler_of_the_environment_brings_the_other(
     if chosen is None or first is None:
         assert first is chosen, "another one than asked for is not taken"
     else:
-        assert (first.cc, first.cxx) == (chosen[0], chosen[1] or given["CXX"])
+        names = (chosen[0], chosen[1] or given["CXX"])
+        assert (first.cc, first.cxx) == tuple(str(Path("/usr/bin") / name) for name in names)
 
 
 @pytest.mark.parametrize(

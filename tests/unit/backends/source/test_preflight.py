@@ -57,11 +57,18 @@ class Machine:
             "#define CUDNN_PATCHLEVEL 0\n",
         }
 
+    def _of_c(self) -> dict[str, CommandResult]:
+        """The C compiler is of the version of the C++ compiler beside it."""
+        return {
+            name.replace("clang++", "clang").replace("g++", "gcc").replace("c++", "cc"): ran
+            for name, ran in self.commands.items()
+        }
+
     def probe(self) -> ReplayProbe:
         recording = Recording(
             basics=Basics(arch=self.arch, kernel="6", affinity=16),
             programs=dict(self.programs),
-            commands=dict(self.commands),
+            commands={**self._of_c(), **self.commands},
             folders=dict(self.folders),
             files=dict(self.files),
             env=dict(self.environment),
@@ -162,13 +169,44 @@ def test_the_compiler_of_the_environment_is_used_or_refused(
     look: Look, machine: Machine, given: dict[str, str]
 ) -> None:
     machine.environment |= given
-    machine.programs |= {"g++-15": "/usr/bin/g++-15"}
+    for number in (14, 15):
+        machine.programs |= {name: f"/usr/bin/{name}" for name in (f"gcc-{number}", f"g++-{number}")}
+        machine.commands[f"/usr/bin/g++-{number} --version"] = gcc(f"{number}.2.0")
     seen = look()
     found, fix = miss(seen, "compiler")
     name, value = next(iter(given.items()))
     assert seen.compiler is None
     assert f"{name}={shlex.quote(value)}" in found
     assert fix.startswith(f"unset {' '.join(given)}, or set CC and CXX to gcc ")
+
+
+@pytest.mark.parametrize("folder", ["/usr/lib/ccache", "/usr/lib64/ccache", "/usr/lib/ccache/bin"])
+def test_a_link_to_ccache_is_not_the_compiler(look: Look, machine: Machine, folder: str) -> None:
+    """With its folder on the PATH, --no-ccache used the user's own cache."""
+    machine.programs |= {"cc": f"{folder}/cc", "c++": f"{folder}/c++"}
+    machine.commands[f"{folder}/c++ --version"] = gcc("14.2.0")
+    machine.folders["/usr/bin"] = ("c++", "cc")
+    seen = look()
+    assert seen.compiler is not None
+    assert (seen.compiler.cc, seen.compiler.cxx) == ("/usr/bin/cc", "/usr/bin/c++")
+
+
+def test_a_compiler_behind_ccache_is_refused_with_the_reason(look: Look, machine: Machine) -> None:
+    machine.environment["CXX"] = "ccache g++"
+    found, fix = miss(look(), "compiler")
+    assert "CXX='ccache g++' does not name" in found
+    assert fix.endswith("without ccache, which is used where it is installed")
+
+
+def test_a_relative_path_of_a_compiler_is_made_absolute(look: Look, machine: Machine) -> None:
+    """CMake runs in another folder."""
+    machine.environment |= {"CC": "./bin/gcc", "CXX": "./bin/g++"}
+    machine.programs |= {"./bin/gcc": "./bin/gcc", "./bin/g++": "./bin/g++"}
+    here = Path.cwd()
+    machine.commands[f"{here}/bin/g++ --version"] = gcc("14.2.0")
+    seen = look()
+    assert seen.compiler is not None
+    assert (seen.compiler.cc, seen.compiler.cxx) == (f"{here}/bin/gcc", f"{here}/bin/g++")
 
 
 def test_the_compiler_of_the_environment_has_the_toolkits_limit(look: Look, machine: Machine) -> None:
@@ -234,7 +272,15 @@ def test_blas_of_the_platform(look: Look, machine: Machine) -> None:
     found, fix = miss(look(bundle=True), "blas")
     assert "libmkl_rt.so loads further libraries" in found
     assert "mkl-static" in fix and "--no-bundle" in fix
-    assert not look(bundle=True, overrides=("BLAS=OpenBLAS",)).blocking()
+    found, fix = miss(look(bundle=True, overrides=("BLAS=OpenBLAS",)), "blas")
+    assert found == "OpenBLAS, from --set, is not installed"
+    assert "libopenblas-dev" in fix
+    assert not look(bundle=True, overrides=("BLAS=FlexiBLAS",)).blocking()  # not known: the user's business
+    machine.folders[LIBRARIES] = ("libopenblas.so",)
+    chosen = look(bundle=True, overrides=("BLAS=OpenBLAS",))
+    assert not chosen.blocking()
+    assert chosen.blas is not None
+    assert (chosen.blas.name, chosen.blas.switches) == ("OpenBLAS", {})
     machine.folders["/opt/intel/oneapi/mkl/latest/lib"] = ("libmkl_core.a", "libmkl_rt.so.2")
     assert not look(bundle=True).blocking()
     static = look().blas

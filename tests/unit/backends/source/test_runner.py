@@ -41,8 +41,25 @@ def builder(
     return SourceBuilder(catalog, request, tables=tables, ledger=Ledger(tmp_path / "ledger.sqlite"))
 
 
+@pytest.fixture
+def workspace(tables: Tables, tmp_path: Path) -> Workspace:
+    return Workspace(
+        folder=tmp_path / "build",
+        tree=SourceTree(tmp_path, "2.99.0", "abc"),
+        tables=tables,
+        capacity=Capacity(1, 10**9),
+        python=Path("python"),
+        ninja=Path("ninja"),
+        environment=lambda configuration: {},
+        ccache=False,
+        asked_jobs=1,
+        compiler="gcc 14.2.0",
+        speed=1.0,
+    )
+
+
 def test_the_manifest_has_the_configuration_that_was_built(
-    builder: SourceBuilder, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: SourceBuilder, workspace: Workspace, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was computed anew for the manifest, without the BLAS that was found and the fix that was applied."""
     wheel = build_wheel(
@@ -57,20 +74,7 @@ def test_the_manifest_has_the_configuration_that_was_built(
         return Compiled(wheel, 1, 0, None)
 
     monkeypatch.setattr(BuildAttempt, "run", attempt)
-    space = Workspace(
-        folder=tmp_path / "build",
-        tree=SourceTree(tmp_path, "2.99.0", "abc"),
-        tables=tables,
-        capacity=Capacity(1, 10**9),
-        python=Path("python"),
-        ninja=Path("ninja"),
-        environment=lambda configuration: {},
-        ccache=False,
-        asked_jobs=1,
-        compiler="gcc 14.2.0",
-        speed=1.0,
-    )
-    done = builder._attempts(space, builder.configuration(tables.blas_for("x86_64")[0]))
+    done = builder._attempts(workspace, builder.configuration(tables.blas_for("x86_64")[0]))
     manifest = json.loads((done.wheelhouses[0].path / "manifest.json").read_bytes())
     assert done.attempts == 2
     assert manifest["configuration"]["BLAS"] == "MKL"
@@ -88,6 +92,32 @@ def test_a_build_without_python_stops_also_where_its_check_is_skipped(
         builder.build()
     assert "--python" in raised.value.hint
     assert not builder.ledger.attempts()
+
+
+def test_the_compiler_that_was_asked_for_is_not_replaced_where_its_check_is_skipped(
+    builder: SourceBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(builder, "options", replace(builder.options, skip_checks=CHECKS))
+    with pytest.raises(EnvironmentProblem, match="CXX of the environment cannot be used, and no other") as raised:
+        builder.build()
+    assert "unset it" in raised.value.hint
+    assert not builder.ledger.attempts()
+
+
+def test_starting_over_leaves_nothing_half_deleted(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted while it deletes, a build continued with a part of the source."""
+    (workspace.source / "aten").mkdir(parents=True)
+    (workspace.folder / "state.json").write_text("{}")
+
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchtailor.disk.remove_locked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workspace.start_over()
+    assert not workspace.source.exists()
+    assert not (workspace.folder / "state.json").exists()
 
 
 def test_a_source_that_cannot_be_copied_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
