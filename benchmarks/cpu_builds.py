@@ -1,9 +1,9 @@
 """Two builds of torch on this CPU, side by side: `python benchmarks/cpu_builds.py OFFICIAL/bin/python OWN/bin/python`.
 
-Both run at the same time and are asked for every case of benchmarks/cpu_ops.py in turn, so that whatever else the
-machine does falls on both. The ratio of a case is the median of the ratios of its turns; below 1 means that the second
-build is faster. `±` is half the distance between the quartiles of these ratios; of starts, which are few, half the
-range. Both are started anew several times, since the layout of memory differs from one process to the next.
+Both are asked for every case of benchmarks/cpu_ops.py in turn, so that whatever else the machine does falls on both.
+The ratio of a case is the median of the ratios of its turns; below 1 means that the second build is faster. `±` is half
+the distance between the quartiles of these ratios; of starts, which are few, half the range. Both are started anew
+several times, since the layout of memory differs from one process to the next.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,11 @@ SLOWER = 1.05
 
 
 class Child:
-    """A process with one build, which times cases on request; where a case ends it, the next one starts it anew."""
+    """A process with one build, which times cases on request; where a case ends it, the next one starts it anew.
+
+    It is stopped between its turns: the threads of LLVM's OpenMP spin for 200 ms after their work, and would take a
+    core from the other build.
+    """
 
     def __init__(self, python: Path) -> None:
         self._python = python
@@ -49,11 +54,13 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)
         self._process.wait()
 
     def seconds(self, case: str, threads: int) -> dict[str, Any]:
         if self._process.poll() is not None:
             self._start()
+        self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{case} {threads}\n")
         self._process.stdin.flush()
@@ -64,6 +71,7 @@ class Child:
         line = self._process.stdout.readline()
         if not line:
             return {"error": f"ended with code {self._process.wait()}"}
+        self._process.send_signal(signal.SIGSTOP)
         found: dict[str, Any] = json.loads(line)
         return found
 

@@ -26,7 +26,7 @@ environment() {
     rm -rf "$root$place"
     enter python3 -m venv "$place"
     enter "$place/bin/pip" install -q --no-compile numpy >&2
-    enter "$place/bin/pip" install -q --no-compile "$@" >&2
+    enter "$place/bin/pip" install -q --no-compile --timeout 300 "$@" >&2
     touch "$root$place/.ready"
 }
 
