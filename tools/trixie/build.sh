@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles Debian's pytorch source in the system that setup.sh created, with oneDNN and the best BLAS that it has; about
-# three hours on two cores (a fifth less with --no-ccache, which precompiles headers instead).
+# Compiles Debian's pytorch source in the system that setup.sh created, with oneDNN and the best BLAS that it has: on two
+# cores two hours with CXX=clang++-19 and --no-ccache, which precompiles headers; up to four with GCC.
 #
 #   sudo [CXX=clang++-19] tools/trixie/build.sh FOLDER [ISA or VARIANT] [further options of torchtailor build ...]
 #
