@@ -208,12 +208,12 @@ class BuildAttempt:
             self.log.say("configured as before")
             return
         self._stage("configure", "Configuring")
+        _clear_installed(space)
         if space.build.is_dir() and before.get("compiler", space.compiler) != space.compiler:
             # ninja compares command lines, and those of an updated compiler are the same.
             self.log.say(f"compiled by {before['compiler']} until now: starting over with {space.compiler}")
             shutil.rmtree(space.build)
         write_atomically(state, json.dumps({"compiler": space.compiler}).encode())
-        _clear_installed(space)
         space.include.write_text(self.configuration.cmake_text(), "utf-8")
         (space.build / "CMakeCache.txt").unlink(missing_ok=True)
         self._run((str(space.python), "setup.py", "build", "--cmake-only"), space.source, environment)

@@ -19,8 +19,15 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _CACHE_NAME = re.compile(r"C(?:XX)?_\w+_FOUND")
 # Names that torchtailor sets itself.
 _OURS = frozenset(
-    {"CMAKE_GENERATOR", "CMAKE_INSTALL_PREFIX", "CMAKE_TOOLCHAIN_FILE", "MAX_JOBS", "NINJA_STATUS", "PATH"}
-    | {"PYTORCH_BUILD_VERSION"}
+    {
+        "CMAKE_GENERATOR",
+        "CMAKE_INSTALL_PREFIX",
+        "CMAKE_TOOLCHAIN_FILE",
+        "MAX_JOBS",
+        "NINJA_STATUS",
+        "PATH",
+        "PYTORCH_BUILD_VERSION",
+    }
 )
 _COMPILERS = frozenset(
     {"CC", "CXX", "CUDAHOSTCXX", "CMAKE_C_COMPILER", "CMAKE_CXX_COMPILER", "CMAKE_CUDA_HOST_COMPILER"}

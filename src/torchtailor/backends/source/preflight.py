@@ -115,12 +115,14 @@ class Inspector:
     ) -> Preflight:
         compiler = self._compiler()
         cuda = find_cuda(self._probe, self._variant, home=cuda_home) if self._variant.gpu else None
-        blas = self._blas(configuration.switches.get("BLAS"))
+        asked = configuration.switches.get("BLAS", "")
+        rows = self._blas_rows(asked)
+        blas = self._blas(rows)
         room = capacity(self._probe)
         checks = [self._machine(), self._compiler_check(compiler), *self._openmp(configuration, compiler)]
         checks += [self._python(python), *self._tools(git=git)]
         checks += self._cuda_checks(configuration, cuda)
-        checks += [self._blas_check(configuration, blas, bundle=bundle), *self._system_libraries(configuration)]
+        checks += [self._blas_check(rows, blas, asked=asked, bundle=bundle), *self._system_libraries(configuration)]
         checks += [self._memory(room), self._disk(work, disk_free)]
         return Preflight(tuple(checks), compiler, cuda, blas, room)
 
@@ -261,34 +263,35 @@ class Inspector:
         fix = f"sudo apt-get install {package}, add --toolchain wheels, or build without it: --set {switch}=0"
         return PreflightCheck(name, False, found, fix)
 
-    def _blas(self, asked: str | None) -> BlasLibrary | None:
-        """The best one that is installed; where the user has named one, that or none."""
-        for row in self._tables.blas_for(self._variant.arch):
-            if asked and asked.casefold() != row.name.casefold():
-                continue
+    def _blas_rows(self, asked: str) -> tuple[BlasLibrary, ...]:
+        """The libraries to look for, best first; where the user has named one, that or none."""
+        rows = self._tables.blas_for(self._variant.arch)
+        return tuple(row for row in rows if not asked or row.name.casefold() == asked.casefold())
+
+    def _blas(self, rows: Sequence[BlasLibrary]) -> BlasLibrary | None:
+        for row in rows:
             for place in row.places:
                 if self._header_folder(place, row.header) and self._library_folder(place, row.library):
                     return row
         return None
 
-    def _blas_check(self, configuration: Configuration, found: BlasLibrary | None, *, bundle: bool) -> PreflightCheck:
-        asked = configuration.switches.get("BLAS")
+    @staticmethod
+    def _blas_check(
+        rows: Sequence[BlasLibrary], found: BlasLibrary | None, *, asked: str, bundle: bool
+    ) -> PreflightCheck:
+        fixes = [row.fix for row in rows if row.fix]
         if found is not None and bundle and not found.bundles:
             reason = f"{found.library} loads further libraries when it runs, which cannot be put into the wheel"
-            fix = next(row.fix for row in self._tables.blas_for(self._variant.arch) if row.fix)
-            return PreflightCheck("blas", False, reason, f"{fix}, or: add --no-bundle")
+            return PreflightCheck("blas", False, reason, f"{fixes[0]}, or: add --no-bundle")
         if found is not None:
             return PreflightCheck("blas", True, found.name)
-        rows = self._tables.blas_for(self._variant.arch)
-        if asked:
-            fixes = [row.fix for row in rows if row.fix and row.name.casefold() == asked.casefold()]
-            if fixes:
-                return PreflightCheck("blas", False, f"{asked}, from --set, is not installed", fixes[0])
+        if asked and not rows:
             return PreflightCheck("blas", True, f"{asked}, from --set")
+        if asked:
+            return PreflightCheck("blas", False, f"{asked}, from --set, is not installed", fixes[0])
         names = list(dict.fromkeys(row.name for row in rows))
-        fix = ", or: ".join(row.fix for row in rows if row.fix)
         reason = f"{' and '.join(names)} are not installed; without a BLAS matmul is slow and LAPACK is missing"
-        return PreflightCheck("blas", False, reason, fix)
+        return PreflightCheck("blas", False, reason, ", or: ".join(fixes))
 
     def _system_libraries(self, configuration: Configuration) -> Iterator[PreflightCheck]:
         """The wheel would work, only slowly: it is worth a stop before hours of compiling."""

@@ -190,9 +190,15 @@ def test_an_updated_compiler_compiles_everything_again(
 ) -> None:
     """Its path, and so every command line, is the same; ninja kept the objects of the old one."""
     folder = wrapped_compiler('[ "$1" != --version ] || exec cat "$HERE/version"')
-    for number in ("14.2.0", "15.1.0"):
-        (folder / "version").write_text(f"g++ (Debian {number}-1) {number}\n")
-        build()
+    version = folder / "version"
+    version.write_text("g++ (Debian 14.2.0-1) 14.2.0\n")
+    library = build().build / "src" / "torch" / "lib" / "libold.so"
+    library.write_bytes(b"installed by the old compiler")
+    with (library.parents[2] / "build" / "install_manifest.txt").open("a") as file:
+        file.write(f"\n{library}")
+    version.write_text("g++ (Debian 15.1.0-1) 15.1.0\n")
+    build()
+    assert not library.exists()
     old, new = (Path(attempt.log).read_text() for attempt in ledger.attempts())
     assert "compiled by gcc 14.2.0 until now: starting over with gcc 15.1.0" in new
     assert new.count("Building CXX object") == old.count("Building CXX object") > 0
