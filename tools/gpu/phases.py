@@ -17,7 +17,7 @@ from typing import Any
 START = time.perf_counter()
 
 from torchtailor.tailoring import folder as stage  # noqa: E402
-from torchtailor.tailoring.run import tailor_options  # noqa: E402
+from torchtailor.tailoring.choices import cut_for  # noqa: E402
 
 _ALONE = ("find_installed", "owners_by_file", "run_all", "_put_hooks", "_put_stand_ins", "_update_records")
 _SHOWN = 12
@@ -41,7 +41,7 @@ def main() -> None:
     tree, output, gpu = Path(sys.argv[1]), Path(sys.argv[2]), (*sys.argv[3:], "9.0")[0]
     log = Path(tempfile.mkstemp(suffix=".log")[1])
     print(f"imports: {time.perf_counter() - START:.2f} s")
-    options = tailor_options(gpu, nvidia=True, strip=True)
+    options = cut_for(gpu, nvidia=True, strip=True)
     owners: dict[str, tuple[object, str]] = {
         "job": (stage, "_do"),
         "listing": (stage._Listing, "of"),

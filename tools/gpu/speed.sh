@@ -42,10 +42,10 @@ import sys, tempfile, time
 from pathlib import Path
 
 from torchtailor.surgery.library import tailor_library
-from torchtailor.tailoring.run import tailor_options
+from torchtailor.tailoring.choices import cut_for
 
 # what everything waits for: the slowest libraries, one after the other
-options = tailor_options("9.0", nvidia=True, strip=True)
+options = cut_for("9.0", nvidia=True, strip=True)
 work = Path(sys.argv[1])
 libraries = sorted(work.glob("stock/**/*.so*"), key=lambda path: -path.stat().st_size)
 with tempfile.TemporaryDirectory(dir=work) as out:

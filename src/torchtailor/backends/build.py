@@ -14,6 +14,7 @@ from torchtailor.catalog import Catalog, Method, load_catalog
 from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.tailoring.choices import CHOICES, with_choices
 from torchtailor.variants.select import is_glob, unmatched
 from torchtailor.wheelhouse.places import check_place
 
@@ -123,10 +124,15 @@ def make_backend(
         raise UsageError(
             f"{type(options).__name__} are not options of the method {method.value}.", f"Give {kind.__name__}."
         )
-    known = [field.name for field in fields(kind)]
+    own = [field.name for field in fields(kind)]
+    known = [*own, *CHOICES] if "cut" in own else own
     if unknown := sorted(set(changes or {}) - set(known)):
         raise UsageError(
             f"The method {method.value} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}."
         )
     chosen: Any = kind() if options is None else options
-    return backend(catalog, replace(chosen, **(changes or {})), ledger=ledger)
+    given = changes or {}
+    chosen = replace(chosen, **{name: value for name, value in given.items() if name in own})
+    if of_cut := {name: value for name, value in given.items() if name not in own}:
+        chosen = replace(chosen, cut=with_choices(chosen.cut, **of_cut))
+    return backend(catalog, chosen, ledger=ledger)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,12 @@ from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.disk import code_digest
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
-from torchtailor.gpucode.policy import Policy
-from torchtailor.gpucode.targets import Targets
 from torchtailor.progress import Progress
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import JobCut
 from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
-from torchtailor.workload.choice import TracedWorkload
-from torchtailor.workload.trace import decode_trace
 
 _OUTCOME = "outcome.json"
 # The parts of the package whose code decides the bytes of a cut wheel.
@@ -49,20 +46,6 @@ _ENGINE = (
 
 
 @dataclass(frozen=True, slots=True)
-class CutOptions:
-    """How wheels are cut."""
-
-    nvidia: bool = False
-    recompress: bool = False
-    keep_ptx: bool = False
-    strip: bool = True
-    trace: str = ""  # of a workload, as JSON: what it does not use goes to packs
-    margin: str = "exact"
-    split: bool = False  # one wheel without GPU code for all GPUs, and a wheel of packs for each
-    also: tuple[str, ...] = ()  # other distributions that are split, whose packs come with this one's
-
-
-@dataclass(frozen=True, slots=True)
 class WheelCut:
     """One wheel for one GPU; `path` is the stock wheel where nothing was cut."""
 
@@ -78,7 +61,7 @@ class WheelCut:
 class Cutter:
     """Cuts wheels for GPUs, and keeps the results in the cache."""
 
-    def __init__(self, catalog: Catalog, cache_: Cache, options: CutOptions, *, processes: int = 2) -> None:
+    def __init__(self, catalog: Catalog, cache_: Cache, options: JobCut, *, processes: int = 2) -> None:
         self._catalog, self._cache, self._options, self._processes = catalog, cache_, options, processes
 
     def cut(
@@ -106,8 +89,7 @@ class Cutter:
             return _read(folder, stock) is not None
 
         with self._cache.staging() as staging:
-            also = self._options.also
-            orders = [WheelOrder(staging / str(gpu), self._tailor_options(gpu), also) for gpu in missing]
+            orders = [WheelOrder(staging / str(gpu), self._cut_for(gpu)) for gpu in missing]
             outcomes = tailor_wheel_each(stock, orders, progress)
             for gpu, order, outcome in zip(missing, orders, outcomes, strict=True):
                 if not outcome.useless_for_target:
@@ -118,25 +100,16 @@ class Cutter:
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
 
-    def _tailor_options(self, gpu: Capability) -> TailorOptions:
-        """The one place where a build's options become those of the tailor."""
-        options = self._options
-        targets = Targets((TorchArch(gpu),), options.keep_ptx, "variant")
-        return TailorOptions(
-            Policy(targets, self._catalog.rules),
-            strip=None if options.strip else False,
-            nvidia=options.nvidia,
-            recompress=options.recompress,
-            workload=TracedWorkload(decode_trace(options.trace.encode()), options.margin) if options.trace else None,
-            split=options.split,
-            processes=self._processes,
-        )
+    def _cut_for(self, gpu: Capability) -> Cut:
+        cut = Cut.of(self._options, processes=self._processes, rules=self._catalog.rules)
+        return replace(cut, targets=replace(cut.targets, archs=(TorchArch(gpu),), source="variant"))
 
 
-def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
+def cut_key(sha256: str, filename: str, gpu: Capability, options: JobCut) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu)]
+    chosen = msgspec.json.encode(options, order="deterministic")
+    return hashlib.sha256("\n".join(parts).encode() + b"\n" + chosen).hexdigest()
 
 
 class _OutcomePack(msgspec.Struct):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 import torchtailor
-from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
+from torchtailor.backends.cutting import Cutter, WheelCut, cut_key
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
@@ -24,6 +24,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.surgery.cut_document import JobCut
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -47,7 +48,7 @@ class CutWheel(msgspec.Struct, frozen=True, tag="cut"):
     sha256: str
     filename: str
     gpu: str  # its compute capability
-    options: CutOptions
+    options: JobCut
 
     @property
     def capability(self) -> Capability:

@@ -16,6 +16,7 @@ from torchtailor.failures import Diagnosis
 from torchtailor.host.model import Host
 from torchtailor.recommendation.result import Recommendation
 from torchtailor.site.pages import SitePage
+from torchtailor.surgery.cut_document import PolicyDocument, TargetDocument
 from torchtailor.ui import schema_of
 from torchtailor.upkeep.news import NewsKind
 from torchtailor.variants.table import MatrixRow
@@ -67,29 +68,6 @@ class InspectDocument(Struct):
     inputs: Annotated[list[Open], Meta(description="per path its libraries: [inspect.md](inspect.md)")]
     droppable: Annotated[list[Open], Meta(description="what each rule of `tailor --drop` would leave out")]
     totals: Open
-
-
-class TargetDocument(Struct):
-    gpus: list[str]
-    archs: list[str]
-    keep_ptx: bool
-    label: str
-
-
-class RecompressionPolicy(Struct):
-    level: int
-    driver: str | None
-
-
-class PolicyDocument(Struct):
-    strip: bool | None
-    nvidia: bool
-    recompress: RecompressionPolicy | None
-    drop: Annotated[list[str], Meta(description="rules of --drop")] | UnsetType = UNSET
-    lto: Annotated[bool, Meta(description="false: LTO-IR was removed")] | UnsetType = UNSET
-    relr: Annotated[bool, Meta(description="relocations were packed, for glibc 2.36")] | UnsetType = UNSET
-    split: Annotated[bool, Meta(description="true: all code went to packs")] | UnsetType = UNSET
-    workload: Annotated[Open, Meta(description="trace, margin, pack")] | UnsetType = UNSET
 
 
 class TailoredLibrary(Struct):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 _WHEELS = "From official wheels (--via wheel)"
+CUT_WHEELS = "How wheels are cut (--via wheel)"
 _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
 _FARM = "On many machines"
@@ -21,37 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document for script
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of progress bars.")]
 
-# Of a cut, by `tailor` and `image`
-SMALLER = "To save more"
-CutGpus = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gpu", help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
-    ),
-]
-CutNvidia = Annotated[
-    bool,
-    typer.Option(
-        "--nvidia",
-        help="Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
-        rich_help_panel=SMALLER,
-    ),
-]
-CutKeepPtx = Annotated[bool, typer.Option("--keep-ptx", help="Keep PTX as well, for future GPUs.")]
-CutNoLto = Annotated[bool, typer.Option("--no-lto", help="Remove LTO-IR too, which only linking at run time uses.")]
-CutRecompress = Annotated[
-    bool,
-    typer.Option(
-        "--recompress", help="Recompress GPU code as zstd (needs driver 550.54 or newer).", rich_help_panel=SMALLER
-    ),
-]
-CutLevel = Annotated[
-    int, typer.Option("--level", min=1, max=22, help="The zstd level of --recompress.", rich_help_panel=SMALLER)
-]
-CutDriver = Annotated[
-    str | None,
-    typer.Option("--driver", metavar="VERSION", help="The oldest driver the result must run on, such as 550.54."),
-]
+# Of a cut, by `tailor` and `image`; what is chosen is in _cut.py
 CutJobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0 means one per core.")]
 CutDryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and write nothing.")]
 
@@ -84,38 +55,6 @@ With = Annotated[
     list[str] | None,
     typer.Option(
         "--with", metavar="NAMES", help="Also torchvision,torchaudio,... matched to torch.", rich_help_panel=_WHEELS
-    ),
-]
-Nvidia = Annotated[
-    bool | None,
-    typer.Option(
-        "--nvidia/--no-nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`.", rich_help_panel=_WHEELS
-    ),
-]
-Recompress = Annotated[
-    bool, typer.Option("--recompress", help="Store GPU code smaller; takes longer.", rich_help_panel=_WHEELS)
-]
-KeepPtx = Annotated[
-    bool, typer.Option("--keep-ptx", help="Keep PTX, which newer GPUs can compile.", rich_help_panel=_WHEELS)
-]
-Trace = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--workload",
-        metavar="TRACE",
-        help="Keep what the program of this trace uses; the rest goes to packs.",
-        rich_help_panel=_WHEELS,
-    ),
-]
-Margin = Annotated[
-    str, typer.Option(help="With --workload, what else stays: exact (nothing), library.", rich_help_panel=_WHEELS)
-]
-Split = Annotated[
-    bool,
-    typer.Option(
-        "--split",
-        help="One wheel without GPU code for all GPUs, and a wheel of packs for each.",
-        rich_help_panel=_WHEELS,
     ),
 ]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from torchtailor.catalog.releases import Method
+from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
 
 
+@_cut.takes_cut("build", panel=options.CUT_WHEELS)
 def command(
     variants: Annotated[
         list[str] | None,
@@ -26,12 +28,8 @@ def command(
     python: options.Python = None,
     cuda: options.Cuda = None,
     companions: options.With = None,
-    nvidia: options.Nvidia = None,
-    recompress: options.Recompress = False,
-    keep_ptx: options.KeepPtx = False,
-    workload: options.Trace = None,
-    margin: options.Margin = "exact",
-    split: options.Split = False,
+    *,
+    cut: _cut.ChosenCut,
     wheel_variants: options.Variants = False,
     glibc: options.Glibc = "2.28",
     index_url: options.IndexUrl = None,
@@ -73,19 +71,14 @@ def command(
     from torchtailor.backends.wheel.options import WheelOptions
     from torchtailor.cli._build_output import show_plan, show_result
     from torchtailor.cli._progress import BuildDisplay
-    from torchtailor.tailoring.run import read_workload
+    from torchtailor.surgery.cut import Cut
+    from torchtailor.tailoring.choices import with_choices
 
     ui.json_lines(json and on is not None)  # of a farm, stderr has events for scripts
-    if margin != "exact" and not workload:
-        raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
     given: dict[Method, object] = {
         Method.WHEEL: WheelOptions(
             companions=tuple(companions or ()),
-            nvidia=nvidia,
-            recompress=recompress,
-            keep_ptx=keep_ptx,
-            workload=read_workload(workload, margin) if workload else None,
-            split=split,
+            cut=with_choices(Cut(), **cut.choices),
             variants=wheel_variants,
             glibc=glibc,
             index_url=index_url,
@@ -111,7 +104,7 @@ def command(
             objects=objects or "",
         ),
     }
-    _check_method(via, given)
+    _check_method(via, given, cut)
     if on is not None and via is Method.SOURCE:
         refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
@@ -201,16 +194,21 @@ def refuse_on_farms(given: Iterable[str]) -> None:
         )
 
 
-def _check_method(via: Method, given: Mapping[Method, Any]) -> None:
+def _check_method(via: Method, given: Mapping[Method, Any], cut: _cut.ChosenCut) -> None:
     """Refuse options that another method has."""
     for method, value in given.items():
-        changed = _changed(value)
-        if changed and method is not via:
-            names = ", ".join(map(option_of, changed))
-            are, them = ("is", "it") if len(changed) == 1 else ("are", "them")
-            raise UsageError(
-                f"{names} {are} for --via {method.value} only.", f"Use --via {method.value}, or omit {them}."
-            )
+        changed = [option_of(name) for name in _changed(value) if name != "cut"]
+        changed += cut.written if method is Method.WHEEL else []
+        refuse_of_others(method, changed, via)
+
+
+def refuse_of_others(method: Method, names: Sequence[str], via: Method) -> None:
+    """Refuse options of a method, as they are written, where another one was chosen."""
+    if names and method is not via:
+        are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        raise UsageError(
+            f"{', '.join(names)} {are} for --via {method.value} only.", f"Use --via {method.value}, or omit {them}."
+        )
 
 
 def _check_farm(

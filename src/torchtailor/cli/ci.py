@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchtailor.catalog.releases import Method
+from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
 
@@ -22,9 +23,6 @@ _STDOUT = Path("-")
 _OWN = frozenset({"out", "release", "python", "cuda", "via", "nvidia", "on", "store", "objects", "json", "dry_run"})
 
 Via = Annotated[Method, typer.Option(help="The build method.")]
-Nvidia = Annotated[
-    bool, typer.Option("--nvidia", help="Cut NVIDIA's libraries too: `torchtailor help licences`; needs --store.")
-]
 BuildOptions = Annotated[
     str, typer.Option(metavar="TEXT", help="Further options of `build`: '--recompress --with torchvision'.")
 ]
@@ -84,6 +82,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a file that is the
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the file, and write nothing.")]
 
 
+@_cut.takes_cut("ci", panel=options.CUT_WHEELS)
 def command(
     system: Annotated[str, typer.Argument(metavar="SYSTEM", help="github or gitlab.")],
     variants: Annotated[
@@ -94,7 +93,8 @@ def command(
     release: options.Release = None,
     python: options.Python = None,
     cuda: options.Cuda = None,
-    nvidia: Nvidia = False,
+    *,
+    cut: _cut.ChosenCut,
     build_options: BuildOptions = "",
     level: Level = "all",
     per: Per = None,
@@ -125,6 +125,9 @@ def command(
     from torchtailor.catalog import load_catalog
     from torchtailor.ci.plan import CiDivision, CiLevel, CiOptions, CiSystem, plan_ci
     from torchtailor.ci.render import render_ci
+    from torchtailor.cli.build import refuse_of_others
+
+    refuse_of_others(Method.WHEEL, cut.written, via)
 
     plan = plan_ci(
         load_catalog(),
@@ -135,8 +138,8 @@ def command(
             python=python,
             cuda=cuda,
             method=via,
-            nvidia=nvidia,
-            build_options=_build_options(build_options, farm=bool(on or store)),
+            nvidia=bool(cut.given.get("nvidia")),
+            build_options=(*cut.words("nvidia"), *_build_options(build_options, farm=bool(on or store))),
             division=CiDivision(_one_of("--per", per, CiDivision)) if per else None,
             runners=tuple(runner or ()),
             gpu_runners=tuple(gpu_runner or ()),

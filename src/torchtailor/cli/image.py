@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.cli import _options
+from torchtailor.cli import _cut, _options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +28,7 @@ class Packing(StrEnum):
     NONE = "none"
 
 
+@_cut.takes_cut("image")
 def command(
     source: Annotated[
         str,
@@ -38,40 +39,19 @@ def command(
         ),
     ],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new image, named in the same way.")],
-    gpu: _options.CutGpus = None,
-    nvidia: _options.CutNvidia = False,
-    keep_ptx: _options.CutKeepPtx = False,
-    no_lto: _options.CutNoLto = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULES",
-            help="Leave out files by rule: static-libs,headers,docs,pip-cache; `tailor --drop list` lists all.",
-            rich_help_panel=_options.SMALLER,
-        ),
-    ] = None,
+    *,
+    cut: _cut.ChosenCut,
     squash_shadowed: Annotated[
         bool,
         typer.Option(
             "--squash-shadowed",
             help="Leave out files that a later layer replaces or deletes.",
-            rich_help_panel=_options.SMALLER,
+            rich_help_panel=_cut.SMALLER,
         ),
     ] = False,
-    strip: Annotated[
-        bool | None,
-        typer.Option(
-            "--strip/--no-strip",
-            help="Remove symbol tables: of all libraries, or of none; by default of those that are cut.",
-            rich_help_panel=_options.SMALLER,
-        ),
-    ] = None,
-    recompress: _options.CutRecompress = False,
-    level: _options.CutLevel = 19,
-    driver: _options.CutDriver = None,
     compress: Annotated[
         Packing | None,
-        typer.Option(help="Compression of changed layers; default: as they were.", rich_help_panel=_options.SMALLER),
+        typer.Option(help="Compression of changed layers; default: as they were.", rich_help_panel=_cut.SMALLER),
     ] = None,
     platform: Annotated[
         str | None,
@@ -103,24 +83,12 @@ def command(
     from torchtailor.images.options import ImageOptions
     from torchtailor.images.reference import parse_reference
     from torchtailor.images.run import cut_image
-    from torchtailor.tailoring.run import tailor_options
+    from torchtailor.tailoring.choices import cut_for
     from torchtailor.ui import ProgressBar, err, out, print_json
 
-    tailoring = tailor_options(
-        gpu or (),
-        keep_ptx=keep_ptx,
-        lto=not no_lto,
-        drop=_options.listed(drop),
-        nvidia=nvidia,
-        strip=strip,
-        recompress=recompress,
-        level=level,
-        driver=driver,
-        dry_run=dry_run,
-        processes=jobs,
-    )
-    if tailoring.targets.source != "--gpu":
-        err().print(f"Target {tailoring.targets}, from {tailoring.targets.source}.", markup=False)
+    chosen = cut_for(cut.given.get("gpu", ()), **cut.choices, dry_run=dry_run, processes=jobs)
+    if chosen.targets.source != "--gpu":
+        err().print(f"Target {chosen.targets}, from {chosen.targets.source}.", markup=False)
     to_pipe = parse_reference(destination).is_pipe and not dry_run
     if to_pipe and json:
         raise UsageError(
@@ -130,7 +98,7 @@ def command(
     if html:
         check_output(html)
     packing = LayerCompression(compress.value) if compress else None
-    options = ImageOptions(tailoring, squash_shadowed, packing, publish_nvidia)
+    options = ImageOptions(chosen, squash_shadowed, packing, publish_nvidia)
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
@@ -150,7 +118,7 @@ def _print(report: ImageReport, console: Console) -> None:
         if len(report.images) > 1:
             console.print(f"\n{image.platform}", markup=False)
         _print_tables(image, console)
-        for line in _summary(image, dry_run=report.options.tailoring.dry_run):
+        for line in _summary(image, dry_run=report.options.cut.dry_run):
             console.print(line, markup=False)
         for warning in _warnings(image):
             err().print(f"warning: {warning}", markup=False)

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from torchtailor.catalog.releases import Method
+from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 
 
+@_cut.takes_cut("install", panel=options.CUT_WHEELS)
 def command(
     variant: Annotated[
         str | None, typer.Argument(metavar="VARIANT", help="A name such as sm90-avx512. None: this machine's.")
@@ -22,10 +24,8 @@ def command(
     release: options.Release = None,
     python: options.Python = None,
     companions: options.With = None,
-    nvidia: options.Nvidia = None,
-    recompress: options.Recompress = False,
-    keep_ptx: options.KeepPtx = False,
-    split: options.Split = False,
+    *,
+    cut: _cut.ChosenCut,
     index_url: options.IndexUrl = None,
     extra_index_url: options.ExtraIndexUrl = None,
     find_links: options.FindLinks = None,
@@ -51,10 +51,7 @@ def command(
         python=python,
         out=out,
         companions=tuple(companions or ()),
-        nvidia=nvidia,
-        recompress=recompress,
-        keep_ptx=keep_ptx,
-        split=split,
+        **cut.choices,
         index_url=index_url,
         extra_index_urls=tuple(extra_index_url or ()),
         find_links=tuple(find_links or ()),

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchtailor.cli import _options
+from torchtailor.cli import _cut, _options
 
 if TYPE_CHECKING:
     from torchtailor.tailoring.result import TailorResult
     from torchtailor.tailoring.run import TailorReport
 
 _IN_PLACE = "In place"
-_WORKLOAD = "For one program"
 
 
+@_cut.takes_cut("tailor")
 def command(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="PATH", help="Libraries, wheels, folders; without any, the active environment."),
     ] = None,
-    gpu: _options.CutGpus = None,
     output: Annotated[
         str | None,  # a Path forgets the / at its end
         typer.Option(
@@ -39,70 +38,8 @@ def command(
             metavar="PATH", help="Cut this environment (undo: `torchtailor restore`).", rich_help_panel=_IN_PLACE
         ),
     ] = None,
-    nvidia: _options.CutNvidia = False,
-    keep_ptx: _options.CutKeepPtx = False,
-    no_lto: _options.CutNoLto = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RULES", help="Leave out files by rule: static-libs,headers; `--drop list` lists all."),
-    ] = None,
-    strip: Annotated[
-        bool | None,
-        typer.Option(
-            "--strip/--no-strip",
-            help="Remove symbol tables; by default from packages with GPU code.",
-            rich_help_panel=_options.SMALLER,
-        ),
-    ] = None,
-    relr: Annotated[
-        bool,
-        typer.Option(
-            "--relr", help="Pack relocations: the result needs glibc 2.36 or newer.", rich_help_panel=_options.SMALLER
-        ),
-    ] = False,
-    recompress: _options.CutRecompress = False,
-    level: _options.CutLevel = 19,
-    driver: _options.CutDriver = None,
-    workload: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="TRACE",
-            help="Keep what the program of this trace uses, move the rest to packs; may be repeated.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    margin: Annotated[
-        str,
-        typer.Option(help="What else stays: exact (nothing), library (all of used ones).", rich_help_panel=_WORKLOAD),
-    ] = "exact",
-    pack: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Put the packs there; programs need TORCHTAILOR_PACK.", rich_help_panel=_WORKLOAD
-        ),
-    ] = None,
-    no_pack: Annotated[
-        bool,
-        typer.Option(
-            "--no-pack", help="Make none: what the trace does not name no longer runs.", rich_help_panel=_WORKLOAD
-        ),
-    ] = False,
-    drop_unopened: Annotated[
-        bool,
-        typer.Option(
-            "--drop-unopened",
-            help="Leave out large files that the program never opened.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = False,
-    split: Annotated[
-        bool,
-        typer.Option(
-            "--split",
-            help="Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
-            rich_help_panel=_options.SMALLER,
-        ),
-    ] = False,
+    *,
+    cut: _cut.ChosenCut,
     keep_removed: Annotated[
         bool,
         typer.Option(
@@ -114,36 +51,15 @@ def command(
     json: _options.Json = False,
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
-    from torchtailor.errors import UsageError
-    from torchtailor.tailoring.run import read_workload, tailor_inputs, tailor_options
+    from torchtailor.tailoring.choices import cut_for
+    from torchtailor.tailoring.run import tailor_inputs
     from torchtailor.ui import ProgressBar, err, print_json
 
-    if margin != "exact" and not workload:
-        raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
-    drops = _options.listed(drop)
-    if drops == ("list",):
+    if cut.choices.get("drop") == ("list",):
         _print_drop_rules(json=json)
         return
-    options = tailor_options(
-        gpu or (),
-        keep_ptx=keep_ptx,
-        lto=not no_lto,
-        drop=drops,
-        workload=read_workload(workload, margin) if workload else None,
-        packs=pack,
-        no_pack=no_pack,
-        drop_unopened=drop_unopened,
-        split=split,
-        nvidia=nvidia,
-        strip=strip,
-        relr=relr,
-        recompress=recompress,
-        level=level,
-        driver=driver,
-        keep_removed=keep_removed,
-        dry_run=dry_run,
-        processes=jobs,
-    )
+    gpus = cut.given.get("gpu", ())
+    options = cut_for(gpus, **cut.choices, keep_removed=keep_removed, dry_run=dry_run, processes=jobs)
     if options.targets.source != "--gpu":
         err().print(f"Target {options.targets}, from {options.targets.source}.", markup=False)
     with ProgressBar(quiet=json) as bar:
@@ -235,7 +151,7 @@ def _print_leftovers(report: TailorReport) -> None:
     """Files that were left out, what other options would save, and what stays as zeros."""
     from torchtailor.artifact.drops import default_rules, drop_rules
     from torchtailor.format import counted
-    from torchtailor.surgery.options import UNOPENED
+    from torchtailor.surgery.cut import UNOPENED
     from torchtailor.ui import human_bytes, out
 
     results = report.results

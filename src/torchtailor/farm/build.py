@@ -243,7 +243,7 @@ def plan_farm(
     `objects` is where compiled files are shared, a folder of the store's disk where none is given; `shards` is how many
     each part of a build from source is compiled in, else by weight.
     """
-    if isinstance(plan, WheelPlan) and plan.options.split:
+    if isinstance(plan, WheelPlan) and plan.options.cut.split:
         raise UsageError(
             "--split builds on one machine: which packs torch asks for is known when all other wheels are cut.",
             "Omit --on, or --split.",

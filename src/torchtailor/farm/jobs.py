@@ -13,10 +13,11 @@ from enum import Enum
 import msgspec
 
 import torchtailor
-from torchtailor.backends.cutting import CutOptions, cut_key
+from torchtailor.backends.cutting import cut_key
 from torchtailor.backends.jobs import FetchWheel, encode_job
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import code_digest
+from torchtailor.surgery.cut_document import JobCut
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
@@ -46,7 +47,7 @@ class CutForGpus(msgspec.Struct, frozen=True, tag="cut"):
     source: str  # the key of the fetched wheel
     filename: str
     gpus: tuple[str, ...]
-    options: CutOptions
+    options: JobCut
 
     def key_for(self, gpu: str) -> str:
         return cut_key(self.source, self.filename, Capability.parse(gpu), self.options)
@@ -60,7 +61,7 @@ class PackedWheel(msgspec.Struct, frozen=True):
     source: str  # the key of the fetched wheel
     url: str = ""
     required_by: tuple[str, ...] = ()
-    cut: CutOptions | None = None
+    cut: JobCut | None = None
     why: str = ""  # why it is not cut
 
 

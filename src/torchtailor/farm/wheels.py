@@ -55,7 +55,7 @@ def pack_of(plan: WheelPlan, variant: VariantPlan) -> PackVariant:
             source=wheel.file.key,
             url=without_login(wheel.file.url) if wheel.file.local_path is None else "",
             required_by=wheel.required_by,
-            cut=plan.options.cut_options if _is_cut(variant, wheel) else None,
+            cut=plan.options.cut.for_job if _is_cut(variant, wheel) else None,
             why=WHY_NOT_CUT.get(wheel.treatment, ""),
         )
         for wheel in variant.wheels
@@ -91,7 +91,7 @@ def _jobs(plan: WheelPlan, rates: Rates, workers: int, rows: str, *, prove: bool
         for some in _pieces(sorted(gpus), round(share)):
             names = tuple(dict.fromkeys(name for gpu in some for name in gpus[gpu]))
             weight = JobWeight(_STARTED + _cut_seconds(wheel.size, len(some), rates), _CUT_MEMORY)
-            job = CutForGpus(key, wheel.file.filename, some, plan.options.cut_options)
+            job = CutForGpus(key, wheel.file.filename, some, plan.options.cut.for_job)
             yield GraphJob(job, f"cut {wheel.name} for {', '.join(some)}", weight, names)
     for variant in plan.plans:
         pack = pack_of(plan, variant)

@@ -41,7 +41,7 @@ from torchtailor.images.transports.base import Document, ImageDestination, Image
 from torchtailor.images.transports.copying import copy_blob
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import Progress
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.wheels.metadata import Metadata
 
@@ -113,8 +113,8 @@ class _OneImage:
         return self.cutter.options
 
     @cached_property
-    def tailoring(self) -> TailorOptions:
-        return self.options.tailoring.with_default_strip()
+    def tailoring(self) -> Cut:
+        return self.options.cut.with_default_strip()
 
     @cached_property
     def where(self) -> str:
@@ -134,11 +134,12 @@ class _OneImage:
     @cached_property
     def survey(self) -> ImageSurvey:
         room = min(_KEPT, shutil.disk_usage(self.folder).free // 8)
-        return ImageSurvey(self.folder, room, self.options.tailoring.strip)
+        return ImageSurvey(self.folder, room, self.options.cut.strip, self.options.cut.relr)
 
     def cut(self) -> CutImage:
         self._read_layers()
         self._check_licence()
+        self._check_glibc()
         written = [self._layer(number) for number in range(len(self.manifest.layers))]
         result = self._result(written)
         if result.useless_for_target:
@@ -227,7 +228,7 @@ class _OneImage:
             self.survey,
             self.packages,
             self.tailoring,
-            self.options.tailoring.strip,
+            self.options.cut.strip,
             self._counted_pieces,
             self.cutter.progress,
         )
@@ -271,6 +272,14 @@ class _OneImage:
                 f"{to.name} is not on this machine, and the image would hold {number} of NVIDIA's that were changed, "
                 f"such as {printable(theirs[0].file.path)}.",
                 "Read `torchtailor help licences`; then add --publish-nvidia, or leave out --nvidia.",
+            )
+
+    def _check_glibc(self) -> None:
+        """Packed relocations are refused where the image's loader cannot read them."""
+        if self.tailoring.relr and all(file.hidden_by is not None for file in self.survey.glibcs):
+            raise ImpossibleError(
+                f"--relr needs glibc 2.36 or newer, and {self.where} ({self.config.platform}) has none.",
+                "Leave out --relr: all else works.",
             )
 
     @cached_property

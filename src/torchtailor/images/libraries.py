@@ -16,7 +16,7 @@ from torchtailor.images.survey import FoundLibrary, ImageSurvey, store
 from torchtailor.images.tarstream import TarReader
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import Progress
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library
 from torchtailor.tailoring.processes import run_all
@@ -35,7 +35,7 @@ class _CutJob:
     size: int
     source: Path
     target: Path
-    options: TailorOptions
+    options: Cut
     proprietary: bool
     for_symbols: bool  # whether it changes for its symbol tables alone
 
@@ -48,7 +48,7 @@ class ImageLibraries:
     manifest: ImageManifest
     survey: ImageSurvey
     packages: Packages
-    options: TailorOptions
+    options: Cut
     strip: bool | None  # as it was asked for; the options have a default in its place
     packed: PackedPieces  # the bytes of a layer by its number, counted
     progress: Progress

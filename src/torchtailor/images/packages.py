@@ -14,7 +14,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.format import counted, printable
 from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.manifest import dropped_json, environment_manifest, library_json
 from torchtailor.wheels.distribution import MANIFEST
@@ -80,7 +80,7 @@ class Packages:
         layer: int,
         results: Mapping[Content, LibraryResult],
         gone: Mapping[str, DroppedFile],
-        options: TailorOptions,
+        options: Cut,
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
         for text in self.survey.records:
@@ -105,7 +105,7 @@ class Packages:
                 continue
             said = b""
             if package := self.survey.package(text.dist_info):
-                said = environment_manifest(options.to_json(), package.name, package.version, libraries, dropped)
+                said = environment_manifest(options.document, package.name, package.version, libraries, dropped)
                 own = f"{text.dist_info.rpartition('/')[2]}/{MANIFEST}"
                 changes[own] = RecordRow(own, FileHash.of(said), len(said))
             yield RecordUpdate(text.file.number, record.updated(changes).encode(), f"{text.dist_info}/{MANIFEST}", said)

@@ -178,7 +178,7 @@ class ImageReport:
     def to_json(self) -> dict[str, Any]:
         """The document of `image --json`."""
         return {
-            "dry_run": self.options.tailoring.dry_run,
+            "dry_run": self.options.cut.dry_run,
             "seconds": round(self.seconds, 3),
             **self.options.to_json(),
             "source": self.source,

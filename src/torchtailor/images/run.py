@@ -68,7 +68,7 @@ def cut_image(
             raise UsageError(
                 f"{target.name} is the image itself, which is never changed.", "Give the new one another name."
             )
-        place = None if options.tailoring.dry_run else stack.enter_context(target)
+        place = None if options.cut.dry_run else stack.enter_context(target)
         staging = place.staging if place and place.staging else None
         if staging is None:
             staging = stack.enter_context(staging_folder(Path(tempfile.gettempdir())))

@@ -50,6 +50,8 @@ _IN_SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 _DIST_INFO = re.compile(r"(?:.*/)?[^/]+\.dist-info(?=/)")
 # Debian's list of sums, and that of images without dpkg itself
 _DPKG_SUMS = re.compile(r"var/lib/dpkg/(?:info|status\.d)/(?P<name>[a-z0-9][a-z0-9+.-]+)(?::[a-z0-9]+)?\.md5sums")
+_GLIBC = re.compile(r"(?:^|/)libc(?:-2\.\d+)?\.so(?:\.6)?$")
+_READS_RELR = b"GLIBC_ABI_DT_RELR\0"  # what libraries with packed relocations ask of it
 _PLAIN_NAME = re.compile(r"[\w.+-]{1,120}", re.ASCII)
 _AGAIN = "Fetch or build the image again."
 
@@ -169,6 +171,7 @@ class ImageSurvey:
     folder: Path  # for what is kept
     room: int  # bytes of libraries that may be kept
     strip: bool | None = None  # symbol tables: of all libraries, of none, or (None) of packages that have GPU code
+    relr: bool = False  # whether relocations of these packages are packed
     candidates: dict[Content, FoundLibrary] = field(default_factory=dict)
     records: list[PackageText] = field(default_factory=list)
     metadata: dict[str, Metadata] = field(default_factory=dict)  # by the path of the dist-info folder
@@ -176,6 +179,7 @@ class ImageSurvey:
     code: dict[str, CodeFile] = field(default_factory=dict)  # files of GPU code, by path
     unread: list[tuple[LayerFile, str]] = field(default_factory=list)  # libraries that are damaged, and how
     debian: dict[str, str] = field(default_factory=dict)  # files whose sums dpkg has, and their packages
+    glibcs: list[LayerFile] = field(default_factory=list)  # those that read packed relocations
     _text: int = 0
 
     def __post_init__(self) -> None:
@@ -307,10 +311,12 @@ class ImageSurvey:
             found = is_program_with_code(source)
             return found, found
         elf = ElfFile(source)
+        if _GLIBC.search(file.path) and source.find(_READS_RELR, 0, source.size) >= 0:
+            self.glibcs.append(file)
         if scan_elf(elf).containers:
             return True, True
         if self.strip is None:
-            return bool(_IN_SITE.search(file.path)) and bool(removable_sections(elf)), False
+            return bool(_IN_SITE.search(file.path)) and (self.relr or bool(removable_sections(elf))), False
         return self.strip, False
 
     def place(self, file: LayerFile) -> Path:

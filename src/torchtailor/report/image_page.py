@@ -31,7 +31,7 @@ def write_image_report(report: ImageReport, path: Path) -> None:
 
 def render_image(report: ImageReport) -> str:
     """The page as one string."""
-    options = report.options.tailoring
+    options = report.options.cut
     facts = {
         "From": report.source,
         "GPU": str(options.targets),

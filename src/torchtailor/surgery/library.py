@@ -1,7 +1,7 @@
 """Tailors one shared library: plan, surgery, proof, and only then the output.
 
-    policy = Policy(Targets(TorchArch.parse_list("9.0")), load_catalog().rules)
-    result = tailor_library(Path("libx.so"), Path("out/libx.so"), TailorOptions(policy, strip=True))
+    cut = Cut(Targets(TorchArch.parse_list("9.0")), strip=True)
+    result = tailor_library(Path("libx.so"), Path("out/libx.so"), cut)
 
 `dst=None` is the dry run: everything but writing and proof is done, and `size_after` is exact (without recompression
 and packed relocations). Whether the library is NVIDIA's own is found from its name and soname; that only decides how
@@ -30,13 +30,13 @@ from torchtailor.gpucode.kernels import kernel_names
 from torchtailor.gpucode.policy import KeptCode
 from torchtailor.gpucode.report import summarise
 from torchtailor.gpucode.scan import LibraryCode, Reference
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource, copy_range, open_file
 from torchtailor.surgery.filler import find_filler
 from torchtailor.surgery.hooked import hookable, is_hooked, with_hook
 from torchtailor.surgery.image_cache import StockPayloads
 from torchtailor.surgery.moved import MovedCode, move_code
 from torchtailor.surgery.opened import OpenLibrary
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages, make_plan
 from torchtailor.surgery.proof.prove import prove
 from torchtailor.surgery.recompress import Recompression, recompress_images
@@ -50,7 +50,7 @@ from torchtailor.workload.pack import PackPlace
 def tailor_library(
     src: Path,
     dst: Path | None,
-    options: TailorOptions,
+    options: Cut,
     *,
     durable: bool = False,
     sha256: str = "",
@@ -137,7 +137,7 @@ class _NothingGainedError(Exception):
 class _Tailoring:
     """One library from plan to surgery to proof."""
 
-    def __init__(self, path: Path, stock: _Stock, options: TailorOptions, sha256: str, place: PackPlace) -> None:
+    def __init__(self, path: Path, stock: _Stock, options: Cut, sha256: str, place: PackPlace) -> None:
         self.stock = stock
         self.name = path.name
         self.place = place

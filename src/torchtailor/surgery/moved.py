@@ -12,9 +12,9 @@ from torchtailor import __version__
 from torchtailor.disk import staging_folder
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, Image
 from torchtailor.gpucode.scan import FoundContainer, Reference
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.opened import OpenLibrary
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
@@ -50,7 +50,7 @@ class MovedCode:
                 yield pack
 
 
-def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: TailorOptions) -> MovedCode | None:
+def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: Cut) -> MovedCode | None:
     """What the workload does not use of what is kept, of a split all containers; None where that is nothing."""
     if not options.packing:
         return None
@@ -73,7 +73,7 @@ def move_code(library: OpenLibrary, name: str, keep: KeptImages, options: Tailor
     return MovedCode(f"{name}-{digest.hexdigest()}{PACK_SUFFIX}", identity, keys, keep, description)
 
 
-def _unused(library: OpenLibrary, options: TailorOptions, identity: str) -> Iterator[FoundContainer]:
+def _unused(library: OpenLibrary, options: Cut, identity: str) -> Iterator[FoundContainer]:
     positions = loaded_containers(library.code)
     stays = options.workload.stays(identity, len(positions)) if options.workload else frozenset()
     for position, index in enumerate(positions):

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, StoredPayload, key_of
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
 from torchtailor.surgery.result import Recompressed
 
@@ -60,7 +60,7 @@ class Recompression:
         return bool(damaged)
 
 
-def recompress_images(stock: StockPayloads, keep: KeptImages, options: TailorOptions) -> Recompression:
+def recompress_images(stock: StockPayloads, keep: KeptImages, options: Cut) -> Recompression:
     """Recompress the images that get smaller."""
     images = [image for kept in keep.values() for image in kept if _worth_a_try(image)]
     cache = ImageCache(options.image_cache_folder)
@@ -95,7 +95,7 @@ def _worth_a_try(image: Image) -> bool:
 
 
 def _compress_all(
-    stock: StockPayloads, missing: Mapping[bytes, Image], options: TailorOptions, cache: ImageCache
+    stock: StockPayloads, missing: Mapping[bytes, Image], options: Cut, cache: ImageCache
 ) -> dict[bytes, StoredPayload]:
     slots = _shared[0] if _shared else Semaphore(options.workers)
     futures: dict[bytes, Future[StoredPayload]] = {}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from torchtailor.artifact.artifact import ArtifactKind, open_artifact
 from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file, unreadable_in
@@ -21,7 +23,8 @@ from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, s
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
 from torchtailor.tailoring.folder import nvidias_in, read_code_in
@@ -54,7 +57,7 @@ class _PlaceJob:
     size: int
     path: Path
     owners: tuple[InstalledDistribution, ...]
-    options: TailorOptions
+    options: Cut
     proprietary: bool
     staged: Path
     removed: Path | None
@@ -102,7 +105,7 @@ def _has_packages(folder: Path) -> bool:
     return any(folder.glob("*.dist-info")) or (folder / STATE_FOLDER).is_dir()
 
 
-def tailor_environment(site: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+def tailor_environment(site: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Cut the libraries of all distributions of a site-packages folder in place."""
     stripped = _Stripped(everywhere=bool(options.strip))
     options = options.with_default_strip()
@@ -178,7 +181,7 @@ def _result(
     libraries: Sequence[LibraryResult],
     dropped: Iterable[DroppedFile],
     notes: Sequence[str],
-    options: TailorOptions,
+    options: Cut,
 ) -> TailorResult:
     ordered = tuple(sorted(libraries, key=lambda library: library.path))
     gone = tuple(dropped)
@@ -191,7 +194,7 @@ def _result(
     return replace(result, notes=notes, dropped_files=gone, kept_files=plan.kept)
 
 
-def _check_earlier(site: Path, chains: Chains, options: TailorOptions) -> None:
+def _check_earlier(site: Path, chains: Chains, options: Cut) -> None:
     """What an earlier cut removed cannot be kept by this one."""
     wanted = {str(device) for device in options.targets.devices}
     for path, chain in chains.items():
@@ -207,7 +210,7 @@ def _check_earlier(site: Path, chains: Chains, options: TailorOptions) -> None:
                 f"{path} was cut for {had} and has no code for {lacks} any more.",
                 f"Run `torchtailor restore --env {shlex.quote(str(site))}` first.",
             )
-        if chain[-1].library and options.policy.keep_lto and chain[-1].options["policy"].get("lto") is False:
+        if chain[-1].library and options.lto and not chain[-1].options.policy.lto:
             raise ImpossibleError(
                 f"{path} was cut with --no-lto and has no LTO-IR any more.",
                 "Add --no-lto, or run `torchtailor restore` first.",
@@ -230,7 +233,7 @@ class _Plan:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, site: Path, options: TailorOptions) -> _Plan:
+    def of(cls, site: Path, options: Cut) -> _Plan:
         owners = owners_by_file(installed_in(site))
         found = {
             name: owners[name]
@@ -247,7 +250,7 @@ class _Plan:
         return cls(site, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
 
 
-def _jobs(plan: _Plan, state: Path, options: TailorOptions) -> tuple[list[_PlaceJob], list[LibraryResult]]:
+def _jobs(plan: _Plan, state: Path, options: Cut) -> tuple[list[_PlaceJob], list[LibraryResult]]:
     """The libraries to cut, and those that cannot be replaced."""
     site = plan.site
     root, device = site.resolve(), site.stat().st_dev
@@ -295,12 +298,12 @@ def _cut_all(
     journal: Journal,
     chains: Chains,
     jobs: Sequence[_PlaceJob],
-    options: TailorOptions,
+    options: Cut,
     progress: Progress,
     known: dict[str, FileState | Gone],
     stripped: _Stripped,
 ) -> Iterator[LibraryResult]:
-    recorded = options.to_json()
+    recorded = options.document
     stripped.note_earlier(chains)
     to_do = []
     for job in jobs:
@@ -335,14 +338,13 @@ def _cut_all(
         yield one.with_symbols()
 
 
-def _of_libraries(options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_libraries(options: CutDocument) -> CutDocument:
     """What decides the bytes of a library."""
-    policy = {key: value for key, value in options["policy"].items() if key != "drop"}
-    return {**options, "policy": policy}
+    return msgspec.structs.replace(options, policy=msgspec.structs.replace(options.policy, drop=()))
 
 
 def _drop_all(
-    journal: Journal, plan: _Plan, options: TailorOptions, progress: Progress, known: dict[str, FileState | Gone]
+    journal: Journal, plan: _Plan, options: Cut, progress: Progress, known: dict[str, FileState | Gone]
 ) -> tuple[list[DroppedFile], list[str]]:
     """Leave out what the rules name; returns these files, and why others stay."""
     changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
@@ -372,7 +374,7 @@ def _drop_all(
             before=FileState(sha256, path.stat().st_size),
             after=_stand_in_state(name, stubs.get(name)),
             removed=removed,
-            options=options.to_json(),
+            options=options.document,
             library=None,
             dropped=dropped_json(file),
             mode=path.stat().st_mode & 0o7777,
@@ -450,7 +452,7 @@ def _removed_name(result: LibraryResult) -> str:
     return f"{result.sha256_in[:24]}-{result.sha256_out[:24]}"
 
 
-def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, options: Mapping[str, Any]) -> LibraryResult:
+def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, options: CutDocument) -> LibraryResult:
     if not result.status.changed:
         return result
     names = ((job.name, job.owners), *job.second_names)
@@ -504,7 +506,7 @@ def _change(
     name: str,
     owners: Sequence[InstalledDistribution],
     result: LibraryResult,
-    options: Mapping[str, Any],
+    options: CutDocument,
 ) -> Change:
     return Change(
         path=name,
@@ -512,7 +514,7 @@ def _change(
         before=FileState(result.sha256_in, result.size_before),
         after=FileState(result.sha256_out, result.size_after),
         removed=_removed_name(result) if job.removed else "",
-        options=dict(options),
+        options=options,
         library=library_json(replace(result, path=name)),
         same_as=job.name if name != job.name else None,
     )

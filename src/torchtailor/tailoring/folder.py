@@ -31,8 +31,8 @@ from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, Usa
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
 from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
@@ -83,12 +83,12 @@ class _FileJob:
     size: int
     source: Path
     target: Path
-    options: TailorOptions
+    options: Cut
     proprietary: bool
     pack: PackPlace | None
 
 
-def tailor_folder(folder: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
     asked = bool(options.strip)
     options = options.with_default_strip()
@@ -154,7 +154,7 @@ def _check_not_hooked(library: Path) -> None:
             )
 
 
-def tailor_file(library: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
     asked = bool(options.strip)
     options = options.with_default_strip()
@@ -327,9 +327,7 @@ class _Tree:
             folder.chmod(mode & 0o7777)
 
 
-def read_code_in(
-    folder: Path, owners: Mapping[str, tuple[InstalledDistribution, ...]], options: TailorOptions
-) -> ReadCode:
+def read_code_in(folder: Path, owners: Mapping[str, tuple[InstalledDistribution, ...]], options: Cut) -> ReadCode:
     """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
 
     def read(name: str) -> CodeFile | None:
@@ -352,7 +350,7 @@ def _jobs(
     target: Path,
     libraries: list[Path],
     owners: Mapping[str, tuple[InstalledDistribution, ...]],
-    options: TailorOptions,
+    options: Cut,
 ) -> list[_FileJob]:
     jobs = []
     for path in libraries:
@@ -378,7 +376,7 @@ def _put_hooks(
     tree: Path,
     owners: Mapping[str, tuple[InstalledDistribution, ...]],
     results: Mapping[str, LibraryResult],
-    options: TailorOptions,
+    options: Cut,
 ) -> dict[Path, list[RecordRow]]:
     """Put the hook where libraries look for it; the rows of it and of packs, by the distribution that has them."""
     rows: dict[Path, dict[str, RecordRow]] = {}

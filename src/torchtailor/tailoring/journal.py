@@ -8,12 +8,11 @@ journal and the environment cannot disagree. `reconcile` brings RECORD, manifest
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ import msgspec
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
 from torchtailor.disk import give_to, hash_file, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.errors import BadInputError
+from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import environment_manifest
 from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
@@ -58,10 +58,6 @@ class Gone(Enum):
     GONE = "gone"
 
 
-class _Target(msgspec.Struct):
-    gpus: list[str]
-
-
 class _Library(msgspec.Struct):
     path: RelativePath
     size_before: Size
@@ -72,15 +68,6 @@ class _Dropped(msgspec.Struct):
     path: RelativePath
     rule: str
     size: Size
-
-
-class _Policy(msgspec.Struct):
-    drop: list[str] = []
-
-
-class _Options(msgspec.Struct):
-    target: _Target
-    policy: _Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +88,7 @@ class Change:
     before: FileState
     after: FileState | None  # None: the file was left out, and nothing stands in for it in its place
     removed: RemovedName  # the file in `removed` that turns after into before; empty without --keep-removed
-    options: dict[str, Any]  # target and policy, as in the manifest
+    options: CutDocument
     library: dict[str, Any] | None  # the library's row of the manifest
     same_as: RelativePath | None = None  # the first name of the file, where this is a second one: a link
     dropped: dict[str, Any] | None = None  # the row of a file that was left out
@@ -110,7 +97,6 @@ class Change:
     added: tuple[AddedFile, ...] = ()
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.options, _Options)
         if (self.library is None) is (self.dropped is None) or (self.after is None and self.library):
             raise ValueError("A file is either replaced or left out.")
         msgspec.convert(self.library or self.dropped, _Library if self.library else _Dropped)
@@ -121,7 +107,7 @@ class Change:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        return tuple(self.options["target"]["gpus"])
+        return self.options.target.gpus
 
 
 # By path, the changes in force of each file, oldest first.
@@ -312,11 +298,11 @@ def _added_rows(one: InstalledDistribution, chains: Chains, recorded: Chains) ->
     return rows
 
 
-def _options(chains: Sequence[Sequence[Change]]) -> dict[str, Any]:
+def _options(chains: Sequence[Sequence[Change]]) -> CutDocument:
     """Target and policy of the newest cut, and the rules of all."""
     options = chains[0][-1].options
-    rules = {rule for chain in chains for rule in chain[-1].options["policy"].get("drop", ())}
-    return {**options, "policy": {**options["policy"], **({"drop": sorted(rules)} if rules else {})}}
+    rules = {rule for chain in chains for rule in chain[-1].options.policy.drop}
+    return msgspec.structs.replace(options, policy=msgspec.structs.replace(options.policy, drop=tuple(sorted(rules))))
 
 
 def _merged_row(chain: Sequence[Change]) -> dict[str, Any]:
@@ -349,4 +335,4 @@ def _in_force(chain: list[Change], actual: FileState | Gone | None) -> list[Chan
 
 
 def _encode(change: Change) -> bytes:
-    return json.dumps(asdict(change), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return msgspec.json.encode(change, order="sorted") + b"\n"

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.binary.placeholder import machine_of, placeholder
-from torchtailor.surgery.options import UNOPENED
+from torchtailor.surgery.cut import UNOPENED
 
 _MODULE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?:cpython-\w+(?:-\w+)*|abi3))?\.so")
 _STEP = 1 << 20

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torchtailor.artifact.libraries import is_elf, is_shared_name, may_be_elf, why_not_cut
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import ByteSource, open_source
 from torchtailor.errors import BadInputError, EnvironmentProblem, TorchtailorError
 from torchtailor.gpucode.scan import scan_elf
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.layout import UnsupportedLayoutError
 from torchtailor.surgery.library import tailor_library
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.wheels.archive import Member, open_member
 from torchtailor.workload.pack import PackPlace
 
+_NO_WORKLOAD: dict[str, Any] = {"workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
 REFUSED = "NVIDIA's own, unchanged without --nvidia"
 
 
@@ -52,7 +54,7 @@ def cut_library(
     name: str,
     source: Path,
     target: Path,
-    options: TailorOptions,
+    options: Cut,
     *,
     proprietary: bool,
     durable: bool = False,
@@ -65,14 +67,14 @@ def cut_library(
     Of a program only GPU code is cut, and none goes to a pack. `sha256` is that of `source`, where the caller knows it.
     """
 
-    def cut(options: TailorOptions) -> LibraryResult:
+    def cut(options: Cut) -> LibraryResult:
         return cut_strictly(
             name, source, target, options, proprietary=proprietary, durable=durable, sha256=sha256, pack=pack
         )
 
     try:
         if not is_shared_name(name):
-            return replace(cut(replace(options, strip=False, workload=None, packs=None, no_pack=False)), could_strip=0)
+            return replace(cut(replace(options, strip=False, **_NO_WORKLOAD)), could_strip=0)
         return cut(options)
     except (BadInputError, UnsupportedLayoutError) as error:
         reason = error.message.removeprefix(f"{source}: ")
@@ -85,7 +87,7 @@ def cut_strictly(
     name: str,
     source: Path,
     target: Path,
-    options: TailorOptions,
+    options: Cut,
     *,
     proprietary: bool,
     durable: bool = False,
@@ -95,7 +97,7 @@ def cut_strictly(
     """The same, where such a library is an error; an OSError is left to the caller, who knows the user's paths."""
     refused = proprietary and not options.nvidia
     if proprietary:  # also what its name does not tell: programs
-        options = replace(options, policy=replace(options.policy, keep_all_minors=True))
+        options = replace(options, keep_all_minors=True)
     place = None if refused or options.dry_run else target
     try:
         result = tailor_library(source, place, options, durable=durable, sha256=sha256, pack=pack)

@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult
 
 SCHEMA = 1
 
 
 def manifest(
-    options: TailorOptions,
+    options: Cut,
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[LibraryResult],
@@ -25,14 +28,14 @@ def manifest(
     label: str = "",
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
-    settings = options.to_json()
+    settings = options.document
     if label:
-        settings["target"]["label"] = label
+        settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
     return _encode(settings, source, output, map(library_json, libraries), map(dropped_json, dropped))
 
 
 def environment_manifest(
-    options: Mapping[str, Any],
+    options: CutDocument,
     name: str,
     version: str,
     libraries: Iterable[Mapping[str, Any]],
@@ -43,7 +46,7 @@ def environment_manifest(
 
 
 def _encode(
-    options: Mapping[str, Any],
+    options: CutDocument,
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
@@ -55,7 +58,7 @@ def _encode(
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
-        **options,
+        **options.to_json(),
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,

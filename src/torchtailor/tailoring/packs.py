@@ -18,8 +18,8 @@ from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file
 from torchtailor.errors import BadInputError
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import patchelf
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.workload.hook import HOOK_NAME, HookKind, hook_library
 from torchtailor.workload.pack import PACK_FOLDER, PackPlace
 
@@ -34,7 +34,7 @@ def pack_folder(distribution: str = "") -> str:
     return f"{PACK_FOLDER}/{distribution}" if distribution else PACK_FOLDER
 
 
-def pack_place(root: Path, library: str, options: TailorOptions, folder: str = PACK_FOLDER) -> PackPlace | None:
+def pack_place(root: Path, library: str, options: Cut, folder: str = PACK_FOLDER) -> PackPlace | None:
     """The place for the pack of a library, both at paths below `root`; None where no code goes to packs."""
     if not options.packing:
         return None
@@ -43,7 +43,7 @@ def pack_place(root: Path, library: str, options: TailorOptions, folder: str = P
     return PackPlace(place, os.path.relpath(folder, above))
 
 
-def check_tools(options: TailorOptions, libraries: Iterable[Path]) -> None:
+def check_tools(options: Cut, libraries: Iterable[Path]) -> None:
     """Refuse, before anything is written, where what moves code out of these libraries is not installed."""
     if not options.packing or options.dry_run:
         return
@@ -54,7 +54,7 @@ def check_tools(options: TailorOptions, libraries: Iterable[Path]) -> None:
             return
 
 
-def check_tools_for(options: TailorOptions, platform: str) -> None:
+def check_tools_for(options: Cut, platform: str) -> None:
     """The same for a wheel, by its platform tag."""
     if not options.packing or options.dry_run:
         return

@@ -9,29 +9,26 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
-from torchtailor.catalog import Capability, load_catalog
+from torchtailor.catalog import Capability
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.format import counted
-from torchtailor.gpucode.policy import Policy
-from torchtailor.host.targets import read_targets
 from torchtailor.progress import NoProgress, Progress
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.choices import CHOICES, cut_for
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
-from torchtailor.workload.choice import TracedWorkload
-from torchtailor.workload.trace import read_trace
 
 _IMMOVABLE = "all GPU code is needed, or the rest is in pieces smaller than a memory page"
 _UNCHANGED = {
@@ -57,7 +54,7 @@ class _WheelJob:
     """One of several wheels that are cut at the same time."""
 
     task: TailorTask
-    options: TailorOptions
+    options: Cut
     size: int
 
 
@@ -73,7 +70,7 @@ class TailorFailure:
 class TailorReport:
     """What tailoring all inputs gave."""
 
-    options: TailorOptions
+    options: Cut
     results: tuple[TailorResult, ...]
     failures: tuple[TailorFailure, ...]
     seconds: float
@@ -132,7 +129,7 @@ class TailorReport:
         return {
             "dry_run": self.options.dry_run,
             "seconds": round(self.seconds, 3),
-            **self.options.to_json(),
+            **self.options.document.to_json(),
             "inputs": [result.to_json() for result in self.results],
             "failures": [
                 {"source": str(failure.source), "error": failure.error.message, "hint": failure.error.hint}
@@ -146,46 +143,18 @@ def tailor(
     gpus: str | Sequence[str] = (),
     output: Path | str | None = None,
     env: Path | str | None = None,
-    keep_ptx: bool = False,
-    lto: bool = True,
-    drop: Sequence[str] = (),
-    strip: bool | None = None,
-    relr: bool = False,
-    nvidia: bool = False,
-    recompress: bool = False,
-    level: int = 19,
-    driver: str | None = None,
-    workload: Sequence[str | Path] = (),
-    margin: str = "exact",
-    split: bool = False,
-    keep_removed: bool = False,
-    dry_run: bool = False,
-    processes: int = 0,
     progress: Progress | None = None,
+    **choices: Any,
 ) -> tuple[TailorResult, ...]:
     """Cut out the GPU code that the given GPUs cannot run, and raise a TorchtailorError where that is not possible.
 
     `paths` are libraries, wheels or folders, which are never changed: their outputs go to `output`. Without paths the
     environment `env`, or the active one, is cut in place. `gpus` are such as "9.0", "sm_90", "RTX 4090", "native".
-    `workload` are traces of programs: what they do not use goes to packs; with `split` all GPU code does.
+    `choices` are those of `Cut`, such as nvidia=True; `keep_ptx`; and `workload`, traces of programs.
     """
-    options = tailor_options(
-        gpus,
-        keep_ptx=keep_ptx,
-        lto=lto,
-        drop=tuple(drop),
-        workload=read_workload([Path(trace) for trace in workload], margin) if workload else None,
-        split=split,
-        strip=strip,
-        relr=relr,
-        nvidia=nvidia,
-        recompress=recompress,
-        level=level,
-        driver=driver,
-        keep_removed=keep_removed,
-        dry_run=dry_run,
-        processes=processes,
-    )
+    if unknown := sorted(set(choices) - set(CHOICES)):
+        raise UsageError(f"A cut has no choice {unknown[0]!r}.", f"There are {', '.join(CHOICES)}.")
+    options = cut_for(gpus, **choices)
     places = [Path(path) for path in paths]
     report = tailor_inputs(places, options, output=output or None, env=Path(env) if env else None, progress=progress)
     if report.error:
@@ -193,30 +162,9 @@ def tailor(
     return report.results
 
 
-def read_workload(traces: Sequence[Path], margin: str = "exact") -> TracedWorkload:
-    """The workload of trace files, all together."""
-    return TracedWorkload.of([read_trace(path) for path in traces], margin)
-
-
-def tailor_options(
-    gpus: str | Sequence[str] = (),
-    *,
-    keep_ptx: bool = False,
-    lto: bool = True,
-    nvidia: bool = False,
-    environment: Mapping[str, str] = os.environ,
-    **options: Any,
-) -> TailorOptions:
-    """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
-    catalog = load_catalog()
-    targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
-    policy = Policy(targets, catalog.rules, keep_lto=lto)
-    return TailorOptions(policy, nvidia=nvidia or catalog.tailor.nvidia, **options)
-
-
 def tailor_inputs(
     paths: Sequence[Path],
-    options: TailorOptions,
+    options: Cut,
     *,
     output: Path | str | None = None,
     env: Path | None = None,
@@ -260,7 +208,7 @@ def _libraries(done: TailorResult | TailorFailure) -> tuple[LibraryResult, ...]:
 
 
 def _tailor_paths(
-    paths: Sequence[Path], output: Path | str | None, options: TailorOptions, progress: Progress | None
+    paths: Sequence[Path], output: Path | str | None, options: Cut, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
     place = Path(output) if output is not None and not Path(output).exists() else None
@@ -273,7 +221,7 @@ def _tailor_paths(
 
 
 def _tailor_tasks(
-    tasks: Sequence[TailorTask], options: TailorOptions, progress: Progress | None
+    tasks: Sequence[TailorTask], options: Cut, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     wheels = [task for task in tasks if task.kind is ArtifactKind.WHEEL]
     done: dict[TailorTask, TailorResult | TailorFailure] = {}
@@ -284,7 +232,7 @@ def _tailor_tasks(
 
 
 def _tailor_wheels(
-    tasks: Sequence[TailorTask], options: TailorOptions, progress: Progress
+    tasks: Sequence[TailorTask], options: Cut, progress: Progress
 ) -> Iterator[tuple[TailorTask, TailorResult | TailorFailure]]:
     """Several wheels at the same time, each with its share of the cores: while one waits for the disk, or packs its
     last library, another goes on."""
@@ -303,7 +251,7 @@ def _tailor_in_worker(job: _WheelJob) -> TailorResult | TailorFailure:
         return _tailor_one(job.task, job.options, None)
 
 
-def _tailor_one(task: TailorTask, options: TailorOptions, progress: Progress | None) -> TailorResult | TailorFailure:
+def _tailor_one(task: TailorTask, options: Cut, progress: Progress | None) -> TailorResult | TailorFailure:
     functions = {ArtifactKind.WHEEL: tailor_wheel, ArtifactKind.LIBRARY: tailor_file}
     try:
         return _as_it_was(functions.get(task.kind, tailor_folder)(task.source, task.output, options, progress))

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from torchtailor import __version__
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.disk import hash_file
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.manifest import SCHEMA, tallies_json
 from torchtailor.tailoring.packs import folder_name, pack_folder
@@ -57,7 +57,7 @@ def pack_version(distribution: WheelDistribution, libraries: Iterable[LibraryRes
     return labelled_version(stock, f"p{digest}", stock_local=distribution.stock_local, earlier_label=earlier)
 
 
-def served_gpus(options: TailorOptions, libraries: Iterable[LibraryResult]) -> list[Capability]:
+def served_gpus(options: Cut, libraries: Iterable[LibraryResult]) -> list[Capability]:
     """The known GPUs that can use some of what was moved."""
     labels = {label for one in libraries if one.moved_digest for label in one.moved}
     codes = [code for label in sorted(labels) if (code := _code(label))]
@@ -96,7 +96,7 @@ def write_pack_wheel(
     stock: WheelDistribution,
     folder: Path,
     version: str,
-    options: TailorOptions,
+    options: Cut,
     packs: Mapping[str, Path],
     libraries: Sequence[LibraryResult],
 ) -> PackWheel:
@@ -164,10 +164,10 @@ def _wheel_file(platform: str) -> bytes:
 
 
 def _manifest(
-    stock: WheelDistribution, options: TailorOptions, filename: str, version: str, libraries: Sequence[LibraryResult]
+    stock: WheelDistribution, options: Cut, filename: str, version: str, libraries: Sequence[LibraryResult]
 ) -> bytes:
     """The manifest of a wheel of packs: which libraries it is for, and what it has for them."""
-    settings = options.to_json()
+    settings = options.document.to_json()
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},

@@ -21,8 +21,8 @@ from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import NoProgress, Progress
+from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
-from torchtailor.surgery.options import FilesLeftOut, TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import stand_ins
 from torchtailor.tailoring.libraries import cut_library, is_packed_library
@@ -60,8 +60,7 @@ class WheelOrder:
     """A wheel to make from a stock one: where (a folder, or the file's name) and how."""
 
     output: Path
-    options: TailorOptions
-    also: tuple[str, ...] = ()  # of a split: other distributions that are split, whose packs come with this one's
+    options: Cut
 
     @property
     def folder(self) -> Path:
@@ -76,7 +75,7 @@ class _MemberJob:
     member: Member
     hash: FileHash | None
     folder: Path
-    options: tuple[TailorOptions, ...]
+    options: tuple[Cut, ...]
     proprietary: bool
     distribution: str  # for the folder of its packs
 
@@ -95,7 +94,7 @@ class _MemberJob:
         return self.folder / f"pack{index}"
 
 
-def tailor_wheel(wheel: Path, output: Path, options: TailorOptions, progress: Progress | None = None) -> TailorResult:
+def tailor_wheel(wheel: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Cut the libraries of a wheel; `output` is the folder for the new wheel, or its file name.
 
     A wheel in which nothing is cut is copied unchanged, so that a folder of wheels stays complete. A split gives a
@@ -250,7 +249,7 @@ class _Making:
         return self.left_out.files
 
     @property
-    def options(self) -> TailorOptions:
+    def options(self) -> Cut:
         return self.order.options
 
     @classmethod
@@ -357,7 +356,7 @@ def _with_relr(changed: Mapping[str, Path], results: Mapping[str, LibraryResult]
     return [path for name, path in changed.items() if results[name].relr]
 
 
-def _with_relr_tag(target: Path, options: TailorOptions) -> tuple[Path, ...]:
+def _with_relr_tag(target: Path, options: Cut) -> tuple[Path, ...]:
     return (_for_relr(target, ()),) if options.relr else ()
 
 
@@ -371,9 +370,7 @@ def _machine(library: Path) -> str:
         return ElfFile(source).machine.arch
 
 
-def _added(
-    jobs: Sequence[_MemberJob], index: int, cut: Mapping[str, LibraryResult], options: TailorOptions
-) -> dict[str, Path]:
+def _added(jobs: Sequence[_MemberJob], index: int, cut: Mapping[str, LibraryResult], options: Cut) -> dict[str, Path]:
     """The packs and the hook that the wheel brings, by the name they have in it."""
     files: dict[str, Path] = {}
     for job in jobs:
@@ -386,7 +383,7 @@ def _added(
     return dict(sorted(files.items()))
 
 
-def _effort(options: TailorOptions, libraries: Sequence[LibraryResult]) -> Effort:
+def _effort(options: Cut, libraries: Sequence[LibraryResult]) -> Effort:
     """How hard to pack what was changed: harder with --recompress, which is slow and for size anyway, where it takes no
     noticeable time, and where so little was taken out that quick packing could make the wheel larger than it was."""
     quick = sum(one.size_after for one in libraries) < _QUICK_TO_PACK
@@ -419,7 +416,7 @@ def _earlier_label(distribution: WheelDistribution) -> str:
 
 
 def _jobs(
-    distribution: WheelDistribution, scratch: Path, options: Sequence[TailorOptions], makings: Sequence[_Making]
+    distribution: WheelDistribution, scratch: Path, options: Sequence[Cut], makings: Sequence[_Making]
 ) -> list[_MemberJob]:
     stripping = tuple(one.with_default_strip() for one in options)
     jobs: list[_MemberJob] = []
@@ -436,7 +433,7 @@ def _jobs(
     return jobs
 
 
-def _read_code(distribution: WheelDistribution, options: TailorOptions) -> ReadCode:
+def _read_code(distribution: WheelDistribution, options: Cut) -> ReadCode:
     """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
     path, metadata = distribution.path, distribution.metadata
 
@@ -450,7 +447,7 @@ def _read_code(distribution: WheelDistribution, options: TailorOptions) -> ReadC
 
 
 def _cut_all(
-    distribution: WheelDistribution, jobs: list[_MemberJob], options: TailorOptions, progress: Progress
+    distribution: WheelDistribution, jobs: list[_MemberJob], options: Cut, progress: Progress
 ) -> tuple[dict[str, tuple[LibraryResult, ...]], str]:
     """Cut the libraries in processes, and meanwhile check all other files against RECORD; also the wheel's hash."""
     names = {job.member.name for job in jobs}
@@ -472,7 +469,7 @@ def _check_all(distribution: WheelDistribution, members: Sequence[Member]) -> No
         distribution.check(member)
 
 
-def _worth_it(results: dict[str, LibraryResult], options: TailorOptions) -> dict[str, LibraryResult]:
+def _worth_it(results: dict[str, LibraryResult], options: Cut) -> dict[str, LibraryResult]:
     """The rule: a wheel of which GPU code is cut is stripped too; none is rewritten, and labelled with a GPU, for its
     symbol tables alone, unless --strip asked for that. The result says what --strip would save."""
     if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
@@ -509,7 +506,7 @@ def _cut_one(job: _MemberJob, index: int, earlier: Sequence[LibraryResult], sha2
     options, target = job.options[index], job.cut(index)
     target.parent.mkdir()
     for other, result in enumerate(earlier):
-        same = replace(job.options[other], policy=options.policy) == options
+        same = replace(job.options[other], targets=options.targets) == options
         if same and not result.has_gpu_code and not result.reason:
             if result.status.changed:
                 target.hardlink_to(job.cut(other))
@@ -542,7 +539,7 @@ def _written_anew(
     metadata = with_version(distribution.archive.read(metadata_name), making.version)
     if packs:
         gpus = served_gpus(making.options, results.values())
-        metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.order.also)
+        metadata = host_metadata(metadata, distribution.metadata.name, packs, gpus, making.options.also)
     packed_in = _with_relr(changed, results)
     if not packed_in:
         return {metadata_name: metadata}

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.inspection.inspect import inspect
 from torchtailor.ledger.ledger import Result
+from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
@@ -105,7 +107,7 @@ def test_the_manifest_tells_inputs_steps_and_sizes_and_no_place_or_time(workshop
 
 
 def test_only_code_for_the_target_is_left(workshop: Workshop) -> None:
-    (house,) = workshop.build("sm90-avx512", options=WheelOptions(nvidia=True)).wheelhouses
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True))).wheelhouses
     assert house.changed == 5
     for wheel in (house.path / "wheels").glob("*+*.whl"):
         kept = {group.label for library in inspect(wheel, processes=1).libraries for group in library.architectures}
@@ -153,10 +155,10 @@ def test_several_variants_share_files(workshop: Workshop) -> None:
 
 def test_several_at_once_give_the_bytes_of_one_at_a_time(workshop: Workshop, tmp_path: Path) -> None:
     names = ("sm80-avx2", "sm86-avx2", "sm89-avx2", "sm90-avx2", "sm120-avx2")
-    workshop.build(*names, options=WheelOptions(nvidia=True))
+    workshop.build(*names, options=WheelOptions(cut=Cut(nvidia=True)))
     other = Workshop(workshop.site, workshop.catalog, tmp_path / "elsewhere")
     for name in names:
-        other.build(name, options=WheelOptions(nvidia=True))
+        other.build(name, options=WheelOptions(cut=Cut(nvidia=True)))
     assert tree(other.out) == tree(workshop.out)
 
 
@@ -239,9 +241,34 @@ def test_what_is_no_wheelhouse(tmp_path: Path) -> None:
 def test_a_workload(workshop: Workshop) -> None:
     """What the traces do not name is in packs inside the wheels, and the label of the trace is in their versions."""
     workload = TracedWorkload(Trace(opened=("torch/lib/libtorch_cuda.so",)))
-    (house,) = workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, workload=workload)).wheelhouses
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True, workload=workload))).wheelhouses
     assert house.requirements == (f"torch==2.8.0+cu128.sm90.{workload.label}",)
     (torch,) = (house.path / "wheels").glob("torch-*.whl")
     with zipfile.ZipFile(torch) as wheel:
         names = [name for name in wheel.namelist() if name.startswith("torchtailor-packs/torch/")]
     assert any(name.endswith(".ttpack") for name in names) and any(name.endswith(".so.1") for name in names)
+
+
+def test_the_choices_of_a_cut_reach_the_wheels(workshop: Workshop) -> None:
+    """Those that a build did not have: each is in the manifest of the wheel, and what it leaves out is not there."""
+    cut = Cut(lto=False, strip=False, relr=True, recompress=True, level=3, driver="570.26", drop=("headers",))
+    workload = TracedWorkload(Trace(opened=("torch/lib/libtorch_cuda.so",)))
+    choices = replace(cut, workload=workload, no_pack=True, drop_unopened=True)
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(cut=choices)).wheelhouses
+    (torch,) = (house.path / "wheels").glob("torch-*.whl")
+    with zipfile.ZipFile(torch) as wheel:
+        names = wheel.namelist()
+        (name,) = (name for name in names if name.endswith("/torchtailor.json"))
+        document = json.loads(wheel.read(name))
+    assert document["policy"] == {
+        "nvidia": False,
+        "strip": False,
+        "lto": False,
+        "relr": True,
+        "recompress": {"driver": "570.26", "level": 3},
+        "drop": ["headers"],
+        "drop_unopened": True,
+        "workload": {"trace": workload.trace.digest, "margin": "exact", "pack": False},
+    }
+    assert [file["path"] for file in document["dropped_files"]] == ["torch/share/noise.bin"]
+    assert "torch/share/noise.bin" not in names and not any(name.endswith(".ttpack") for name in names)

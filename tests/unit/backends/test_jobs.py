@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.test_build import NAME, tree
-from torchtailor.backends.cutting import CutOptions, WheelCut
+from torchtailor.backends.cutting import WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
     FetchWheel,
@@ -30,6 +30,7 @@ from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleErro
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import tailor_wheel_each
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -57,7 +58,7 @@ def graph(workshop: Workshop, root: Path, *names: str, options: WheelOptions | N
 
 
 def test_running_decoded_jobs_elsewhere_gives_the_bytes_of_the_build(workshop: Workshop, tmp_path: Path) -> None:
-    options = WheelOptions(nvidia=True, companions=("torchvision",))
+    options = WheelOptions(companions=("torchvision",), cut=Cut(nvidia=True))
     workshop.build("sm80-avx2", "sm90-avx512", options=options)
     jobs = graph(workshop, tmp_path / "asking", "sm80-avx2", "sm90-avx512", options=options)
     sent = [encode_job(job) for job in jobs]
@@ -80,7 +81,7 @@ def test_a_job_is_the_same_after_a_journey_as_json(workshop: Workshop, tmp_path:
 
 
 def test_a_key_holds_what_decides_the_bytes_and_nothing_of_the_process() -> None:
-    job = CutWheel("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", "9.0", CutOptions(nvidia=True))
+    job = CutWheel("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", "9.0", Cut(nvidia=True).for_job)
     code = (
         "import sys; from torchtailor.backends.jobs import decode_job; print(decode_job(sys.stdin.buffer.read()).key)"
     )
@@ -94,13 +95,13 @@ def test_a_key_holds_what_decides_the_bytes_and_nothing_of_the_process() -> None
         msgspec.structs.replace(job, sha256="cd" * 32),
         msgspec.structs.replace(job, filename="torch-2.8.1-cp313-cp313-linux_x86_64.whl"),
         msgspec.structs.replace(job, gpu="8.0"),
-        msgspec.structs.replace(job, options=CutOptions()),
+        msgspec.structs.replace(job, options=Cut().for_job),
     ]
     assert len({job.key, *(other.key for other in others)}) == 5
 
 
 def test_a_cut_without_its_wheel_and_what_is_no_job(workshop: Workshop, tmp_path: Path) -> None:
-    job = CutWheel("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", "9.0", CutOptions())
+    job = CutWheel("ab" * 32, "torch-2.8.0-cp313-cp313-linux_x86_64.whl", "9.0", Cut().for_job)
     with pytest.raises(EnvironmentProblem, match="is not in the cache"):
         run_job(job, context(workshop, tmp_path))
     for data in (b"{", b"[]", b'{"type": "fly"}', encode_job(job)[:-9]):
@@ -122,7 +123,7 @@ def test_a_wheel_without_code_for_the_gpu_is_said_and_cut_only_once(
     filename = "torch-2.8.0-cp313-cp313-manylinux_2_28_x86_64.whl"
     fetched = run_job(FetchWheel(WheelAddress(filename, f"{workshop.site.url}/files/{filename}", {})), here)
     assert isinstance(fetched, Fetched)
-    job = CutWheel(fetched.sha256, filename, "5.0", CutOptions())
+    job = CutWheel(fetched.sha256, filename, "5.0", Cut().for_job)
     for _ in range(2):
         with pytest.raises(ImpossibleError, match=r"none of it runs on 5\.0"):
             run_job(job, here)

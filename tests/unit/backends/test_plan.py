@@ -19,6 +19,7 @@ from torchtailor.backends.wheel.run import describe_variant
 from torchtailor.catalog import Catalog
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
+from torchtailor.surgery.cut import Cut
 
 
 class Usage(NamedTuple):
@@ -55,7 +56,7 @@ def test_what_is_cut(workshop: Workshop) -> None:
         "torch": Treatment.CUT,
         "triton": Treatment.NEEDS_NVIDIA_OPTION,  # NVIDIA's CUPTI is inside
     }
-    with_consent = treatments(workshop, WheelOptions(nvidia=True))
+    with_consent = treatments(workshop, WheelOptions(cut=Cut(nvidia=True)))
     assert with_consent["nvidia-cublas-cu12"] is Treatment.CUT
     assert with_consent["triton"] is Treatment.CUT
 

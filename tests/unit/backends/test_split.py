@@ -17,9 +17,11 @@ from tests.unit.backends.stack import torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.errors import UsageError
+from torchtailor.gpucode.targets import Targets
 from torchtailor.inspection.inspect import inspect
+from torchtailor.surgery.cut import Cut
 
-SPLIT = WheelOptions(split=True)
+SPLIT = WheelOptions(cut=Cut(split=True))
 HOST = "torch-2.8.0+cu128.host-cp313-cp313-manylinux_2_28_x86_64.whl"
 
 
@@ -67,7 +69,7 @@ def test_a_pack_holds_the_code_of_its_gpu_alone(workshop: Workshop) -> None:
 
 
 def test_extras_of_the_host_wheel(workshop: Workshop) -> None:
-    (house,) = workshop.build("sm90-avx512", options=WheelOptions(split=True, nvidia=True)).wheelhouses
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(split=True, nvidia=True))).wheelhouses
     assert house.requirements == ("torch[sm90]==2.8.0+cu128.host",)
     assert house.pip_line.endswith(" 'torch[sm90]==2.8.0+cu128.host'")  # a shell must not take it for a glob
     pack = wheels(house.path)["torch_gpu_sm90"].name.split("-")[1]
@@ -89,7 +91,7 @@ def test_extras_of_the_host_wheel(workshop: Workshop) -> None:
 
 @pytest.mark.parametrize("nvidia", [False, True])
 def test_pip_installs_a_split_torch_with_its_packs(workshop: Workshop, nvidia: bool, tmp_path: Path) -> None:
-    options = WheelOptions(split=True, nvidia=nvidia)
+    options = WheelOptions(cut=Cut(split=True, nvidia=nvidia))
     (house,) = workshop.build("sm90-avx512", options=options).wheelhouses
     line = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--isolated", "--quiet"]
     line += ["--python-version", "3.13", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]
@@ -140,9 +142,9 @@ def test_the_second_run_cuts_nothing(workshop: Workshop) -> None:
 
 
 def test_what_does_not_go_with_it(workshop: Workshop) -> None:
-    for more in ({"recompress": True}, {"keep_ptx": True}):
+    for more in ({"recompress": True}, {"targets": Targets((), keep_ptx=True)}):
         with pytest.raises(UsageError, match="--split"):
-            WheelOptions(split=True, **more)  # type: ignore[arg-type]
+            WheelOptions(cut=Cut(split=True, **more))  # type: ignore[arg-type]
 
 
 def failed(artifact: Path, stock: Path | None = None, gpu: str = "") -> dict[str, str]:
@@ -173,7 +175,7 @@ def stock_wheels(workshop: Workshop, house: Path) -> Path:
 
 
 def test_verify_finds_all_of_stock_in_both_wheels(workshop: Workshop) -> None:
-    (house,) = workshop.build("sm90-avx512", options=WheelOptions(split=True, nvidia=True)).wheelhouses
+    (house,) = workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(split=True, nvidia=True))).wheelhouses
     found = failed(house.path, stock_wheels(workshop, house.path))
     assert not {name for name in found if "coverage" in name or "GPU" in name or "pack" in name or "hook" in name}, (
         found

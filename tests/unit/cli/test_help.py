@@ -56,6 +56,7 @@ def test_the_options_of_build_are_in_groups(capsys: pytest.CaptureFixture[str]) 
         "Arguments",
         "Options",
         "From official wheels (--via wheel)",
+        "How wheels are cut (--via wheel)",
         "Where wheels come from (--via wheel)",
         "From source (--via source)",
         "On many machines",

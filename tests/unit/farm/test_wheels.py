@@ -32,9 +32,10 @@ from torchtailor.farm.wheels import wheel_graph
 from torchtailor.farm.where import parse_where
 from torchtailor.fetch.locations import IndexLocation, LocationKind
 from torchtailor.ledger.ledger import Result
+from torchtailor.surgery.cut import Cut
 
 NAMES = ("sm80-avx2", "sm90-avx512")
-OPTIONS = WheelOptions(nvidia=True)
+OPTIONS = WheelOptions(cut=Cut(nvidia=True))
 
 
 class Farm:

@@ -531,3 +531,17 @@ def test_debian_packages_whose_files_changed_are_named(tmp_path: Path, fat: byte
     assert "3 Debian packages (libgpu-dev, libgpu1, libold)" in image.notes[0]
     after = read_image(tmp_path / "cut").files(0)
     assert all(after[path] == files[path] for path in lists)
+
+
+def test_packed_relocations_need_a_glibc_in_the_image_that_reads_them(tmp_path: Path, fat: bytes) -> None:
+    older, newer = fat + b"GLIBC_2.35\0", fat + b"GLIBC_ABI_DT_RELR\0"
+    libc = "usr/lib/x86_64-linux-gnu/libc.so.6"
+    for number, libcs in enumerate([(), (older,), (newer, older)]):
+        source = stock(tmp_path / f"stock{number}", [tar_of(package(fat)), *(tar_of({libc: one}) for one in libcs)])
+        with pytest.raises(ImpossibleError, match=r"--relr needs glibc 2\.36"):
+            cut(source, tmp_path, relr=True)
+    source = stock(tmp_path / "stock", [tar_of({**package(fat), libc: newer})])
+    (image,) = cut(source, tmp_path, relr=True).images
+    (library,) = (one.result for one in image.libraries if one.result.path.endswith("libdemo.so"))
+    assert library.status is LibraryStatus.CUT and library.not_packed  # it was tried
+    assert "--relr" in read_image(tmp_path / "cut").config["history"][-1]["created_by"]

@@ -19,6 +19,7 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import IndexedFile, index_pages, read_project_json, root_pages
 from torchtailor.publish.publish import publish
 from torchtailor.publish.store import FolderStore
+from torchtailor.surgery.cut import Cut
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 EVIL = '"><script>x</script>'
@@ -218,7 +219,7 @@ def test_everything_on_a_page_is_escaped() -> None:
 
 
 def test_a_login_is_not_published(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True)))
     manifest = next(workshop.out.glob("*/manifest.json"))
 
     def add_login(document: Any) -> None:

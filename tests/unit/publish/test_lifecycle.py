@@ -34,6 +34,7 @@ from torchtailor.publish.lifecycle import (
     yank,
 )
 from torchtailor.publish.store import FolderStore, open_store
+from torchtailor.surgery.cut import Cut
 
 SM90 = "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl"
 
@@ -170,7 +171,7 @@ def test_promotion_does_not_offer_again_what_was_yanked(index: Path, tmp_path: P
 
 
 def test_changed_nvidia_wheels_are_not_promoted_away(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True)))
     own = open_store(str(tmp_path / "own"))
     publish_recorded(workshop.out, own)
     away = open_store("memory://elsewhere")

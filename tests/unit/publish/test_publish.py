@@ -30,6 +30,7 @@ from torchtailor.publish import store
 from torchtailor.publish.flox import FloxCall
 from torchtailor.publish.publish import publish
 from torchtailor.publish.store import FolderStore, RemoteStore, Store, open_store
+from torchtailor.surgery.cut import Cut
 
 
 def files_of(root: Path, target: str) -> dict[str, dict[str, object]]:
@@ -113,7 +114,7 @@ def read_page(store: Store, path: str) -> dict[str, IndexedFile]:
 
 
 def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True)))
     cache = Cache(workshop.root / "cache")
     away = memory_store("plain")
     result = publish(workshop.out, away, cache=cache)
@@ -136,7 +137,7 @@ def test_changed_nvidia_wheels_stay_here_unless_told(workshop: Workshop, tmp_pat
 
 
 def test_nvidia_s_split_wheels_and_packs_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, split=True, variants=True))
+    workshop.build("sm90-avx512", options=WheelOptions(variants=True, cut=Cut(nvidia=True, split=True)))
     store = memory_store("split")
     left = publish(workshop.out, store, cache=Cache(workshop.root / "cache")).left_out
     assert {"nvidia_cublas_cu12", "nvidia_cublas_cu12_gpu_sm90"} <= {name.split("-")[0] for name in left}
@@ -154,7 +155,7 @@ def test_nvidia_s_split_wheels_and_packs_stay_here_too(workshop: Workshop) -> No
 
 
 def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True, variants=True))
+    workshop.build("sm90-avx512", options=WheelOptions(variants=True, cut=Cut(nvidia=True)))
     store = memory_store("variants")
     publish(workshop.out, store, cache=Cache(workshop.root / "cache"))
     assert not [name for name in read_page(store, "variants/nvidia-cublas-cu12/index.json") if "sm90" in name]
@@ -162,7 +163,7 @@ def test_changed_nvidia_variants_stay_here_too(workshop: Workshop) -> None:  # n
 
 
 def test_stock_wheels_without_an_address_come_from_the_cache(workshop: Workshop) -> None:  # noqa: F811
-    workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
+    workshop.build("sm90-avx512", options=WheelOptions(cut=Cut(nvidia=True)))
     for path in workshop.out.glob("*/manifest.json"):
         manifest = json.loads(path.read_text())
         for item in manifest["wheels"]:

@@ -10,8 +10,8 @@ from tests.unit.surgery.libraries import PHDR, Linker, Recipe, byte_at, memory
 from torchtailor.catalog import TorchArch, load_catalog
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.library import tailor_library
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult
 
 EMPTY = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)  # what is left of a bare cubin
@@ -22,8 +22,8 @@ def policy(targets: str, *, keep_ptx: bool = False, **rules: bool) -> Policy:
     return Policy(Targets(TorchArch.parse_list(targets), keep_ptx), RULES, **rules)
 
 
-def options(targets: str = "9.0", *, keep_ptx: bool = False, strip: bool = True, **others: Any) -> TailorOptions:
-    return TailorOptions(policy(targets, keep_ptx=keep_ptx), strip=strip, **others)
+def options(targets: str = "9.0", *, keep_ptx: bool = False, strip: bool = True, **others: Any) -> Cut:
+    return Cut(Targets(TorchArch.parse_list(targets), keep_ptx), strip=strip, rules=RULES, **others)
 
 
 def tailor(

@@ -10,7 +10,7 @@ from tests.unit.surgery.checks import policy
 from torchtailor.catalog.gpus import CodeKind, CodeTarget
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, Part
 from torchtailor.licences import maker_of
-from torchtailor.tailoring.run import tailor_options
+from torchtailor.tailoring.choices import cut_for
 
 KINDS = {CodeKind.CUBIN: ImageKind.CUBIN, CodeKind.PTX: ImageKind.PTX, CodeKind.LTOIR: ImageKind.LTOIR}
 SUFFIXES = {"": 0, "a": int(EntryFlag.ARCH_SPECIFIC), "f": int(EntryFlag.FAMILY_SPECIFIC)}
@@ -80,7 +80,7 @@ def test_nvidia_libraries_keep_every_minor(targets: str, names: str, expected: s
 
 
 def test_the_options_of_every_command_count_both_drivers_of_a_tegra_part() -> None:
-    chosen = tailor_options(["8.7"], environment={}).policy
+    chosen = cut_for(["8.7"], environment={}).policy
     found = images("sm_80 compute_80")
     assert chosen.keep_images(found, lambda _: frozenset("k")) == found
     own = images("sm_80 sm_86 sm_87")

@@ -18,10 +18,10 @@ from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError, CheckFailedError, ImpossibleError
 from torchtailor.gpucode.fatbin import Compression, decompress
 from torchtailor.gpucode.scan import scan_source
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ImageCache, Replacement, StockPayloads
 from torchtailor.surgery.library import tailor_library
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
 from torchtailor.surgery.recompress import Recompression, _compress, _header, recompress_images, share_slots
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -53,7 +53,7 @@ def recipe() -> Recipe:
     )
 
 
-def run(folder: Path, how: TailorOptions) -> LibraryResult:
+def run(folder: Path, how: Cut) -> LibraryResult:
     source = folder / "libtest.so"
     if not source.exists():
         source.write_bytes(library(recipe()))
@@ -174,7 +174,7 @@ def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path, monkeypatch: pyt
 def test_an_image_in_the_place_of_another_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two payloads of the cache, both proven, are exchanged: the proof looks each up by what stock has there."""
 
-    def exchanged(stock: StockPayloads, keep: KeptImages, how: TailorOptions) -> Recompression:
+    def exchanged(stock: StockPayloads, keep: KeptImages, how: Cut) -> Recompression:
         right = recompress_images(stock, keep, how)
         (one, first), *_, (other, second) = right.new.items()
         images = {image.offset: image for kept in keep.values() for image in kept}
@@ -237,7 +237,7 @@ def cut_in_process(job: CutJob) -> LibraryResult:
 @dataclass(frozen=True)
 class CutJob:
     source: Path
-    how: TailorOptions
+    how: Cut
     parent: int
     size: int = 1
 

@@ -18,17 +18,15 @@ from tests.unit.workload.compiled import compiled
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.binary.symbols import needed_libraries, undefined_symbols
-from torchtailor.catalog import load_catalog
 from torchtailor.catalog.gpus import TorchArch
 from torchtailor.errors import CheckFailedError
-from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.scan import scan_elf, scan_file
 from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.files import FileSource, open_file
 from torchtailor.surgery.hooked import patchelf
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.opened import OpenLibrary
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.proof.hooked import prove_hooked
 from torchtailor.surgery.proof.prove import prove
 from torchtailor.workload.choice import TracedWorkload
@@ -40,9 +38,9 @@ from torchtailor.workload.trace import Trace, TracedLibrary
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
 
 
-def options(trace: Trace | None = None, gpus: str = "9.0", **more: object) -> TailorOptions:
-    policy = Policy(Targets(TorchArch.parse_list(gpus)), load_catalog().rules)
-    return TailorOptions(policy, strip=True, workload=TracedWorkload(trace or Trace()), **more)  # type: ignore[arg-type]
+def options(trace: Trace | None = None, gpus: str = "9.0", **more: object) -> Cut:
+    targets = Targets(TorchArch.parse_list(gpus))
+    return Cut(targets, strip=True, workload=TracedWorkload(trace or Trace()), **more)  # type: ignore[arg-type]
 
 
 def identity(path: Path) -> str:
@@ -51,7 +49,7 @@ def identity(path: Path) -> str:
         return library_identity(elf, scan_elf(elf))
 
 
-def cut(src: Path, folder: Path, chosen: TailorOptions, place: str = "packs") -> Path:
+def cut(src: Path, folder: Path, chosen: Cut, place: str = "packs") -> Path:
     out = folder / src.name
     result = tailor_library(src, out, chosen, pack=PackPlace(folder / "packs", place))
     assert result.pack and (folder / "packs" / result.pack).stat().st_size == result.pack_size

@@ -11,15 +11,14 @@ from typing import Any
 
 from tests.unit.wheels.builder import digest
 from torchtailor.catalog import load_catalog
-from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 
 CATALOG = load_catalog()
 
 
-def options(gpu: str = "9.0", **others: Any) -> TailorOptions:
-    return TailorOptions(Policy(read_targets([gpu], CATALOG, {}), CATALOG.rules), **others)
+def options(gpu: str = "9.0", **others: Any) -> Cut:
+    return Cut(read_targets([gpu], CATALOG, {}), rules=CATALOG.rules, **others)
 
 
 def install(wheel: Path, site: Path, installer: str = "pip") -> None:

@@ -9,7 +9,6 @@ import os
 import random
 import struct
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +168,7 @@ def test_what_no_lto_removed_cannot_be_kept_later(site: Path, tmp_path: Path) ->
     code = random.Random(2)
     linkable = container(Entry(code.randbytes(60_000), sm=90), Entry(code.randbytes(1_200_000), kind=8, sm=80))
     install(build_wheel(tmp_path / "wheels", {"lto/liblto.so": elf(Place(".nv_fatbin", linkable))}, name="lto"), site)
-    without = replace(options(), policy=replace(options().policy, keep_lto=False))
+    without = options(lto=False)
     (kept,) = [one for one in tailor_environment(site, options(dry_run=True)).libraries if one.path == "lto/liblto.so"]
     assert kept.status is LibraryStatus.UNCHANGED
     result = tailor_environment(site, without)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.restore import restore_environment
@@ -38,7 +38,7 @@ STUBS = {"triton/_C/libtriton.py", "triton/_C/_fast.py"}
 GONE = {name for name in FILES if ".so" in name}
 
 
-def chosen(**more: object) -> TailorOptions:
+def chosen(**more: object) -> Cut:
     trace = Trace(opened=("torch/lib/libtorch_cuda.so",))
     return replace(options(), workload=TracedWorkload(trace), drop_unopened=True, **more)  # type: ignore[arg-type]
 

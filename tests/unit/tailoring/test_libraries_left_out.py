@@ -23,7 +23,7 @@ from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.binary.placeholder import as_library_name, machine_of, placeholder
 from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_folder
 from torchtailor.tailoring.restore import restore_environment
@@ -35,7 +35,7 @@ LIBRARY = "demo/lib/libdemo.so.12"
 USED = "torch/lib/libtorch_cuda.so"
 
 
-def chosen(**more: object) -> TailorOptions:
+def chosen(**more: object) -> Cut:
     workload = TracedWorkload(Trace(opened=(USED,)))
     return replace(options(), workload=workload, drop_unopened=True, **more)  # type: ignore[arg-type]
 

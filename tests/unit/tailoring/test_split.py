@@ -18,8 +18,8 @@ from torchtailor.cli.run import run_command
 from torchtailor.errors import CheckFailedError, EnvironmentProblem, UsageError
 from torchtailor.inspection.torch_code import read_torch
 from torchtailor.surgery import moved
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.library import tailor_library
-from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring import packs as packing
 from torchtailor.tailoring import run
 from torchtailor.tailoring.environment import tailor_environment
@@ -43,7 +43,7 @@ def wheel(tmp_path: Path, fat: bytes) -> Path:
     return build_wheel(tmp_path, content, name="torch", version="2.10.0", tag="cp313-cp313-manylinux_2_28_x86_64")
 
 
-def split(gpu: str = "9.0", **more: object) -> TailorOptions:
+def split(gpu: str = "9.0", **more: object) -> Cut:
     return replace(options(gpu), split=True, **more)  # type: ignore[arg-type]
 
 
@@ -182,7 +182,7 @@ def test_what_is_split_is_not_cut_again(tmp_path: Path, wheel: Path) -> None:
 
 def test_a_container_that_the_gpu_does_not_use_is_in_the_pack_and_empty(tmp_path: Path, wheel: Path) -> None:
     """So that the driver answers as it does on stock, without a sentence about packs."""
-    nothing = split("9.0", policy=options("3.5").policy)
+    nothing = split("3.5")
     (tmp_path / "libx.so").write_bytes(zipfile.ZipFile(wheel).read("torch/lib/libtorch_cuda.so"))
     library = tailor_library(
         tmp_path / "libx.so", tmp_path / "y.so", nothing, pack=PackPlace(tmp_path / "packs", "packs")

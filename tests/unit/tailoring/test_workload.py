@@ -14,7 +14,7 @@ from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
 from torchtailor.errors import ImpossibleError, UsageError
-from torchtailor.surgery.options import TailorOptions
+from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
@@ -28,7 +28,7 @@ from torchtailor.workload.trace import Trace, TracedLibrary
 TRACE = Trace(opened=("torch/lib/libtorch_cuda.so",))
 
 
-def chosen(**more: object) -> TailorOptions:
+def chosen(**more: object) -> Cut:
     return replace(options(), workload=TracedWorkload(TRACE), **more)  # type: ignore[arg-type]
 
 
@@ -175,3 +175,13 @@ def test_options_that_need_a_workload() -> None:
             replace(options(), **more)
     with pytest.raises(UsageError):
         chosen(packs=Path("x"), no_pack=True)
+
+
+def test_a_program_with_code_beside_files_that_were_never_opened(tmp_path: Path, fat: bytes) -> None:
+    """It is cut without the workload, which asked for files to be left out: that was taken for a wrong option."""
+    files = {"torch/bin/tool": fat, "torch/lib/libtorch_cuda.so": fat, "torch/include/a.h": b"// a"}
+    wheel = build_wheel(tmp_path, files, name="torch", version="2.10.0")
+    trace = Trace(opened=("torch/lib/libtorch_cuda.so", "torch/bin/tool"))
+    result = tailor_wheel(wheel, tmp_path / "out", options(workload=TracedWorkload(trace), drop_unopened=True))
+    assert {one.path for one in result.changed} == {"torch/bin/tool", "torch/lib/libtorch_cuda.so"}
+    assert [file.path for file in result.dropped_files] == ["torch/include/a.h"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtailor.errors import BadInputError, EnvironmentProblem, NoMatchError, UsageError
-from torchtailor.tailoring.run import tailor_options
+from torchtailor.tailoring.choices import cut_for
 from torchtailor.workload.choice import TracedWorkload, margins
 from torchtailor.workload.trace import (
     FILES_UNKNOWN,
@@ -166,7 +166,7 @@ def test_files_that_a_trace_cannot_name_are_not_unopened() -> None:
 def test_dropping_needs_to_know_what_was_opened() -> None:
     for trace in (Trace(), Trace(opened=("a.so",), lost=(FILES_UNKNOWN,))):
         with pytest.raises(UsageError, match="do not say which files were opened"):
-            tailor_options("9.0", workload=TracedWorkload(trace), drop_unopened=True)
+            cut_for("9.0", workload=TracedWorkload(trace), drop_unopened=True)
 
 
 def test_bytecode_of_modules_that_were_not_imported_counts_as_unopened() -> None:

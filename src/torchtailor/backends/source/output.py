@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from torchtailor.backends.cutting import CutOptions, Cutter
+from torchtailor.backends.cutting import Cutter
 from torchtailor.backends.source.options import SourceRequest
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource
 from torchtailor.catalog import Catalog, Method
@@ -23,6 +23,7 @@ from torchtailor.fetch.resolve import resolve
 from torchtailor.fetch.settings import read_settings
 from torchtailor.fetch.target import DEFAULT_GLIBC, Target
 from torchtailor.host.pythons import find_base_python
+from torchtailor.surgery.cut import Cut
 from torchtailor.variants.variant import Variant
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
@@ -54,7 +55,7 @@ class SourceOutput:
     def _write_each(self, fat: WheelhouseEntry, dependencies: tuple[WheelhouseEntry, ...]) -> Iterator[Wheelhouse]:
         """Every GPU's wheel, all cut in one pass."""
         gpus = sorted(self.request.gpus)
-        cuts = Cutter(self.catalog, Cache(), CutOptions()).cut(fat.path, fat.sha256, fat.filename, gpus)
+        cuts = Cutter(self.catalog, Cache(), Cut().for_job).cut(fat.path, fat.sha256, fat.filename, gpus)
         for gpu in gpus:
             if gpu not in cuts:
                 raise BuildFailedError(

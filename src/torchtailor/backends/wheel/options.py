@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchtailor.backends.cutting import CutOptions
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
-from torchtailor.workload.choice import TracedWorkload
+from torchtailor.surgery.cut import Cut
 
 # Between packages; not the one in `foo[a,b]` or in `foo>=1,<2`.
 _COMMA = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
@@ -23,12 +22,7 @@ class WheelOptions:
     """What is built beside torch, how wheels are cut, and where they come from."""
 
     companions: tuple[str, ...] = ()  # torchvision, torchaudio, ...; also several in one word, with commas
-    nvidia: bool | None = None  # None: as torchtailor.toml has it
-    recompress: bool = False
-    keep_ptx: bool = False
-    strip: bool = True
-    workload: TracedWorkload | None = None  # what stays in place; the rest goes to packs
-    split: bool = False  # one wheel without GPU code for all GPUs, and a wheel of packs for each
+    cut: Cut = field(default_factory=Cut)  # the GPUs are those of the variants
     variants: bool = False  # also an index of wheel variants
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
@@ -39,18 +33,13 @@ class WheelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"2\.\d{1,2}", self.glibc):
             raise UsageError(f"--glibc {self.glibc!r} is not a version such as 2.28.", "Write --glibc 2.28.")
-        if self.split and (self.workload or self.recompress or self.keep_ptx):
-            raise UsageError(
-                "--split cannot be combined with --workload, --recompress or --keep-ptx: it moves all code as it is.",
-                "Leave them out, or build without --split.",
-            )
         words = [word.strip() for item in self.companions for word in _COMMA.split(item)]
         companions = tuple(dict.fromkeys(word for word in words if word not in ("", "torch")))
         object.__setattr__(self, "companions", companions)
 
     def resolved(self, catalog: Catalog) -> WheelOptions:
         """The same with every choice made."""
-        return replace(self, nvidia=catalog.tailor.nvidia if self.nvidia is None else self.nvidia)
+        return replace(self, cut=self.cut.resolved(catalog))
 
     @property
     def companion_extras(self) -> dict[str, tuple[str, ...]]:
@@ -63,29 +52,12 @@ class WheelOptions:
         major, minor = self.glibc.split(".")
         return int(major), int(minor)
 
-    @property
-    def cut_options(self) -> CutOptions:
-        return CutOptions(
-            bool(self.nvidia),
-            self.recompress,
-            self.keep_ptx,
-            self.strip,
-            self.workload.trace.to_bytes().decode() if self.workload else "",
-            self.workload.margin if self.workload else "exact",
-            self.split,
-        )
-
     def to_json(self) -> dict[str, object]:
         """The options that decide the bytes of the output."""
-        workload = self.workload
-        used = {"workload": {"trace": workload.trace.digest, "margin": workload.margin}} if workload else {}
+        cut = self.cut.document
         return {
             "with": list(self.companions),
-            "nvidia": bool(self.nvidia),
-            "recompress": self.recompress,
-            "keep_ptx": self.keep_ptx,
-            **({"split": True} if self.split else {}),
-            **used,
-            "strip": self.strip,
             "glibc": self.glibc,
+            "keep_ptx": cut.target.keep_ptx,
+            **cut.to_json()["policy"],
         }

@@ -278,14 +278,14 @@ class Planner:
         if item.name == "torch" or item.name in self._options.companion_extras:
             return Treatment.CUT
         if item.name in _CARRIES_NVIDIA:
-            return Treatment.CUT if self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
+            return Treatment.CUT if self._options.cut.nvidia else Treatment.NEEDS_NVIDIA_OPTION
         if not item.name.startswith("nvidia-"):
             return Treatment.UNCHANGED
         from torchtailor.licences import needs_nvidia_option
         from torchtailor.wheels.metadata import Metadata
 
         free = not needs_nvidia_option(item.name, Metadata.parse(item.facts.text, item.file.filename))
-        return Treatment.CUT if free or self._options.nvidia else Treatment.NEEDS_NVIDIA_OPTION
+        return Treatment.CUT if free or self._options.cut.nvidia else Treatment.NEEDS_NVIDIA_OPTION
 
     def _expected(self, item: PlannedWheel, variant: Variant) -> int:
         if item.treatment is not Treatment.CUT or variant.gpu is None:

@@ -94,7 +94,7 @@ def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseD
     """What the manifest says of a variant."""
     details = {"options": options.to_json(), "gives": variant.gives}
     gpu = variant.variant.gpu
-    packs = (gpu.capability.sm,) if options.split and gpu else ()
+    packs = (gpu.capability.sm,) if options.cut.split and gpu else ()
     requested = tuple(
         f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
         for name, extras in {"torch": (), **options.companion_extras}.items()
@@ -111,10 +111,10 @@ def _cut_job(
     gpu = variant.variant.gpu
     if wheel.treatment is not Treatment.CUT or gpu is None:
         return None
-    cut = options.cut_options
-    if options.split and wheel.name == "torch":
+    cut = options.cut
+    if options.cut.split and wheel.name == "torch":
         cut = replace(cut, also=tuple(_with_packs(variant, fetched, options, cuts)))
-    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, str(gpu.capability), cut)
+    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, str(gpu.capability), cut.for_job)
 
 
 def _with_packs(

@@ -21,7 +21,7 @@ from tests.unit.wheels.builder import build_wheel
 from torchtailor.artifact.artifact import open_artifact
 from torchtailor.artifact.launch import FinishedProcess, start
 from torchtailor.artifact.roots import SystemRoot
-from torchtailor.backends.cutting import CutOptions, Cutter
+from torchtailor.backends.cutting import Cutter
 from torchtailor.backends.source.buildenv import BuildEnvironment, make_tools
 from torchtailor.backends.source.bundling import bundle as bundling
 from torchtailor.backends.source.bundling.bundle import Bundle, Bundler
@@ -33,6 +33,7 @@ from torchtailor.disk import hash_file
 from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, UsageError
 from torchtailor.fetch.cache import Cache
 from torchtailor.ledger.ledger import Ledger, Result
+from torchtailor.surgery.cut import Cut
 from torchtailor.verification import CheckOutcome, imports, verify
 from torchtailor.verification.suite_results import SuiteResults
 from torchtailor.wheels.archive import WheelArchive
@@ -318,7 +319,7 @@ def test_a_bundled_wheel_is_cut_for_each_gpu(bundler: Bundler, torch: Callable[.
     fat = build_wheel(tmp_path, files, name="torch", version="2.99.0+cu130.avx512", tag=tag)
     made = bundled(bundler, fat, tmp_path / "out")
     gpus = [Capability(8, 0), Capability(9, 0)]
-    cutter = Cutter(load_catalog(Path("/")), Cache(tmp_path / "cache"), CutOptions())
+    cutter = Cutter(load_catalog(Path("/")), Cache(tmp_path / "cache"), Cut().for_job)
     cuts = cutter.cut(made.wheel, hash_file(made.wheel), made.wheel.name, gpus)
     for gpu in gpus:
         with WheelArchive(cuts[gpu].path) as archive:

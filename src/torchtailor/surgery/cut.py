@@ -1,23 +1,35 @@
-"""What the user chose for a cut, in one value that every kind of input takes."""
+"""What the user chose for a cut, in one value that every command and every kind of input takes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.drops import DroppedFile, Drops, ReadCode, default_rules
+from torchtailor.catalog import Catalog, TorchArch, load_catalog
+from torchtailor.catalog.gpus import GpuRules
 from torchtailor.cgroups import available_cores
 from torchtailor.disk import cache_folder
 from torchtailor.errors import ImpossibleError, UsageError
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.targets import Targets
+from torchtailor.surgery.cut_document import (
+    CutDocument,
+    JobCut,
+    PolicyDocument,
+    RecompressionPolicy,
+    TargetDocument,
+    WorkloadPolicy,
+)
 from torchtailor.wheels.name import HOST
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.pack import PACK_VARIABLE
 
+DEFAULT_LEVEL = 19  # of zstd
 UNOPENED = "unopened"  # the rule of files that the workload never opened
 _DRIVER = re.compile(r"\d+(\.\d+)*")
 _ZSTD_DRIVER = (550, 54)  # the driver of CUDA 12.4, the first that reads zstd entries
@@ -36,15 +48,16 @@ class FilesLeftOut:
 
 
 @dataclass(frozen=True)
-class TailorOptions:
-    """Which code stays (`policy`), what else is done to a library, and how the work is done."""
+class Cut:
+    """For which GPUs code stays, what else is done to libraries and files, and how the work is done."""
 
-    policy: Policy
+    targets: Targets = field(default_factory=lambda: Targets(()))  # of a build, each variant has its own
+    lto: bool = True  # keep LTO-IR
     strip: bool | None = None  # remove symbol tables; None: of what GPU code is cut from
     relr: bool = False  # store relative relocations as glibc 2.36 and newer can read them
-    nvidia: bool = False  # cut NVIDIA's proprietary libraries too
+    nvidia: bool | None = None  # cut NVIDIA's proprietary libraries too; None: as torchtailor.toml has it
     recompress: bool = False  # store LZ4 and raw images as zstd
-    level: int = 19  # of zstd
+    level: int = DEFAULT_LEVEL  # of zstd
     driver: str | None = None  # the oldest driver the output must run on, such as 550.54
     drop: tuple[str, ...] = ()  # names of rules for files that are left out, besides those that always count
     workload: TracedWorkload | None = None  # what stays in place of what the targets can run; the rest goes to packs
@@ -52,13 +65,17 @@ class TailorOptions:
     drop_unopened: bool = False  # leave out files that the workload never opened
     no_pack: bool = False  # make none: what the workload does not use is gone
     split: bool = False  # all code that a hook can hand out goes to packs, one for the targets; see tailoring/split.py
+    also: tuple[str, ...] = ()  # of a split: other distributions that are split, whose packs come with this one's
+    # how the work is done, which changes no byte
     keep_removed: bool = False  # in an environment: keep what is cut out, so that it can be restored
     dry_run: bool = False
     processes: int = 0  # 0 means one for each core
     image_cache: Path | None = None  # of recompressed images; None means the user's cache folder
+    rules: GpuRules | None = field(default=None, repr=False, compare=False)  # None: those of the catalog
+    keep_all_minors: bool = False  # of a library of NVIDIA's, whatever its name
 
     def __post_init__(self) -> None:
-        _ = self.drops  # its names must be known
+        Drops.of(self.drop, None)  # its names must be known
         if (self.packs or self.no_pack or self.drop_unopened) and self.split:
             raise UsageError(
                 "--split makes a wheel of packs for each GPU; --pack, --no-pack and --drop-unopened do not go with it.",
@@ -99,9 +116,15 @@ class TailorOptions:
         """Whether the driver that the output must run on reads zstd; without a named one it is taken to be new."""
         return self.driver is None or tuple(map(int, self.driver.split(".")[:2])) >= _ZSTD_DRIVER
 
-    @property
-    def targets(self) -> Targets:
-        return self.policy.targets
+    @cached_property
+    def policy(self) -> Policy:
+        """Which GPU code stays."""
+        rules = self.rules or load_catalog().rules
+        return Policy(self.targets, rules, keep_lto=self.lto, keep_all_minors=self.keep_all_minors)
+
+    def resolved(self, catalog: Catalog) -> Cut:
+        """The same with every choice made that the user's file may make."""
+        return replace(self, nvidia=catalog.tailor.nvidia if self.nvidia is None else self.nvidia, rules=catalog.rules)
 
     @property
     def drops(self) -> Drops:
@@ -126,9 +149,9 @@ class TailorOptions:
         return FilesLeftOut({path: file for path, file in found.items() if path not in refused}, refused)
 
     @property
-    def without_ptx(self) -> TailorOptions:
+    def without_ptx(self) -> Cut:
         """The same without --keep-ptx, for what has none to keep."""
-        return replace(self, policy=replace(self.policy, targets=replace(self.targets, keep_ptx=False)))
+        return replace(self, targets=replace(self.targets, keep_ptx=False))
 
     @property
     def label(self) -> str:
@@ -154,55 +177,73 @@ class TailorOptions:
         return self.split or self.workload is not None
 
     @property
-    def for_each_target(self) -> tuple[TailorOptions, ...]:
+    def for_each_target(self) -> tuple[Cut, ...]:
         """The same for each of the GPUs alone."""
         archs = self.targets.archs
         each = (
             replace(self.targets, archs=tuple(arch for arch in archs if arch.capability == device))
             for device in self.targets.devices
         )
-        return tuple(replace(self, policy=replace(self.policy, targets=targets)) for targets in each)
+        return tuple(replace(self, targets=targets) for targets in each)
 
     @property
-    def without_targets(self) -> TailorOptions:
+    def without_targets(self) -> Cut:
         """The same for no GPU."""
-        return replace(self, policy=replace(self.policy, targets=replace(self.targets, archs=())))
+        return replace(self, targets=replace(self.targets, archs=()))
 
-    def with_default_strip(self) -> TailorOptions:
+    def with_default_strip(self) -> Cut:
         """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
         return self if self.strip is not None else replace(self, strip=True)
 
-    def to_json(self) -> dict[str, Any]:
-        """What decides the bytes of the output, as manifests have it."""
-        dropping = {"drop": sorted(self.drop)} if self.drop else {}
-        no_lto = {} if self.policy.keep_lto else {"lto": False}
-        relr = {"relr": True} if self.relr else {}
-        workload = (
-            {
-                "workload": {
-                    "trace": self.workload.trace.digest,
-                    "margin": self.workload.margin,
-                    "pack": not self.no_pack,
-                }
-            }
-            if self.workload
-            else {}
+    @property
+    def document(self) -> CutDocument:
+        """What decides the bytes of the output, as manifests, the journal and `--json` have it."""
+        used = self.workload
+        return CutDocument(
+            TargetDocument(
+                tuple(map(str, self.targets.devices)),
+                tuple(map(str, self.targets.archs)),
+                self.targets.keep_ptx,
+                self.label,
+            ),
+            PolicyDocument(
+                strip=self.strip,
+                nvidia=bool(self.nvidia),
+                recompress=RecompressionPolicy(self.level, self.driver) if self.recompress else None,
+                drop=tuple(sorted(self.drop)),
+                lto=self.lto,
+                relr=self.relr,
+                split=self.split,
+                workload=WorkloadPolicy(used.trace.digest, used.margin, not self.no_pack) if used else None,
+                drop_unopened=self.drop_unopened,
+                driver=None if self.recompress else self.driver,
+            ),
         )
-        return {
-            "target": {
-                "gpus": [str(device) for device in self.targets.devices],
-                "archs": [str(arch) for arch in self.targets.archs],
-                "keep_ptx": self.targets.keep_ptx,
-                "label": self.label,
-            },
-            "policy": {
-                **({"split": True} if self.split else {}),
-                "strip": self.strip,
-                "nvidia": self.nvidia,
-                "recompress": {"level": self.level, "driver": self.driver} if self.recompress else None,
-                **no_lto,
-                **relr,
-                **dropping,
-                **workload,
-            },
-        }
+
+    @property
+    def for_job(self) -> JobCut:
+        document = self.document
+        return JobCut(document.target, document.policy, self.workload.trace if self.workload else None, self.also)
+
+    @classmethod
+    def of(cls, document: JobCut, **how: Any) -> Cut:
+        """The cut of a job's document; `how` is how the work is done."""
+        target, policy = document.target, document.policy
+        used = policy.workload
+        return cls(
+            Targets(tuple(arch for text in target.archs for arch in TorchArch.parse_list(text)), target.keep_ptx),
+            lto=policy.lto,
+            strip=policy.strip,
+            relr=policy.relr,
+            nvidia=policy.nvidia,
+            recompress=policy.recompress is not None,
+            level=policy.recompress.level if policy.recompress else DEFAULT_LEVEL,
+            driver=policy.recompress.driver if policy.recompress else policy.driver,
+            drop=policy.drop,
+            workload=TracedWorkload(document.trace, used.margin) if used and document.trace else None,
+            no_pack=bool(used and not used.pack),
+            drop_unopened=policy.drop_unopened,
+            split=policy.split,
+            also=document.also,
+            **how,
+        )

@@ -1,0 +1,167 @@
+"""The options of a cut, in one table: every command that cuts has them all, or refuses one with a reason."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from torchtailor.cli._options import listed
+from torchtailor.errors import UsageError
+
+SMALLER = "To save more"
+_WORKLOAD = "For one program"
+
+
+@dataclass(frozen=True, slots=True)
+class CutOption:
+    """One option: the name of its parameter, how it is written, and the choice of a `Cut` that it makes."""
+
+    name: str
+    kind: Any
+    help: str
+    flag: str = ""
+    panel: str | None = None
+    metavar: str | None = None
+    range: tuple[int, int] | None = None
+    choice: str = ""  # where it has another name
+
+    @property
+    def written(self) -> str:
+        return (self.flag or f"--{self.name.replace('_', '-')}").partition("/")[0]
+
+    def parameter(self, command: str, panel: str | None) -> inspect.Parameter:
+        """As typer takes it; what the command refuses is read, but not listed."""
+        option = typer.Option(
+            self.flag or self.written,
+            help=self.help,
+            rich_help_panel=panel or self.panel,
+            metavar=self.metavar,
+            hidden=(command, self.name) in REFUSED,
+            min=self.range[0] if self.range else None,
+            max=self.range[1] if self.range else None,
+        )
+        default = False if self.kind is bool else None
+        kind = bool if self.kind is bool else self.kind | None
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        )
+
+
+OPTIONS = (
+    CutOption("gpu", list[str], "Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: "
+              "TORCH_CUDA_ARCH_LIST."),
+    CutOption("keep_ptx", bool, "Keep PTX as well, for future GPUs."),
+    CutOption("no_lto", bool, "Remove LTO-IR too, which only linking at run time uses."),
+    CutOption("driver", str, "The oldest driver the result must run on, such as 550.54.", metavar="VERSION"),
+    CutOption("drop", list[str], "Leave out files by rule: static-libs,headers; `tailor --drop list` lists all.",
+              panel=SMALLER, metavar="RULES"),
+    CutOption("nvidia", bool | None, "Cut NVIDIA's own libraries too; first read `torchtailor help licences`.",
+              "--nvidia/--no-nvidia", SMALLER),
+    CutOption("strip", bool | None, "Remove symbol tables; by default from packages with GPU code.",
+              "--strip/--no-strip", SMALLER),
+    CutOption("relr", bool, "Pack relocations: the result needs glibc 2.36 or newer.", panel=SMALLER),
+    CutOption("recompress", bool, "Recompress GPU code as zstd (needs driver 550.54 or newer).", panel=SMALLER),
+    CutOption("level", int, "The zstd level of --recompress; 19 where none is given.", panel=SMALLER, range=(1, 22)),
+    CutOption("split", bool, "Move all GPU code to packs: one wheel for all GPUs, and a wheel of packs for each.",
+              panel=SMALLER),
+    CutOption("workload", list[Path], "Keep what the program of this trace uses, move the rest to packs; may be "
+              "repeated.", panel=_WORKLOAD, metavar="TRACE"),
+    CutOption("margin", str, "What else stays: exact (nothing), library (all of used ones).", panel=_WORKLOAD),
+    CutOption("pack", Path, "Put the packs there; programs need TORCHTAILOR_PACK.", panel=_WORKLOAD,
+              metavar="FOLDER", choice="packs"),
+    CutOption("no_pack", bool, "Make none: what the trace does not name no longer runs.", panel=_WORKLOAD),
+    CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=_WORKLOAD),
+)  # fmt: skip
+
+_VARIANT = "the variant names its GPU", "Choose another variant: sm90-avx512."
+_IN_WHEELS = "the wheels have their packs in them", "Leave it out."
+_IN_IMAGE = (
+    "an image is cut to GPUs, not to a program",
+    "Cut its packages where it is built: RUN torchtailor tailor --workload app.trace",
+)
+# By command and option: why it is not for that command, and what to do instead.
+REFUSED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("build", "gpu"): _VARIANT,
+    ("install", "gpu"): _VARIANT,
+    ("ci", "gpu"): _VARIANT,
+    ("build", "pack"): _IN_WHEELS,
+    ("install", "pack"): _IN_WHEELS,
+    ("ci", "pack"): _IN_WHEELS,
+    ("ci", "level"): ("the option of `ci` is how far jobs prove", "Write --build-options '--recompress --level 10'."),
+    ("image", "split"): (
+        "the packs of all GPUs would be in the same image",
+        "Cut the image once for each GPU.",
+    ),
+    **{("image", name): _IN_IMAGE for name in ("workload", "margin", "pack", "no_pack", "drop_unopened")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCut:
+    """What was written of these options."""
+
+    given: Mapping[str, Any]
+
+    @property
+    def written(self) -> list[str]:
+        """The options that were given, as they are written."""
+        return [option.written for option in OPTIONS if option.name in self.given]
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What `with_choices` and `cut_for` take, without the GPUs."""
+        names = {option.name: option.choice or option.name for option in OPTIONS}
+        chosen = {names[name]: value for name, value in self.given.items() if name not in ("gpu", "no_lto")}
+        if "drop" in chosen:
+            chosen["drop"] = listed(chosen["drop"])
+        return chosen | ({"lto": False} if "no_lto" in self.given else {})
+
+    def words(self, *without: str) -> list[str]:
+        """The same as words of a command line."""
+        words: list[str] = []
+        for option in OPTIONS:
+            value = self.given.get(option.name)
+            if value is None or option.name in without:
+                continue
+            if isinstance(value, bool):
+                words.append(option.written if value else option.written.replace("--", "--no-"))
+                continue
+            for one in value if isinstance(value, list) else [value]:
+                words += [option.written, str(one)]
+        return words
+
+
+def takes_cut(command: str, *, panel: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command, in the place of its parameter `cut`, the options of the table."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in signature.parameters.items()
+        ]
+        mine = [option.parameter(command, panel) for option in OPTIONS if option.name not in signature.parameters]
+        place = list(signature.parameters).index("cut")
+        parameters = [*own[:place], *mine, *own[place + 1 :]]
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            written = {one.name: values.pop(one.name) for one in mine}
+            usual = {one.name: one.default for one in mine}
+            given = {name: one for name, one in written.items() if one not in (None, []) and one is not usual[name]}
+            for option in OPTIONS:
+                if option.name in given and (why := REFUSED.get((command, option.name))):
+                    raise UsageError(f"{option.written} is not for `{command}`: {why[0]}.", why[1])
+            function(cut=ChosenCut(given), **values)
+
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate

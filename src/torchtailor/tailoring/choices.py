@@ -1,0 +1,52 @@
+"""Makes a `Cut` of what was written: on a command line, or as arguments of the API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from torchtailor.catalog import load_catalog
+from torchtailor.errors import UsageError
+from torchtailor.host.targets import read_targets
+from torchtailor.surgery.cut import Cut
+from torchtailor.workload.choice import TracedWorkload
+from torchtailor.workload.trace import read_trace
+
+# What is written otherwise than the fields are named.
+_WRITTEN = ("keep_ptx", "margin")
+CHOICES = (*_WRITTEN, *(field.name for field in fields(Cut) if field.name != "targets"))
+
+
+def with_choices(
+    cut: Cut,
+    *,
+    keep_ptx: bool | None = None,
+    workload: Sequence[Path | str] | TracedWorkload | None = None,
+    margin: str = "",
+    drop: Iterable[str] = (),
+    **others: Any,
+) -> Cut:
+    """The cut with these choices; `workload` are the files of traces, or what was read from them."""
+    if margin and not workload:
+        raise UsageError("--margin needs --workload.", "Add the trace of the program: --workload app.trace")
+    if keep_ptx is not None:
+        cut = replace(cut, targets=replace(cut.targets, keep_ptx=keep_ptx))
+    if workload is not None and not isinstance(workload, TracedWorkload):
+        workload = TracedWorkload.of([read_trace(Path(path)) for path in workload], margin or "exact")
+    return replace(cut, workload=workload or cut.workload, drop=tuple(drop) or cut.drop, **others)
+
+
+def cut_for(
+    gpus: str | Sequence[str] = (),
+    *,
+    keep_ptx: bool = False,
+    environment: Mapping[str, str] = os.environ,
+    **choices: Any,
+) -> Cut:
+    """The cut for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides), with all that torchtailor.toml implies."""
+    catalog = load_catalog()
+    targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    return with_choices(Cut(targets), **choices).resolved(catalog)
