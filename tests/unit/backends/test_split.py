@@ -144,7 +144,7 @@ def test_the_second_run_cuts_nothing(workshop: Workshop) -> None:
 def test_what_does_not_go_with_it(workshop: Workshop) -> None:
     for more in ({"recompress": True}, {"targets": Targets((), keep_ptx=True)}):
         with pytest.raises(UsageError, match="--split"):
-            WheelOptions(cut=Cut(split=True, **more))  # type: ignore[arg-type]
+            WheelOptions(cut=Cut(split=True, **more))
 
 
 def failed(artifact: Path, stock: Path | None = None, gpu: str = "") -> dict[str, str]:
