@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
 from torchtailor.catalog import Capability, Catalog, TorchArch
 from torchtailor.disk import code_digest
 from torchtailor.errors import BadInputError
@@ -25,6 +24,7 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
+from torchtailor.version import __version__
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
@@ -135,7 +135,7 @@ class Cutter:
 
 def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    parts = [__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

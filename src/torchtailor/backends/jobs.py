@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
@@ -24,6 +23,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.version import __version__
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -79,7 +79,7 @@ class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
     @property
     def key(self) -> str:
         """Of all wheels in it, of the description and of this version."""
-        inputs = [torchtailor.__version__, *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
+        inputs = [__version__, *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
         return hashlib.sha256("\n".join(inputs).encode() + encode_job(self)).hexdigest()
 
 

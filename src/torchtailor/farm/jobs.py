@@ -12,11 +12,11 @@ from enum import Enum
 
 import msgspec
 
-import torchtailor
 from torchtailor.backends.cutting import CutOptions, cut_key
 from torchtailor.backends.jobs import FetchWheel, encode_job
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import code_digest
+from torchtailor.version import __version__
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 
 # The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
@@ -245,5 +245,5 @@ def _linked(spec: SourceSpec) -> str:
 
 
 def _key(*parts: str, body: FarmJob) -> str:
-    text = "\n".join((torchtailor.__version__, *parts)).encode()
+    text = "\n".join((__version__, *parts)).encode()
     return hashlib.sha256(text + b"\n" + encode_job(body)).hexdigest()
