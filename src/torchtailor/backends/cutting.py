@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from torchtailor.catalog import Capability, Catalog, TorchArch
-from torchtailor.disk import code_digest
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
@@ -24,28 +23,11 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
-from torchtailor.version import __version__
+from torchtailor.version import code_key
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
 _OUTCOME = "outcome.json"
-# The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = (
-    "artifact",
-    "binary",
-    "catalog",
-    "cgroups.py",
-    "disk.py",
-    "format.py",
-    "gpucode",
-    "host",
-    "licences",
-    "surgery",
-    "tailoring",
-    "trust.py",
-    "wheels",
-    "workload",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +117,7 @@ class Cutter:
 
 def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    parts = [code_key(), sha256, filename, str(gpu), json.dumps(asdict(options))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -23,7 +23,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
-from torchtailor.version import __version__
+from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -78,8 +78,8 @@ class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
 
     @property
     def key(self) -> str:
-        """Of all wheels in it, of the description and of this version."""
-        inputs = [__version__, *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
+        """Of all wheels in it, of the description and of this code."""
+        inputs = [code_key(), *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
         return hashlib.sha256("\n".join(inputs).encode() + encode_job(self)).hexdigest()
 
 
