@@ -19,7 +19,7 @@ ROOT = Path(torchtailor.__file__).parent
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
     {"version", "errors", "progress", "format", "cgroups"},
-    {"disk", "trust", "extras"},
+    {"disk", "trust", "extras", "processes"},
     {"binary", "catalog", "templates"},
     {"wheels", "variants"},
     {"licences"},
