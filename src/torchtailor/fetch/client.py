@@ -24,9 +24,10 @@ import urllib3
 
 import torchtailor
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import is_this_machine, redact
+from torchtailor.fetch.locations import is_this_machine
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.trust import whole_number
+from torchtailor.urls import redact
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
