@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from torchtailor.catalog import Capability, Catalog, TorchArch
+from torchtailor.disk import is_intact
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
@@ -143,12 +144,12 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
     except (OSError, BadInputError):
         return None
     path = folder / outcome.filename if outcome.changed else stock
-    if not path.is_file() or path.stat().st_size != outcome.size:
+    if outcome.changed and not is_intact(path, outcome.sha256):
         return None
     pack = None
     if (made := outcome.pack) is not None:
         pack = PackWheel(folder / made.filename, made.target, made.size, made.sha256)
-        if not pack.path.is_file() or pack.path.stat().st_size != pack.size:
+        if not is_intact(pack.path, pack.sha256):
             return None
     with suppress(OSError):
         os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that
