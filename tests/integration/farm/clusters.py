@@ -28,7 +28,9 @@ class DaskCluster:
     def start_scheduler(self) -> None:
         file = self.root / "scheduler.json"
         file.unlink(missing_ok=True)
-        self.scheduler = self._dask("scheduler", "--port", "0", "--no-dashboard", *self.protocol, "--scheduler-file", str(file))
+        self.scheduler = self._dask(
+            "scheduler", "--port", "0", "--no-dashboard", *self.protocol, "--scheduler-file", str(file)
+        )
         wait_until(file.is_file, "the scheduler starts")
         self.address = wait_until(lambda: json.loads(file.read_text() or "{}").get("address"), "its address")
 
