@@ -210,6 +210,10 @@ def tailor_options(
     """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    if targets.none and (options.get("split") or options.get("workload")):
+        raise UsageError(
+            "--gpu none removes all GPU code: --split and --workload do not go with it.", "Leave one of them out."
+        )
     policy = Policy(targets, catalog.rules, keep_lto=lto)
     return TailorOptions(policy, nvidia=nvidia or catalog.tailor.nvidia, **options)
 
