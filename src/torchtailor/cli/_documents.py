@@ -143,6 +143,14 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]
+    stand_ins: (
+        Annotated[list[Open], Meta(description="for NVIDIA's libraries, with --gpu none: path, symbols, size, sha256")]
+        | UnsetType
+    ) = UNSET
+    changed_requirements: (
+        Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")]
+        | UnsetType
+    ) = UNSET
     pack_wheels: Annotated[list[Open], Meta(description="of a split: path, target, size, sha256")] | UnsetType = UNSET
 
 

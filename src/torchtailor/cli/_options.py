@@ -26,7 +26,8 @@ SMALLER = "To save more"
 CutGpus = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpu", help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
+        "--gpu",
+        help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native, none. Default: TORCH_CUDA_ARCH_LIST.",
     ),
 ]
 CutNvidia = Annotated[
