@@ -8,8 +8,9 @@ sentence. It needs no other library, nor a compiler to be made.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torchtailor.binary.elf_headers import (
     DYNAMIC_ENTRY,
@@ -37,6 +38,7 @@ _READ, _READ_EXECUTE, _READ_WRITE = 4, 5, 6
 _GLOBAL = 1 << 4
 _HIDDEN = 0x8000  # a version that only those who name it are given
 _BASE = 1  # the flag and the number of the version that is the library's own name
+_SAID_SIZE = 16  # of the word that tells whether the sentence was said, with what aligns what follows
 _OBJECT_SIZE = 64  # nobody says how large a variable is that another library defines
 _BLOOM_SHIFT = 6
 
@@ -58,19 +60,37 @@ class StandInSymbol:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
+    """A section and where it is, once that is known."""
+
     name: str
-    type: int
+    type: SectionType
     flags: int
-    content: bytes
+    size: int
     alignment: int = 8
     link: str = ""
     info: int = 0
     entry_size: int = 0
-    size: int = -1  # where it has no bytes in the file
+    offset: int = 0
+    address: int = 0
 
     @property
-    def length(self) -> int:
-        return len(self.content) if self.size < 0 else self.size
+    def size_in_file(self) -> int:
+        return 0 if self.type is SectionType.NOBITS else self.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    type: SegmentType
+    flags: int
+    offset: int
+    address: int
+    size_in_file: int
+    size: int
+    alignment: int
+
+    def pack(self) -> bytes:
+        sizes = (self.size_in_file, self.size, self.alignment)
+        return PROGRAM_HEADER.pack(self.type, self.flags, self.offset, self.address, self.address, *sizes)
 
 
 def write_stand_in(machine: ElfMachine, soname: str, symbols: Iterable[StandInSymbol], sentence: str) -> bytes:
@@ -93,116 +113,123 @@ class _Names:
 
 
 class _Library:
+    """Three segments, to read, to run and to write, each in pages of its own in memory but not in the file."""
+
     def __init__(self, machine: ElfMachine, soname: str, symbols: Sequence[StandInSymbol], message: bytes) -> None:
         self.machine, self.soname, self.message = machine, soname, message
-        self.names = _Names()
-        self.names.add(soname)
-        self.versions = sorted({symbol.version for symbol in symbols} - {"", soname})
-        if any(symbol.version == soname for symbol in symbols):  # NVIDIA's version is the library's name
-            self.versions.insert(0, soname)
+        self.page = _PAGE[machine]
+        self.versions = sorted({symbol.version for symbol in symbols} - {""})
         self.buckets = max(1, len(symbols) // 2)
         self.symbols = sorted(symbols, key=lambda symbol: (gnu_hash(symbol.name) % self.buckets, symbol))
-        self.code = _code(machine, message)
+        self.names = _Names()
+        for name in (soname, *self.versions, *(symbol.name for symbol in self.symbols)):
+            self.names.add(name)
 
     def write(self) -> bytes:
-        """Three segments, to read, to run and to write, each in pages of its own in memory and not in the file."""
-        page = _PAGE[self.machine]
-        head = HEADER.size + 5 * PROGRAM_HEADER.size
-        own = [index + 2 for index in range(len(self.versions))]
-        definitions = self._version_definitions(own)
-        versioned = (
-            [
-                _Section(".gnu.version", SectionType.VERSYM, SectionFlag.ALLOC, self._version_numbers(own), 2, ".dynsym", 0, 2),
-                _Section(
-                    ".gnu.version_d", SectionType.VERDEF, SectionFlag.ALLOC, definitions, 8, ".dynstr", len(own) + 1
-                ),
-            ]
-            if own
-            else []
-        )  # fmt: skip
-        rows = [self.names.add(symbol.name) for symbol in self.symbols]
-        readable = [
-            _Section(".gnu.hash", SectionType.GNU_HASH, SectionFlag.ALLOC, self._hash_table(), 8, ".dynsym"),
-            _Section(
-                ".dynsym", SectionType.DYNSYM, SectionFlag.ALLOC, bytes(SYMBOL.size * (len(rows) + 1)), 8, ".dynstr", 1,
-                SYMBOL.size,
-            ),
-            _Section(".dynstr", SectionType.STRTAB, SectionFlag.ALLOC, bytes(self.names.data), 1),
-            *versioned,
-            _Section(".rodata", SectionType.PROGBITS, SectionFlag.ALLOC, self.message + b"\0", 1),
-        ]  # fmt: skip
-        runs = SectionFlag.ALLOC | SectionFlag.EXECUTE
-        text = _Section(".text", SectionType.PROGBITS, runs, bytes(self.code.size), 16)
-        writes = SectionFlag.ALLOC | SectionFlag.WRITE
-        entries = 8 + (3 if own else 0)
-        dynamic = _Section(
-            ".dynamic", SectionType.DYNAMIC, writes, bytes(entries * DYNAMIC_ENTRY.size), 8, ".dynstr", 0,
-            DYNAMIC_ENTRY.size,
-        )  # fmt: skip
-        variables = sum(symbol.is_data for symbol in self.symbols)
-        zeros = _Section(
-            ".bss", SectionType.NOBITS, writes, b"", 16, size=16 + variables * _OBJECT_SIZE
-        )
-        placed: dict[str, tuple[int, int, _Section]] = {}  # offset and address
-        offset = head
-        spans = []
-        for shift, sections in ((0, readable), (page, [text]), (2 * page, [dynamic, zeros])):
-            start = 0 if shift == 0 else _aligned(offset, sections[0].alignment)
-            for section in sections:
-                offset = _aligned(offset, section.alignment)
-                placed[section.name] = (offset, offset + shift, section)
-                offset += len(section.content)
-            last_offset, last_address, last = placed[sections[-1].name]
-            spans.append((start, start + shift, offset - start, last_address + last.length - start - shift))
-            assert last_offset <= offset
-        return self._filled(placed, spans, page, offset)
-
-    def _filled(
-        self,
-        placed: dict[str, tuple[int, int, _Section]],
-        spans: Sequence[tuple[int, int, int, int]],
-        page: int,
-        end: int,
-    ) -> bytes:
-        """All contents, now that every address is known."""
-        address = {name: at for name, (_, at, _) in placed.items()}
-        index = {name: number for number, name in enumerate(placed, 1)}
-        content = {name: section.content for name, (_, _, section) in placed.items()}
-        said = address[".bss"]
-        bodies, content[".text"] = self.code.at(address[".text"], said, address[".rodata"])
-        content[".dynsym"] = self._symbol_table(bodies, index, said + 16)
-        content[".dynamic"] = self._dynamic_table(address)
+        contents = {
+            ".gnu.hash": self._hash_table(),
+            ".dynstr": bytes(self.names.data),
+            ".gnu.version": self._version_numbers(),
+            ".gnu.version_d": self._version_definitions(),
+            ".rodata": self.message + b"\0",
+        }
+        sections, segments = self._layout({name: len(content) for name, content in contents.items()})
+        at = {section.name: section.address for section in sections}
+        index = {section.name: number for number, section in enumerate(sections, 1)}
+        bodies, contents[".text"] = self._code(at[".text"], at[".bss"], at[".rodata"])
+        contents[".dynsym"] = self._symbol_table(bodies, index, at[".bss"] + _SAID_SIZE)
+        contents[".dynamic"] = self._dynamic_table(at)
         section_names = _Names()
         headers = [bytes(SECTION_HEADER.size)]
-        for name, (offset, at, section) in placed.items():
-            fields = (section_names.add(name), section.type, section.flags, at, offset, section.length)
-            link = index.get(section.link, 0)
-            headers.append(
-                SECTION_HEADER.pack(*fields, link, section.info, section.alignment, section.entry_size)
-            )
-        name_at = section_names.add(".shstrtab")
-        fields = (name_at, SectionType.STRTAB, 0, 0, end, len(section_names.data), 0, 0, 1, 0)
-        headers.append(SECTION_HEADER.pack(*fields))
-        table_at = _aligned(end + len(section_names.data), 8)
+        for section in sections:
+            place = (section.flags, section.address, section.offset, section.size, index.get(section.link, 0))
+            rest = (section.info, section.alignment, section.entry_size)
+            headers.append(SECTION_HEADER.pack(section_names.add(section.name), section.type, *place, *rest))
+        end = sections[-1].offset
+        own_name = section_names.add(".shstrtab")
+        names = bytes(section_names.data)
+        headers.append(SECTION_HEADER.pack(own_name, SectionType.STRTAB, 0, 0, end, len(names), 0, 0, 1, 0))
+        table_at = _aligned(end + len(names), 8)
+        numbers = (HEADER.size, PROGRAM_HEADER.size, len(segments), SECTION_HEADER.size, len(headers), len(headers) - 1)
+        head = HEADER.pack(_IDENT, FileType.SHARED, self.machine, 1, 0, HEADER.size, table_at, 0, *numbers)
         data = bytearray(table_at)
-        numbers = (HEADER.size, PROGRAM_HEADER.size, 5, SECTION_HEADER.size, len(headers), len(headers) - 1)
-        data[: HEADER.size] = HEADER.pack(
-            _IDENT, FileType.SHARED, self.machine, 1, 0, HEADER.size, table_at, 0, *numbers
-        )
-        kinds = zip((_READ, _READ_EXECUTE, _READ_WRITE), spans, strict=True)
-        segments = [(SegmentType.LOAD, flags, *span, page) for flags, span in kinds]
-        where, at, section = placed[".dynamic"]
-        segments.append((SegmentType.DYNAMIC, _READ_WRITE, where, at, section.length, section.length, 8))
-        segments.append((SegmentType.GNU_STACK, _READ_WRITE, 0, 0, 0, 0, 16))
-        for number, (kind, flags, offset, at, in_file, in_memory, alignment) in enumerate(segments):
-            fields = (kind, flags, offset, at, at, in_file, in_memory, alignment)
-            PROGRAM_HEADER.pack_into(data, HEADER.size + number * PROGRAM_HEADER.size, *fields)
-        for name, (offset, _, _) in placed.items():
-            data[offset : offset + len(content[name])] = content[name]
-        data[end : end + len(section_names.data)] = section_names.data
+        parts = [(0, head + b"".join(segment.pack() for segment in segments)), (end, names)]
+        parts += [(section.offset, contents[section.name]) for section in sections if section.size_in_file]
+        for offset, content in parts:
+            data[offset : offset + len(content)] = content
         return bytes(data) + b"".join(headers)
 
-    def _symbol_table(self, bodies: Sequence[tuple[int, int]], index: dict[str, int], variables: int) -> bytes:
+    def _layout(self, sizes: Mapping[str, int]) -> tuple[list[_Section], list[_Segment]]:
+        """All sections at their places, and the segments they are in; `sizes` are those of contents without addresses."""
+        read, run, write = (
+            SectionFlag.ALLOC,
+            SectionFlag.ALLOC | SectionFlag.EXECUTE,
+            SectionFlag.ALLOC | SectionFlag.WRITE,
+        )
+        count = len(self.symbols) + 1
+        of_versions = [
+            _Section(".gnu.version", SectionType.VERSYM, read, sizes[".gnu.version"], 2, ".dynsym", 0, 2),
+            _Section(
+                ".gnu.version_d",
+                SectionType.VERDEF,
+                read,
+                sizes[".gnu.version_d"],
+                link=".dynstr",
+                info=len(self.versions) + 1,
+            ),
+        ]
+        readable = [
+            _Section(".gnu.hash", SectionType.GNU_HASH, read, sizes[".gnu.hash"], link=".dynsym"),
+            _Section(".dynsym", SectionType.DYNSYM, read, count * SYMBOL.size, 8, ".dynstr", 1, SYMBOL.size),
+            _Section(".dynstr", SectionType.STRTAB, read, sizes[".dynstr"], 1),
+            *(of_versions if self.versions else ()),
+            _Section(".rodata", SectionType.PROGBITS, read, sizes[".rodata"], 1),
+        ]
+        code_size = len(self._code(0, 0, 0)[1])
+        entries = len(self._dynamic_table(defaultdict(int)))
+        variables = sum(symbol.is_data for symbol in self.symbols) * _OBJECT_SIZE
+        groups = (
+            (_READ, readable),
+            (_READ_EXECUTE, [_Section(".text", SectionType.PROGBITS, run, code_size, 16)]),
+            (
+                _READ_WRITE,
+                [
+                    _Section(".dynamic", SectionType.DYNAMIC, write, entries, 8, ".dynstr", 0, DYNAMIC_ENTRY.size),
+                    _Section(".bss", SectionType.NOBITS, write, _SAID_SIZE + variables, 16),
+                ],
+            ),
+        )
+        placed: list[_Section] = []
+        segments: list[_Segment] = []
+        offset = HEADER.size + (len(groups) + 2) * PROGRAM_HEADER.size
+        for number, (flags, group) in enumerate(groups):
+            start = _aligned(offset, group[0].alignment) if number else 0
+            for section in group:
+                offset = _aligned(offset, section.alignment)
+                placed.append(replace(section, offset=offset, address=offset + number * self.page))
+                offset += section.size_in_file
+            address = start + number * self.page
+            size = placed[-1].address + placed[-1].size - address
+            segments.append(_Segment(SegmentType.LOAD, flags, start, address, offset - start, size, self.page))
+        dynamic = placed[-2]
+        place = (dynamic.offset, dynamic.address, dynamic.size, dynamic.size)
+        segments.append(_Segment(SegmentType.DYNAMIC, _READ_WRITE, *place, 8))
+        segments.append(_Segment(SegmentType.GNU_STACK, _READ_WRITE, 0, 0, 0, 0, 16))
+        return placed, segments
+
+    def _code(self, at: int, said: int, text: int) -> tuple[list[tuple[int, int]], bytes]:
+        """Two functions, with address and size: one returns an error and the other the sentence, both after it was
+        said."""
+        function = _x86_64_function if self.machine is ElfMachine.X86_64 else _aarch64_function
+        data, bodies = b"", []
+        for gives_text in (False, True):
+            data += bytes(-len(data) % 16)
+            body = function(at + len(data), said, text, len(self.message), gives_text=gives_text)
+            bodies.append((at + len(data), len(body)))
+            data += body
+        return bodies, data
+
+    def _symbol_table(self, bodies: Sequence[tuple[int, int]], index: Mapping[str, int], variables: int) -> bytes:
         rows = [bytes(SYMBOL.size)]
         for symbol in self.symbols:
             name = self.names.add(symbol.name)
@@ -215,7 +242,7 @@ class _Library:
             rows.append(SYMBOL.pack(name, *fields))
         return b"".join(rows)
 
-    def _dynamic_table(self, address: dict[str, int]) -> bytes:
+    def _dynamic_table(self, address: Mapping[str, int]) -> bytes:
         entries = [
             (DynamicTag.SONAME, self.names.add(self.soname)),
             (DynamicTag.GNU_HASH, address[".gnu.hash"]),
@@ -231,24 +258,24 @@ class _Library:
         entries.append((DynamicTag.NULL, 0))
         return b"".join(DYNAMIC_ENTRY.pack(*entry) for entry in entries)
 
-    def _version_numbers(self, own: Sequence[int]) -> bytes:
+    def _version_numbers(self) -> bytes:
         """For each symbol the number of its version; of a name with several the last is for those who name none."""
-        number = dict(zip(self.versions, own, strict=True))
+        number = {version: position for position, version in enumerate(self.versions, _BASE + 1)}
         last = {symbol.name: symbol.version for symbol in self.symbols}
         rows = [0]
         for symbol in self.symbols:
-            hidden = _HIDDEN if symbol.version != last[symbol.name] and symbol.version else 0
+            hidden = 0 if symbol.version in ("", last[symbol.name]) else _HIDDEN
             rows.append(number.get(symbol.version, _BASE) | hidden)
         return struct.pack(f"<{len(rows)}H", *rows)
 
-    def _version_definitions(self, own: Sequence[int]) -> bytes:
+    def _version_definitions(self) -> bytes:
+        """The library's own name comes first, and so it may be there twice: NVIDIA's versions are called like that."""
         data = b""
-        rows = [(self.soname, _BASE, _BASE), *((name, 0, number) for name, number in zip(self.versions, own, strict=True))]
         size = VERSION_DEFINITION.size + VERSION_NAME.size
-        for position, (name, flags, number) in enumerate(rows, 1):
-            after = size if position < len(rows) else 0
-            hashed = sysv_hash(name)
-            data += VERSION_DEFINITION.pack(1, flags, number, 1, hashed, VERSION_DEFINITION.size, after)
+        for number, name in enumerate((self.soname, *self.versions), _BASE):
+            flags = _BASE if number == _BASE else 0
+            after = size if number < len(self.versions) + _BASE else 0
+            data += VERSION_DEFINITION.pack(1, flags, number, 1, sysv_hash(name), VERSION_DEFINITION.size, after)
             data += VERSION_NAME.pack(self.names.add(name), 0)
         return data
 
@@ -269,35 +296,10 @@ class _Library:
             is_last = position + 1 == len(hashes) or hashes[position + 1] % self.buckets != bucket
             chain.append(value & ~1 | is_last)
         numbers = (self.buckets, 1, words, _BLOOM_SHIFT)
-        return struct.pack(
-            f"<4I{words}Q{self.buckets}I{len(chain)}I", *numbers, *bloom, *buckets, *chain
-        )
+        return struct.pack(f"<4I{words}Q{self.buckets}I{len(chain)}I", *numbers, *bloom, *buckets, *chain)
 
 
-@dataclass(frozen=True, slots=True)
-class _Code:
-    """Two functions: one returns an error and the other the sentence, both after it was said."""
-
-    size: int
-    at: Callable[[int, int, int], tuple[list[tuple[int, int]], bytes]]
-
-
-def _code(machine: ElfMachine, message: bytes) -> _Code:
-    function = _x86_64_function if machine is ElfMachine.X86_64 else _aarch64_function
-
-    def both(at: int, said: int, text: int) -> tuple[list[tuple[int, int]], bytes]:
-        data, bodies = b"", []
-        for gives_text in (False, True):
-            data += bytes(-len(data) % 16)
-            body = function(at + len(data), said, text, len(message), gives_text)
-            bodies.append((at + len(data), len(body)))
-            data += body
-        return bodies, data
-
-    return _Code(len(both(0, 0, 0)[1]), both)
-
-
-def _x86_64_function(at: int, said: int, text: int, length: int, gives_text: bool) -> bytes:
+def _x86_64_function(at: int, said: int, text: int, length: int, *, gives_text: bool) -> bytes:
     """write(2, text, length) unless it was done before, then the result; no register is used that must be kept."""
 
     def relative(target: int, end: int) -> bytes:
@@ -313,7 +315,7 @@ def _x86_64_function(at: int, said: int, text: int, length: int, gives_text: boo
     )  # fmt: skip
     start = (
         b"\xf3\x0f\x1e\xfa"  # endbr64
-        + b"\x8b\x05" + relative(said, 10)  # mov said(%rip), %eax
+         b"\x8b\x05" + relative(said, 10)  # mov said(%rip), %eax
         + b"\x85\xc0"  # test %eax, %eax
         + b"\x75" + struct.pack("<b", len(say))  # jne past it
     )  # fmt: skip
@@ -322,7 +324,7 @@ def _x86_64_function(at: int, said: int, text: int, length: int, gives_text: boo
     return start + say + result + b"\xc3"
 
 
-def _aarch64_function(at: int, said: int, text: int, length: int, gives_text: bool) -> bytes:
+def _aarch64_function(at: int, said: int, text: int, length: int, *, gives_text: bool) -> bytes:
     """The same for aarch64."""
 
     def address_of(register: int, target: int, position: int) -> int:  # adr: within 1 MiB

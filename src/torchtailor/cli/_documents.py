@@ -325,6 +325,7 @@ class PlannedVariantDocument(Struct):
     python: str
     arch: str
     gpu: str | None
+    without_gpu: Annotated[bool, Meta(description="from a CUDA build, whose GPU code is removed")]
     gives: str
     other_methods: list[str]
     notes: list[str]

@@ -61,8 +61,8 @@ class Policy:
         return replace(self, keep_all_minors=True) if maker_of(name, soname) else self
 
     def keep(self, containers: Sequence[CodeContainer], kernels: Kernels) -> KeptCode:
-        """The images to keep of each container of a library; all of them where none runs on any target, and none of them
-        where there is no target.
+        """The images to keep of each container of a library; all of them where none runs on any target, and none where
+        there is no target.
 
         `kernels` names the kernels of a cubin, or gives None if it cannot.
         """

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torchtailor.catalog import Capability, TorchArch
 from torchtailor.wheels.name import NO_GPU_LABEL
 
-
 NO_GPU = "none"  # `--gpu none`: for machines without a GPU
 
 

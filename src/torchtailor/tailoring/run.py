@@ -273,7 +273,7 @@ def _tailor_paths(
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
     if options.targets.none and any(task.kind not in (ArtifactKind.WHEEL, ArtifactKind.LIBRARY) for task in tasks):
-        raise UsageError("--gpu none is for wheels and libraries.", "Cut the wheels that the folder was installed from.")
+        raise UsageError("--gpu none is for wheels and libraries.", "Name the wheels that the folder was made of.")
     place = Path(output) if output is not None and not Path(output).exists() else None
     try:
         yield from _tailor_tasks(tasks, options, progress)

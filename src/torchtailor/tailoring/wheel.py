@@ -308,8 +308,8 @@ class _Making:
         if options.targets.none:
             required = {text: self._required(text) for text in self.distribution.metadata.requires}
             changes = {text: left for text, left in required.items() if left != text}
-            made = self._gpu_stand_ins({} if options.dry_run else changed)
-            result = replace(result, stand_ins=made, changed_requirements=changes)
+            standing = self._gpu_stand_ins({} if options.dry_run else changed)
+            result = replace(result, stand_ins=standing, changed_requirements=changes)
         if options.dry_run or (result.useless_for_target and not packs):
             return result
         if not result.differs:

@@ -73,7 +73,7 @@ def with_lines(data: bytes, lines: Iterable[str]) -> bytes:
 
 
 def with_requirements(data: bytes, change: Callable[[str], str | None]) -> bytes:
-    """The same METADATA with other requirements, by what `change` makes of each (None: it goes); every other byte stays."""
+    """The same METADATA with what `change` makes of each requirement (None: it goes); every other byte stays."""
     end = re.search(rb"\r?\n\r?\n", data)
     head, body = (data[: end.start()], data[end.start() :]) if end else (data, b"")
 

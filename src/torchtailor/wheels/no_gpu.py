@@ -52,7 +52,9 @@ def stated_without_gpu(owner: str, stated: str) -> str | None:
     except InvalidRequirement:
         return stated
     left = requirement_without_gpu(owner, requirement)
-    return stated if left is requirement else left and str(left)
+    if left is requirement:
+        return stated
+    return str(left) if left else None
 
 
 @cache
