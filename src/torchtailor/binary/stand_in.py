@@ -160,12 +160,9 @@ class _Library:
         return bytes(data) + b"".join(headers)
 
     def _layout(self, sizes: Mapping[str, int]) -> tuple[list[_Section], list[_Segment]]:
-        """All sections at their places, and the segments they are in; `sizes` are those of contents without addresses."""
-        read, run, write = (
-            SectionFlag.ALLOC,
-            SectionFlag.ALLOC | SectionFlag.EXECUTE,
-            SectionFlag.ALLOC | SectionFlag.WRITE,
-        )
+        """All sections at their places, and the segments they are in; `sizes` are of contents without addresses."""
+        read = SectionFlag.ALLOC
+        run, write = read | SectionFlag.EXECUTE, read | SectionFlag.WRITE
         count = len(self.symbols) + 1
         of_versions = [
             _Section(".gnu.version", SectionType.VERSYM, read, sizes[".gnu.version"], 2, ".dynsym", 0, 2),

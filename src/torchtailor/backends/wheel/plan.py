@@ -36,6 +36,10 @@ _MEMORY = 500_000_000
 # Other packages that contain libraries of NVIDIA's: Triton has its own CUPTI.
 _CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
+_WITHOUT_GPU = (
+    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code selects its "
+    "CPU kernels at run time."
+)
 
 
 class Treatment(Enum):
@@ -273,7 +277,7 @@ class Planner:
             target=target,
             label=choice.label,
             wheels=wheels,
-            gives=given.text,
+            gives=_WITHOUT_GPU.format(label=choice.label, variant=variant) if without_gpu else given.text,
             other_methods=tuple(self._other_methods(variant, given.fit)),
             notes=choice.notes,
             output_size=sum(self._expected(wheel, variant) for wheel in wheels),

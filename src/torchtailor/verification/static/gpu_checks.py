@@ -40,12 +40,8 @@ def fit_checks(
         yield Check.not_applicable(Level.STATIC, "GPU code", _no_code(libraries))
         return
     if not gpus:
-        absent = (
-            "none: they were cut for machines without a GPU"
-            if cut_for_no_gpu(artifact)
-            else "none themselves: it is in packs"
-        )
-        held = ", ".join(_labels(reports)) or absent
+        where = "they were cut for machines without a GPU" if cut_for_no_gpu(artifact) else "it is in packs"
+        held = ", ".join(_labels(reports)) or f"none themselves: {where}"
         yield Check.not_applicable(
             Level.STATIC, "GPU code", f"no GPU was named (--gpu or --variant); the libraries hold {held}"
         )
