@@ -13,36 +13,20 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
 from torchtailor.catalog import Capability, Catalog, TorchArch
-from torchtailor.disk import code_digest
+from torchtailor.disk import is_intact
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import JobCut
 from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
+from torchtailor.version import code_key
 
 _OUTCOME = "outcome.json"
-# The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = (
-    "artifact",
-    "binary",
-    "catalog",
-    "cgroups.py",
-    "disk.py",
-    "format.py",
-    "gpucode",
-    "host",
-    "licences",
-    "surgery",
-    "tailoring",
-    "trust.py",
-    "wheels",
-    "workload",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +53,13 @@ class Cutter:
         stock: Path,
         sha256: str,
         filename: str,
-        gpus: Sequence[Capability],
+        gpus: Sequence[Capability | None],
         progress: Progress | None = None,
-        before_cut: Callable[[Sequence[Capability]], None] | None = None,
-    ) -> dict[Capability, WheelCut]:
+        before_cut: Callable[[Sequence[Capability | None]], None] | None = None,
+    ) -> dict[Capability | None, WheelCut]:
         """The wheel for each GPU, from the cache or cut now, all in one pass; each is proven before it is cached.
 
+        None is for machines without a GPU.
         A GPU that none of the wheel's code runs on is left out. `before_cut` gets the GPUs that are not in the cache.
         """
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
@@ -100,14 +85,20 @@ class Cutter:
                     cuts[gpu] = replace(made, from_cache=False)
         return cuts
 
-    def _cut_for(self, gpu: Capability) -> Cut:
+    def _cut_for(self, gpu: Capability | None) -> Cut:
         cut = Cut.of(self._options, processes=self._processes, rules=self._catalog.rules)
-        return replace(cut, targets=replace(cut.targets, archs=(TorchArch(gpu),), source="variant"))
+        archs = (TorchArch(gpu),) if gpu else ()
+        return replace(cut, targets=replace(cut.targets, archs=archs, source="variant"))
 
 
-def cut_key(sha256: str, filename: str, gpu: Capability, options: JobCut) -> str:
+def parse_gpu(text: str) -> Capability | None:
+    """The GPU that a job names: a compute capability, or `none`."""
+    return None if text == NO_GPU else Capability.parse(text)
+
+
+def cut_key(sha256: str, filename: str, gpu: Capability | None, options: JobCut) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu)]
+    parts = [code_key(), sha256, filename, str(gpu or NO_GPU)]
     chosen = msgspec.json.encode(options, order="deterministic")
     return hashlib.sha256("\n".join(parts).encode() + b"\n" + chosen).hexdigest()
 
@@ -134,12 +125,12 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
     except (OSError, BadInputError):
         return None
     path = folder / outcome.filename if outcome.changed else stock
-    if not path.is_file() or path.stat().st_size != outcome.size:
+    if outcome.changed and not is_intact(path, outcome.sha256):
         return None
     pack = None
     if (made := outcome.pack) is not None:
         pack = PackWheel(folder / made.filename, made.target, made.size, made.sha256)
-        if not pack.path.is_file() or pack.path.stat().st_size != pack.size:
+        if not is_intact(pack.path, pack.sha256):
             return None
     with suppress(OSError):
         os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that

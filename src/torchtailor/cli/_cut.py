@@ -54,7 +54,7 @@ class CutOption:
 
 
 OPTIONS = (
-    CutOption("gpu", list[str], "Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: "
+    CutOption("gpu", list[str], "Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native, none. Default: "
               "TORCH_CUDA_ARCH_LIST."),
     CutOption("keep_ptx", bool, "Keep PTX as well, for future GPUs."),
     CutOption("no_lto", bool, "Remove LTO-IR too, which only linking at run time uses."),
@@ -79,7 +79,7 @@ OPTIONS = (
     CutOption("drop_unopened", bool, "Leave out large files that the program never opened.", panel=_WORKLOAD),
 )  # fmt: skip
 
-_VARIANT = "the variant names its GPU", "Choose another variant: sm90-avx512."
+_VARIANT = "the GPU of a build is part of its variant's name", "Name a variant such as sm90-avx512."
 _IN_WHEELS = "the wheels have their packs in them", "Leave it out."
 _IN_IMAGE = (
     "an image is cut to GPUs, not to a program",
@@ -155,9 +155,9 @@ def takes_cut(command: str, *, panel: str | None = None) -> Callable[[Callable[.
             written = {one.name: values.pop(one.name) for one in mine}
             usual = {one.name: one.default for one in mine}
             given = {name: one for name, one in written.items() if one not in (None, []) and one is not usual[name]}
-            for option in OPTIONS:
-                if option.name in given and (why := REFUSED.get((command, option.name))):
-                    raise UsageError(f"{option.written} is not for `{command}`: {why[0]}.", why[1])
+            for name in given:
+                if (command, name) in REFUSED:
+                    raise _refusal(command, name)
             function(cut=ChosenCut(given), **values)
 
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -165,3 +165,18 @@ def takes_cut(command: str, *, panel: str | None = None) -> Callable[[Callable[.
         return run
 
     return decorate
+
+
+def _refusal(command: str, name: str) -> UsageError:
+    why, instead = REFUSED[(command, name)]
+    written = next(option.written for option in OPTIONS if option.name == name)
+    return UsageError(f"{written} is not for `{command}`: {why}.", instead)
+
+
+def without_gpu(command: str, gpu: str | None) -> bool:
+    """What `--gpu` of a build says: none, or nothing."""
+    from torchtailor.gpucode.targets import NO_GPU
+
+    if gpu is not None and gpu.lower() != NO_GPU:
+        raise _refusal(command, "gpu")
+    return gpu is not None

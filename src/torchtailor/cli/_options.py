@@ -57,6 +57,15 @@ With = Annotated[
         "--with", metavar="NAMES", help="Also torchvision,torchaudio,... matched to torch.", rich_help_panel=_WHEELS
     ),
 ]
+NoGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="none",
+        help="none: for machines without a GPU, a CUDA build without its GPU code and NVIDIA's packages.",
+        rich_help_panel=_WHEELS,
+    ),
+]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
 Variants = Annotated[
     bool,

@@ -28,6 +28,7 @@ def command(
     python: options.Python = None,
     cuda: options.Cuda = None,
     companions: options.With = None,
+    gpu: options.NoGpu = None,
     *,
     cut: _cut.ChosenCut,
     wheel_variants: options.Variants = False,
@@ -80,6 +81,7 @@ def command(
             companions=tuple(companions or ()),
             cut=with_choices(Cut(), **cut.choices),
             variants=wheel_variants,
+            without_gpu=_cut.without_gpu("build", gpu),
             glibc=glibc,
             index_url=index_url,
             extra_index_urls=tuple(extra_index_url or ()),
@@ -152,6 +154,7 @@ def command(
 # How options are written whose field has another name.
 _OPTIONS = {
     "companions": "--with",
+    "without_gpu": "--gpu",
     "extra_index_urls": "--extra-index-url",
     "overrides": "--set",
     "resume": "--no-resume",

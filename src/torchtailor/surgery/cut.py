@@ -191,6 +191,12 @@ class Cut:
         """The same for no GPU."""
         return replace(self, targets=replace(self.targets, archs=()))
 
+    @property
+    def without_gpu(self) -> Cut:
+        """The same for machines without a GPU: there is no code to keep, compress or pack."""
+        packing = {"split": False, "workload": None, "packs": None, "no_pack": False, "drop_unopened": False}
+        return replace(self, targets=Targets(()), recompress=False, **packing)  # type: ignore[arg-type]
+
     def with_default_strip(self) -> Cut:
         """The same, where symbol tables go unless the user keeps them; whether for them alone, the input decides."""
         return self if self.strip is not None else replace(self, strip=True)

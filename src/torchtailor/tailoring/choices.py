@@ -49,4 +49,8 @@ def cut_for(
     """The cut for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides), with all that torchtailor.toml implies."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    if targets.none and (choices.get("split") or choices.get("workload")):
+        raise UsageError(
+            "--gpu none removes all GPU code: --split and --workload do not go with it.", "Leave one of them out."
+        )
     return with_choices(Cut(targets), **choices).resolved(catalog)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import CodeTally, LibraryResult
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.version import __version__
 
 SCHEMA = 1
 
@@ -26,12 +28,16 @@ def manifest(
     dropped: Iterable[DroppedFile] = (),
     *,
     label: str = "",
+    stand_ins: Sequence[GpuStandIn] = (),
+    changed_requirements: Mapping[str, str | None] | None = None,
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
     settings = options.document
     if label:
         settings = msgspec.structs.replace(settings, target=msgspec.structs.replace(settings.target, label=label))
-    return _encode(settings, source, output, map(library_json, libraries), map(dropped_json, dropped))
+    no_gpu = no_gpu_json(stand_ins, changed_requirements or {})
+    rows = map(dropped_json, dropped)
+    return _encode({**settings.to_json(), **no_gpu}, source, output, map(library_json, libraries), rows)
 
 
 def environment_manifest(
@@ -42,11 +48,11 @@ def environment_manifest(
     dropped: Iterable[Mapping[str, Any]],
 ) -> bytes:
     """The manifest of a distribution that was cut in place, from the rows of its journal."""
-    return _encode(options, {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
+    return _encode(options.to_json(), {"kind": "environment", "name": name, "version": version}, {}, libraries, dropped)
 
 
 def _encode(
-    options: CutDocument,
+    options: Mapping[str, Any],
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     libraries: Iterable[Mapping[str, Any]],
@@ -58,7 +64,7 @@ def _encode(
     document = {
         "schema": SCHEMA,
         "tool": {"name": "torchtailor", "version": __version__},
-        **options.to_json(),
+        **options,
         "input": dict(source),
         "output": dict(output),
         "libraries": rows,
@@ -75,6 +81,20 @@ def _encode(
 def dropped_json(file: DroppedFile) -> dict[str, Any]:
     """A file that the output goes without."""
     return {"path": file.path, "rule": file.rule, "size": file.size, **({"code": file.code} if file.code else {})}
+
+
+def no_gpu_json(stand_ins: Sequence[GpuStandIn], changed_requirements: Mapping[str, str | None]) -> dict[str, Any]:
+    """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
+    rows = [
+        {
+            "path": one.path,
+            "symbols": one.symbols,
+            "size": len(one.content),
+            "sha256": hashlib.sha256(one.content).hexdigest(),
+        }
+        for one in stand_ins
+    ]
+    return _present({"stand_ins": rows, "changed_requirements": dict(changed_requirements)})
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torchtailor.artifact.artifact import Artifact, ArtifactKind, open_artifact
 from torchtailor.catalog import Capability
 from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError, TorchtailorError, UsageError
 from torchtailor.format import counted
+from torchtailor.processes import run_all, tidying_up
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -26,7 +27,6 @@ from torchtailor.tailoring.choices import CHOICES, cut_for
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 
@@ -184,6 +184,11 @@ def tailor_inputs(
             "--split makes new wheels or folders; an environment is not split in place.",
             "Name wheels or a folder, and -o.",
         )
+    if options.targets.none and in_place:
+        raise UsageError(
+            "--gpu none makes wheels that need no package of NVIDIA's; an environment is not cut in place.",
+            "Name wheels and -o, or use `torchtailor install --gpu none --into FOLDER`.",
+        )
     started = time.monotonic()
     if in_place:
         if options.relr:
@@ -211,6 +216,8 @@ def _tailor_paths(
     paths: Sequence[Path], output: Path | str | None, options: Cut, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
+    if options.targets.none and any(task.kind not in (ArtifactKind.WHEEL, ArtifactKind.LIBRARY) for task in tasks):
+        raise UsageError("--gpu none is for wheels and libraries.", "Name the wheels that the folder was made of.")
     place = Path(output) if output is not None and not Path(output).exists() else None
     try:
         yield from _tailor_tasks(tasks, options, progress)

@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 from torchtailor.catalog import Catalog
 from torchtailor.errors import UsageError
 from torchtailor.fetch.target import DEFAULT_GLIBC
+from torchtailor.gpucode.targets import NO_GPU
 from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import JobCut
 
 # Between packages; not the one in `foo[a,b]` or in `foo>=1,<2`.
 _COMMA = re.compile(r",(?![^\[]*\])(?!\s*[<>=!~])")
@@ -24,6 +26,7 @@ class WheelOptions:
     companions: tuple[str, ...] = ()  # torchvision, torchaudio, ...; also several in one word, with commas
     cut: Cut = field(default_factory=Cut)  # the GPUs are those of the variants
     variants: bool = False  # also an index of wheel variants
+    without_gpu: bool = False  # for the CPU: a CUDA build whose GPU code is removed, whatever else there is
     glibc: str = "{}.{}".format(*DEFAULT_GLIBC)
     index_url: str | None = None
     extra_index_urls: tuple[str, ...] = ()
@@ -52,11 +55,18 @@ class WheelOptions:
         major, minor = self.glibc.split(".")
         return int(major), int(minor)
 
+    def cut_for(self, gpu: str) -> JobCut:
+        """The cut for this GPU; without one there is no code to be kept, compressed or packed."""
+        if gpu == NO_GPU:
+            return self.cut.without_gpu.for_job
+        return self.cut.for_job
+
     def to_json(self) -> dict[str, object]:
         """The options that decide the bytes of the output."""
         cut = self.cut.document
         return {
             "with": list(self.companions),
+            **({"gpu": NO_GPU} if self.without_gpu else {}),
             "glibc": self.glibc,
             "keep_ptx": cut.target.keep_ptx,
             **cut.to_json()["policy"],
