@@ -124,6 +124,8 @@ def _try(parts: SplitResult, keys: ssl.SSLContext | None) -> _Refusal | None:
         return _Refusal(f"the host {host!r} is not known")
     except ssl.SSLError as error:
         return _refusal_of_tls(parts, error)
+    except TimeoutError:
+        return _Refusal("no answer")
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         return _Refusal(os.strerror(number) if number else str(error) or "no answer")
