@@ -15,8 +15,8 @@ from torchtailor.farm.perform import WorkerSetup
 from torchtailor.farm.policy import THIS_PROCESS
 from torchtailor.farm.store import open_farm_store
 from torchtailor.farm.where import PlaceKind, Where, check_answers, chosen_store, started
-from torchtailor.fetch.locations import redact
 from torchtailor.format import human_seconds
+from torchtailor.urls import redact
 
 
 @dataclass(frozen=True)
