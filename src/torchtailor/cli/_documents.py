@@ -467,6 +467,7 @@ class FarmCheckDocument(Struct):
     on: str
     store: str
     objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
+    warning: Annotated[str, Meta(description="who can use the cluster without keys; empty: nobody on other machines")]
     workers: list[WorkerCheckDocument]
 
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
 from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.version import __version__
 
 SCHEMA = 1
 

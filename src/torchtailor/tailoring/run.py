@@ -21,13 +21,13 @@ from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
+from torchtailor.processes import run_all, tidying_up
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
