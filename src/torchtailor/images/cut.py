@@ -35,7 +35,7 @@ from torchtailor.images.options import ImageOptions
 from torchtailor.images.packages import Packages
 from torchtailor.images.result import DoubledFile, ImageLibrary, ImageResult, LayerResult
 from torchtailor.images.rewrite import LayerChanges
-from torchtailor.images.survey import ImageSurvey, doubled
+from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.copying import copy_blob
 from torchtailor.licences import is_proprietary, needs_nvidia_option
@@ -107,6 +107,7 @@ class _OneImage:
     folder: Path
     spooled: dict[str, Path] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    cuts: dict[int, dict[FoundLibrary, Path]] = field(default_factory=dict)  # by layer
 
     @property
     def options(self) -> ImageOptions:
@@ -308,14 +309,15 @@ class _OneImage:
         if number in self.sent:
             return None
         layer = self.manifest.layers[number]
-        wanted = [one for one in self.survey.of_layer(number) if one.content not in self.left_out]
-        cut = self.libraries.cut(number, wanted)
+        for later in sorted(self.packages.later_layers(number, self.left_out)):
+            self._cut_libraries(later)
+        cut = self._cut_libraries(number)
         results = self.libraries.results
         own = self.survey.view.of_layer(number)
         gone = frozenset(file.number for file in own if (number, file.number) in self.left_out)
         replaced: dict[int, Path | bytes] = {one.file.number: path for one, path in cut.items()}
         added: dict[int, tuple[str, bytes]] = {}  # what comes after a member
-        for update in self.packages.updated(number, results, self.paths_left_out, self.tailoring):
+        for update in self.packages.updated(number, results, self.paths_left_out, self.left_out, self.tailoring):
             replaced[update.number] = update.record
             files = (file for file in own if file.path == update.manifest_path and file.kind is MemberKind.FILE)
             older = next(files, None) if update.manifest else None
@@ -340,6 +342,13 @@ class _OneImage:
         if stored := self.spooled.pop(layer.digest, None):
             stored.unlink()
         return written
+
+    def _cut_libraries(self, number: int) -> dict[FoundLibrary, Path]:
+        """The libraries of a layer that changed, cut once."""
+        if number not in self.cuts:
+            wanted = [one for one in self.survey.of_layer(number) if one.content not in self.left_out]
+            self.cuts[number] = self.libraries.cut(number, wanted)
+        return self.cuts[number]
 
     @cached_property
     def paths_left_out(self) -> dict[str, DroppedFile]:

@@ -46,10 +46,6 @@ class LayerFile:
     content: Content = (-1, -1)  # whose bytes it has: its own, or those of the file that it is a hard link to
     hidden_by: int | None = None  # the layer that replaces or deletes it; its own where a later member does
 
-    def seen_after(self, layer: int) -> bool:
-        """Whether it is what its path leads to when this layer is the last."""
-        return self.layer <= layer and (self.hidden_by is None or self.hidden_by > layer)
-
 
 @dataclass(frozen=True, slots=True)
 class Whiteouts:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.artifact.sites import installed_path
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted, printable
@@ -44,9 +45,9 @@ class Packages:
     _unreadable: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for files in self.survey.names().values():
-            for file in files:
-                self._named.setdefault(file.path, []).append(file)
+        files = (file for names in self.survey.names().values() for file in names)
+        for file in sorted(files, key=lambda file: (file.layer, file.number)):
+            self._named.setdefault(file.path, []).append(file)
 
     @cached_property
     def owners(self) -> dict[str, list[Metadata]]:
@@ -63,10 +64,14 @@ class Packages:
         return found
 
     def lists_library(self, texts: Iterable[PackageText]) -> bool:
-        """Whether one of these RECORDs may have to change, or cannot be read."""
+        """Whether one of these RECORDs may have to change, also for a library of a later layer, or cannot be read."""
         records = [(text, self._parse(text)) for text in texts]
         return any(
-            record is None or any(path in self._named for path, _ in self._rows(text, record))
+            record is None
+            or any(
+                path in self._named or (is_shared_name(path) and self.survey.view.at(path) is None)
+                for path, _ in self._rows(text, record)
+            )
             for text, record in records
         )
 
@@ -75,17 +80,39 @@ class Packages:
         found = {package.name: package for file in files for package in self.owners.get(file.path, ())}
         return list(found.values()) or [None]
 
+    def later_layers(self, layer: int, left_out: Collection[Content]) -> set[int]:
+        """The later layers that hold libraries which the RECORDs of a layer list."""
+        return {
+            file.content[0]
+            for text in self._of_layer(layer, left_out)
+            for path, _ in self._rows(text, self._parse(text) or Record(()))
+            if (file := self._in_effect(path, layer, left_out)) and file.content[0] > layer
+        }
+
+    def _of_layer(self, layer: int, left_out: Collection[Content]) -> Iterator[PackageText]:
+        for text in self.survey.records:
+            if text.file.layer == layer and (layer, text.file.number) not in left_out:
+                yield text
+
+    def _in_effect(self, path: str, layer: int, left_out: Collection[Content]) -> LayerFile | None:
+        """The library that a row of a RECORD in this layer is of: the one that is seen there, or, where that is left
+        out or only comes later, the first of a later layer."""
+        for file in self._named.get(path, ()):
+            replaced = file.hidden_by is not None and file.hidden_by <= layer
+            if not replaced and (file.layer, file.number) not in left_out:
+                return file
+        return None
+
     def updated(
         self,
         layer: int,
         results: Mapping[Content, LibraryResult],
         gone: Mapping[str, DroppedFile],
+        left_out: Collection[Content],
         options: Cut,
     ) -> Iterator[RecordUpdate]:
         """The RECORDs of a layer that change, and what is written beside each."""
-        for text in self.survey.records:
-            if text.file.layer != layer:
-                continue
+        for text in self._of_layer(layer, left_out):
             record = self._parse(text)
             changes: dict[str, RecordRow | None] = {}
             libraries: list[dict[str, Any]] = []
@@ -95,7 +122,7 @@ class Packages:
                     changes[row.path] = None
                     dropped.append({**dropped_json(gone[path]), "path": installed_path(path)})
                     continue
-                file = next((one for one in self._named.get(path, ()) if one.seen_after(layer)), None)
+                file = self._in_effect(path, layer, left_out)
                 result = results.get(file.content) if file else None
                 if result:
                     libraries.append({**library_json(result), "path": installed_path(path)})

@@ -60,7 +60,6 @@ def test_the_same_name_twice_in_a_layer() -> None:
     assert first.hidden_by == 0 and last.hidden_by is None
     assert link.content == (0, 0)
     assert merged.live_contents() == {(0, 0), (0, 2)}
-    assert not first.seen_after(0) and last.seen_after(0)
 
 
 def test_links() -> None:

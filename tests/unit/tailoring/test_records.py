@@ -1,0 +1,138 @@
+"""What a RECORD lists is there, byte for byte, in every kind of output; read without any code of torchtailor."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from itertools import chain, combinations
+from pathlib import Path
+
+import pytest
+
+from tests.unit.images.builder import read_image, stock, tar_of
+from tests.unit.tailoring.helpers import install, options
+from tests.unit.wheels.builder import METADATA, build_wheel, record_of
+from torchtailor.images.options import ImageOptions
+from torchtailor.images.run import cut_image
+from torchtailor.surgery.result import LibraryStatus
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.folder import tailor_folder
+from torchtailor.tailoring.wheel import tailor_wheel
+
+SITE = "usr/lib/python3/site-packages"
+HEADER, LIBRARY, SECOND = "demo/include/a.h", "demo/lib/libdemo.so", "demo/lib/libdemo.so.1"
+DIST_INFO = "demo-1.0.dist-info"
+
+
+def check(files: dict[str, bytes], site: str = "") -> None:
+    """Each row with a hash is of a file that has it, and each file of a package that was cut has a row."""
+    records = [path for path in files if path.endswith(".dist-info/RECORD")]
+    assert records
+    for record in records:
+        listed = set()
+        for path, recorded, size in csv.reader(io.StringIO(files[record].decode())):
+            listed.add(path)
+            if recorded:
+                data = files[f"{site}{path}"]
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+                assert (recorded, int(size)) == (f"sha256={digest}", len(data)), path
+        manifest = f"{record.removesuffix('RECORD')}torchtailor.json"
+        assert manifest.removeprefix(site) in listed
+        cut = [row["path"] for row in json.loads(files[manifest])["libraries"] if row["status"] == "cut"]
+        assert cut and set(cut) <= listed
+
+
+def below(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, fat: bytes) -> Path:
+    files = {"demo/__init__.py": b"1", HEADER: b"//", LIBRARY: fat, "demo/lib/libother.so": fat}
+    return build_wheel(tmp_path, files, name="demo", version="1.0")
+
+
+def test_a_wheel(tmp_path: Path, wheel: Path) -> None:
+    result = tailor_wheel(wheel, tmp_path / "out", options(drop=("headers",)))
+    assert result.output
+    with zipfile.ZipFile(result.output) as archive:
+        check({name: archive.read(name) for name in archive.namelist()})
+
+
+@pytest.mark.parametrize("kind", ["folder", "environment"])
+def test_installed(tmp_path: Path, wheel: Path, kind: str) -> None:
+    """Also of a library that two packages list, one of them by a second name."""
+    site = tmp_path / "env" / "lib" / "python3.13" / "site-packages"
+    install(wheel, site)
+    (site / SECOND).hardlink_to(site / LIBRARY)
+    other = {"demo/lib/libdemo.so.1": (site / LIBRARY).read_bytes(), "other.py": b"2"}
+    install(build_wheel(tmp_path, other, name="other", version="2.0"), tmp_path / "second")
+    for path in (tmp_path / "second").rglob("*"):
+        if path.is_file() and path.name != "libdemo.so.1":
+            target = site / path.relative_to(tmp_path / "second")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+    if kind == "folder":
+        tailor_folder(site, tmp_path / "out", options(drop=("headers",)))
+        # the manifest of a folder is at its top
+        for record in (tmp_path / "out").glob("*.dist-info/RECORD"):
+            text = record.read_text()
+            rows = [row for row in csv.reader(io.StringIO(text)) if row[1]]
+            for name, recorded, _ in rows:
+                data = (tmp_path / "out" / name).read_bytes()
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+                assert recorded == f"sha256={digest}", name
+            assert HEADER not in text
+        return
+    tailor_environment(site, options(drop=("headers",)))
+    check({path: data for path, data in below(site).items() if not path.startswith(".torchtailor/")})
+
+
+def some(numbers: range) -> list[tuple[int, ...]]:
+    return list(chain.from_iterable(combinations(numbers, size) for size in range(1, len(numbers) + 1)))
+
+
+def merged(layers: list[bytes]) -> dict[str, bytes]:
+    """The files that a container sees."""
+    files: dict[str, bytes] = {}
+    for layer in layers:
+        with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                if name.startswith(".wh."):
+                    files.pop(f"{folder}/{name.removeprefix('.wh.')}", None)
+                elif member.isfile():
+                    content = archive.extractfile(member)
+                    assert content
+                    files[member.name] = content.read()
+    return files
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("records", [(0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("libraries", some(range(3)))
+def test_an_image(
+    tmp_path: Path, fat: bytes, libraries: tuple[int, ...], records: tuple[int, ...], squash: bool
+) -> None:
+    """Whichever layers have a library and RECORD: `chown` writes into another layer what it is called for."""
+    of_package = {LIBRARY: fat, "demo/__init__.py": b"1"}
+    texts = {f"{DIST_INFO}/METADATA": METADATA.format(name="demo", version="1.0", licence="MIT", extra="").encode()}
+    record = {f"{DIST_INFO}/RECORD": record_of(of_package | texts, DIST_INFO).encode()}
+    contents = []
+    for number in range(3):
+        files = {"demo/__init__.py": b"1", **texts} if number == 0 else {f"etc/{number}": b"x"}
+        files |= {LIBRARY: fat} if number in libraries else {}
+        files |= record if number in records else {}
+        contents.append(tar_of({f"{SITE}/{path}": data for path, data in files.items()}))
+    source = stock(tmp_path / "stock", contents)
+    chosen = ImageOptions(options(processes=1), squash_shadowed=squash)
+    (image,) = cut_image(source, f"oci:{tmp_path}/cut:x", chosen).images
+    assert LibraryStatus.CUT in {one.result.status for one in image.libraries}
+    files = merged(read_image(tmp_path / "cut").tars)
+    assert files[f"{SITE}/{LIBRARY}"] != fat
+    check(files, f"{SITE}/")
