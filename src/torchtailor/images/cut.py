@@ -15,7 +15,6 @@ from torchtailor.artifact.sites import installed_path
 from torchtailor.disk import disk_errors
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.format import counted, printable
-from torchtailor.gpucode.files import CodeFile
 from torchtailor.images.compression import LayerWriter, UnpackedLayer, WrittenLayer, ahead
 from torchtailor.images.descriptor import Descriptor
 from torchtailor.images.filesystem import Content, LayerFile, MemberKind
@@ -38,12 +37,11 @@ from torchtailor.images.rewrite import LayerChanges
 from torchtailor.images.survey import FoundLibrary, ImageSurvey, doubled
 from torchtailor.images.transports.base import Document, ImageDestination, ImageSource
 from torchtailor.images.transports.copying import copy_blob
-from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.tree import left_out_of
 from torchtailor.version import __version__
-from torchtailor.wheels.metadata import Metadata
 
 ANNOTATION_VERSION = "torchtailor.version"
 ANNOTATION_SOURCE = "torchtailor.source.digest"
@@ -243,23 +241,7 @@ class _OneImage:
     @cached_property
     def dropped(self) -> dict[str, DroppedFile]:
         """The paths that rules leave out, in every layer that has them."""
-        return self._found(self.tailoring.drops)
-
-    def _found(self, drops: Drops) -> dict[str, DroppedFile]:
-        sizes = {file.path: file.size for file in self.survey.view.files}
-        found = drops.find(sizes, self._read_code)
-        return found if self.tailoring.nvidia else {path: found[path] for path in found if not self._is_nvidias(path)}
-
-    def _is_nvidias(self, path: str) -> bool:
-        """Whether a package of NVIDIA's lists a file: only --nvidia changes those packages."""
-        return any(map(is_proprietary, self.packages.owners.get(path, ())))
-
-    def _read_code(self, path: str) -> CodeFile | None:
-        """A file of GPU code that may be left out: none of NVIDIA's without --nvidia."""
-        packages: list[Metadata | None] = [*self.packages.owners.get(path, ())] or [None]
-        if not self.tailoring.nvidia and any(needs_nvidia_option(path, package) for package in packages):
-            return None
-        return self.survey.code.get(path)
+        return dict(left_out_of(self.packages, self.tailoring).files)
 
     def _check_licence(self) -> None:
         to = self.cutter.target
@@ -443,7 +425,8 @@ class _OneImage:
         chosen = (*default_rules(), *self.tailoring.drop)
         others = [name for name in drop_rules() if name not in chosen]
         droppable: dict[str, tuple[int, int]] = {}
-        for found in self._found(Drops.of(others, self.tailoring.policy)).values():
+        others_drop = Drops.of(others, self.tailoring.policy)
+        for found in left_out_of(self.packages, self.tailoring, others_drop).files.values():
             number, size = droppable.get(found.rule, (0, 0))
             droppable[found.rule] = (number + 1, size + found.size)
         unchanged = not any(written)

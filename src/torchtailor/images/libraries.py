@@ -19,24 +19,19 @@ from torchtailor.processes import run_all
 from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.libraries import cut_library
+from torchtailor.tailoring.libraries import LibraryJob
+from torchtailor.tailoring.tree import StripRule
 
 _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
 
 PackedPieces = Callable[[int], AbstractContextManager[Iterator[bytes]]]
 
 
-@dataclass(frozen=True)
-class _CutJob:
+@dataclass(frozen=True, kw_only=True)
+class _CutJob(LibraryJob):
     """One library, unpacked."""
 
     candidate: FoundLibrary
-    name: str
-    size: int
-    source: Path
-    target: Path
-    options: Cut
-    proprietary: bool
     for_symbols: bool  # whether it changes for its symbol tables alone
 
 
@@ -71,13 +66,11 @@ class ImageLibraries:
 
     def _goes_along(self, library: FoundLibrary) -> bool:
         """Whether the symbol tables of a library without GPU code go: as asked for, or with the code of its package."""
-        if self.strip is not None:
-            return self.strip
-        own = self.owners[library.content]
-        return any(
-            result.status is LibraryStatus.CUT and own & self.owners[content]
-            for content, result in self.results.items()
-        )
+        return self.strip is not False and self.stripped.goes_along(self.owners[library.content])
+
+    @cached_property
+    def stripped(self) -> StripRule:
+        return StripRule(asked=self.strip)
 
     @cached_property
     def owners(self) -> dict[Content, frozenset[str]]:
@@ -94,6 +87,7 @@ class ImageLibraries:
             for job, result in run_all(_cut_one, jobs, processes=self.options.workers):
                 self.progress.advance(job.size)
                 self.results[job.candidate.content] = result
+                self.stripped.note(self.owners[job.candidate.content], result)
                 if result.status.changed:
                     changed[job.candidate] = job.target
 
@@ -122,15 +116,20 @@ class ImageLibraries:
             yield batch
 
     def _job(self, candidate: FoundLibrary, path: Path) -> _CutJob:
-        target = path.with_name("cut")
-        proprietary = self.proprietary(candidate.content)
-        file = candidate.file
-        alone = self.strip is True or not candidate.has_code
-        return _CutJob(candidate, file.path, file.size, path, target, self.options, proprietary, alone)
+        return _CutJob(
+            candidate.file.path,
+            candidate.file.size,
+            path,
+            path.with_name("cut"),
+            self.options,
+            self.proprietary(candidate.content),
+            candidate=candidate,
+            for_symbols=self.strip is True or not candidate.has_code,
+        )
 
 
 def _cut_one(job: _CutJob) -> LibraryResult:
-    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary)
+    result = job.cut()
     job.source.unlink(missing_ok=True)
     if result.status is LibraryStatus.STRIPPED and not job.for_symbols:
         job.target.unlink(missing_ok=True)

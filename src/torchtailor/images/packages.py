@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.libraries import is_shared_name
 from torchtailor.artifact.sites import installed_path
 from torchtailor.errors import BadInputError
 from torchtailor.format import counted, printable
+from torchtailor.gpucode.files import CodeFile
 from torchtailor.images.filesystem import Content, LayerFile
 from torchtailor.images.survey import ImageSurvey, PackageText
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult
 from torchtailor.tailoring.manifest import dropped_json, environment_manifest, library_json
+from torchtailor.tailoring.tree import FileState, Gone, changed_rows
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
@@ -37,7 +38,7 @@ class RecordUpdate:
 
 @dataclass
 class Packages:
-    """All RECORDs of an image; each is true of the image whose last layer is its own."""
+    """All RECORDs of an image, and what they say of its files."""
 
     survey: ImageSurvey
     notes: list[str] = field(default_factory=list)
@@ -62,6 +63,16 @@ class Packages:
                 if path in self._named or path in self.survey.code:
                     found.setdefault(path, []).append(package)
         return found
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {file.path: file.size for file in self.survey.view.files}
+
+    def packages(self, path: str) -> Sequence[Metadata]:
+        return self.owners.get(path, ())
+
+    def code(self, path: str) -> CodeFile | None:
+        return self.survey.code.get(path)
 
     def lists_library(self, texts: Iterable[PackageText]) -> bool:
         """Whether one of these RECORDs may have to change, also for a library of a later layer, or cannot be read."""
@@ -114,22 +125,23 @@ class Packages:
         """The RECORDs of a layer that change, and what is written beside each."""
         for text in self._of_layer(layer, left_out):
             record = self._parse(text)
-            changes: dict[str, RecordRow | None] = {}
-            libraries: list[dict[str, Any]] = []
-            dropped: list[dict[str, Any]] = []
-            for path, row in self._rows(text, record) if record else ():
-                if path in gone:
-                    changes[row.path] = None
-                    dropped.append({**dropped_json(gone[path]), "path": installed_path(path)})
-                    continue
-                file = self._in_effect(path, layer, left_out)
-                result = results.get(file.content) if file else None
-                if result:
-                    libraries.append({**library_json(result), "path": installed_path(path)})
-                if result and result.status.changed:
-                    changes[row.path] = RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
+            rows = list(self._rows(text, record)) if record else []
+            found = {
+                path: result
+                for path, _ in rows
+                if path not in gone
+                and (file := self._in_effect(path, layer, left_out))
+                and (result := results.get(file.content))
+            }
+            now: dict[str, FileState | Gone] = {path: Gone.GONE for path, _ in rows if path in gone}
+            now |= {
+                path: FileState(one.sha256_out, one.size_after) for path, one in found.items() if one.status.changed
+            }
+            changes = changed_rows(rows, now.get)
             if record is None or not changes:
                 continue
+            libraries = [{**library_json(one), "path": installed_path(path)} for path, one in found.items()]
+            dropped = [{**dropped_json(gone[path]), "path": installed_path(path)} for path, _ in rows if path in gone]
             said = b""
             if package := self.survey.package(text.dist_info):
                 said = environment_manifest(options.document, package.name, package.version, libraries, dropped)

@@ -63,6 +63,11 @@ def cut_image(
             "--gpu none is for wheels: an image keeps the packages that are installed in it.",
             "Install what `torchtailor build --gpu none` makes into the image.",
         )
+    if options.cut.packing:
+        raise UsageError(
+            "An image is cut to GPUs, not to a program, and has no place for packs.",
+            "Leave out split and workload; `torchtailor tailor` cuts the packages that an image is built of.",
+        )
     started = time.monotonic()
     with ExitStack() as stack:
         progress = progress or NoProgress()

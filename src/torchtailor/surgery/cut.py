@@ -135,11 +135,15 @@ class Cut:
         return sum(sizes[path] for path in self.workload.unopened(sizes)) if self.workload else 0
 
     def left_out(
-        self, sizes: Mapping[str, int], read_code: ReadCode, is_nvidias: Callable[[str], bool]
+        self,
+        sizes: Mapping[str, int],
+        read_code: ReadCode,
+        is_nvidias: Callable[[str], bool],
+        drops: Drops | None = None,
     ) -> FilesLeftOut:
         """Of these files, by path and size, those that are left out; `is_nvidias` says which are of NVIDIA's packages,
         that only --nvidia changes."""
-        found = self.drops.find(sizes, read_code)
+        found = (drops or self.drops).find(sizes, read_code)
         if self.drop_unopened and self.workload:
             found |= {
                 path: DroppedFile(path, UNOPENED, sizes[path])

@@ -21,17 +21,15 @@ from torchtailor.artifact.libraries import is_placeholder, is_shared_name
 from torchtailor.artifact.sites import active_environment, project_environment
 from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, sync_folder, write_atomically
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
-from torchtailor.licences import needs_nvidia_option
 from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.delta import write_delta, write_whole
-from torchtailor.tailoring.folder import nvidias_in, read_code_in
-from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, FileState, Gone, Journal, reconcile
+from torchtailor.tailoring.journal import STATE_FOLDER, AddedFile, Chains, Change, Journal, reconcile
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
-from torchtailor.tailoring.libraries import cut_library, is_library
+from torchtailor.tailoring.libraries import LibraryJob, is_library
 from torchtailor.tailoring.manifest import dropped_json, library_json
 from torchtailor.tailoring.packs import (
     check_tools,
@@ -42,28 +40,22 @@ from torchtailor.tailoring.packs import (
     put_hook,
 )
 from torchtailor.tailoring.result import TailorResult
+from torchtailor.tailoring.tree import FileState, Gone, InstalledTree, StripRule, is_refused, left_out_of
 from torchtailor.trust import inside, leads_inside
-from torchtailor.workload.pack import PackPlace
 
 _ALREADY_CUT = "it was already cut for this target"
 _RESTORE = "`torchtailor restore`"
 
 
 @dataclass(frozen=True)
-class _PlaceJob:
-    """One installed library: cut into `staged`; what is needed to restore it goes to `removed`."""
+class _PlaceJob(LibraryJob):
+    """One installed library: cut into the staging folder; what is needed to restore it goes to `removed`. Its pack is
+    where it will be in the environment."""
 
-    name: str
-    size: int
-    path: Path
-    owners: tuple[InstalledDistribution, ...]
-    options: Cut
-    proprietary: bool
-    staged: Path
-    removed: Path | None
-    seen: tuple[int, ...]  # what tells whether somebody replaced it
+    owners: tuple[InstalledDistribution, ...] = ()
+    removed: Path | None = None
+    seen: tuple[int, ...] = ()  # what tells whether somebody replaced it
     second_names: tuple[tuple[str, tuple[InstalledDistribution, ...]], ...] = ()  # links to it, and whose they are
-    pack: PackPlace | None = None  # as it will be in the environment
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers do not need the owners' tables of files."""
@@ -73,7 +65,7 @@ class _PlaceJob:
     def is_unchanged(self) -> bool:
         """Whether the file still is the one that was found: an installer may replace it meanwhile."""
         try:
-            return _seen(self.path) == self.seen
+            return _seen(self.source) == self.seen
         except OSError:
             return False
 
@@ -107,14 +99,14 @@ def _has_packages(folder: Path) -> bool:
 
 def tailor_environment(site: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Cut the libraries of all distributions of a site-packages folder in place."""
-    stripped = _Stripped(everywhere=bool(options.strip))
+    stripped = _Stripped(asked=options.strip)
     options = options.with_default_strip()
     progress = progress or NoProgress()
     if options.dry_run:
         plan = _Plan.of(site, options)
         jobs, skipped = _jobs(plan, site / STATE_FOLDER, options)
         progress.begin(str(site), sum(job.size for job in jobs))
-        owners = {job.name: job.owners for job in jobs}
+        owners = {job.name: _names(job.owners) for job in jobs}
         done = []
         for job, result in run_all(_stage, jobs, processes=options.workers):
             done.append(result)
@@ -152,28 +144,23 @@ def _settle(journal: Journal, known: Mapping[str, FileState | Gone]) -> None:
         journal.delete()
 
 
-class _Stripped:
-    """The rule for symbol tables: a package with GPU code for the target loses them too (also Triton, most of whose
-    bytes they are, and whose GPU code is NVIDIA's); no other package is changed, unless --strip asked for that."""
-
-    def __init__(self, *, everywhere: bool) -> None:
-        self._everywhere = everywhere
-        self._with_code: set[str] = set()
+class _Stripped(StripRule):
+    """In place, also packages whose GPU code for the target is not cut: Triton's is NVIDIA's, and most of its bytes are
+    symbol tables."""
 
     def note_earlier(self, chains: Chains) -> None:
         """What an earlier run cut, which may have been stopped before it came to the package's other libraries."""
         changes = (change for chain in chains.values() for change in chain)
         cut = (change for change in changes if (change.library or {}).get("status") == LibraryStatus.CUT.value)
-        self._with_code.update(name for change in cut for name in change.distributions)
+        self.cut_from.update(name for change in cut for name in change.distributions)
 
-    def note(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> None:
+    def note(self, packages: Iterable[str], result: LibraryResult) -> None:
         if result.has_gpu_code and result.status is not LibraryStatus.NOTHING_FOR_TARGET:
-            self._with_code.update(owner.dist_info.name for owner in owners)
+            self.cut_from.update(packages)
 
-    def wanted(self, owners: Sequence[InstalledDistribution], result: LibraryResult) -> bool:
-        """Whether this result may be put in place, by what is known so far."""
-        alone = result.status is LibraryStatus.STRIPPED and not self._everywhere
-        return not alone or any(owner.dist_info.name in self._with_code for owner in owners)
+
+def _names(owners: Iterable[InstalledDistribution]) -> list[str]:
+    return [owner.dist_info.name for owner in owners]
 
 
 def _result(
@@ -227,6 +214,7 @@ class _Plan:
     """The files of an environment and whose they are, and those that rules leave out."""
 
     site: Path
+    tree: InstalledTree
     found: Mapping[str, tuple[InstalledDistribution, ...]]
     dropped: Mapping[str, DroppedFile]
     kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
@@ -241,13 +229,14 @@ class _Plan:
             if (site / name).is_file() and not (is_shared_name(name) and is_placeholder(site / name))
         }
         sizes = {name: (site / name).lstat().st_size for name in found}
-        left_out = options.left_out(sizes, read_code_in(site, owners, options), nvidias_in(owners))
+        tree = InstalledTree(site, sizes, owners)
+        left_out = left_out_of(tree, options)
         dropped = left_out.files
         root = site.resolve()
         outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
         notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
         kept = tuple(left_out.refused.values())
-        return cls(site, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
+        return cls(site, tree, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
 
 
 def _jobs(plan: _Plan, state: Path, options: Cut) -> tuple[list[_PlaceJob], list[LibraryResult]]:
@@ -272,13 +261,21 @@ def _jobs(plan: _Plan, state: Path, options: Cut) -> tuple[list[_PlaceJob], list
             reason = "it is on another file system than site-packages"
             skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
         else:
-            proprietary = any(needs_nvidia_option(name, one.metadata) for one in owners)
-            staged = state / "staging" / str(len(jobs)) / path.name
-            removed = state / "removed" if options.keep_removed else None
-            others = tuple((other, found[other]) for other in links.get(name, ()))
-            seen = _seen(path)
-            pack = pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name)))
-            jobs.append(_PlaceJob(name, size, path, owners, options, proprietary, staged, removed, seen, others, pack))
+            jobs.append(
+                _PlaceJob(
+                    name,
+                    size,
+                    path,
+                    state / "staging" / str(len(jobs)) / path.name,
+                    options,
+                    is_refused(plan.tree, name),
+                    pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name))),
+                    owners,
+                    state / "removed" if options.keep_removed else None,
+                    _seen(path),
+                    tuple((other, found[other]) for other in links.get(name, ())),
+                )
+            )
     return jobs, skipped
 
 
@@ -311,30 +308,30 @@ def _cut_all(
             progress.advance(job.size)
             yield LibraryResult.not_read(LibraryStatus.UNCHANGED, job.name, job.size, _ALREADY_CUT)
         else:
-            job.staged.parent.mkdir()
+            job.target.parent.mkdir()
             to_do.append(job)
     by_name = {job.name: job for job in to_do}
     waiting: list[LibraryResult] = []
     for done, staged in run_all(_stage, to_do, processes=options.workers):
         progress.advance(done.size)
         waiting.append(staged)
-        if staged.status is LibraryStatus.STRIPPED and not stripped.wanted(by_name[staged.path].owners, staged):
+        if staged.status is LibraryStatus.STRIPPED and not stripped.wanted(_names(by_name[staged.path].owners), staged):
             continue  # until GPU code of its package is found, or there is none
         for one in _in_order(waiting):
             job = by_name[one.path]
-            if not stripped.wanted(job.owners, one):
+            if not stripped.wanted(_names(job.owners), one):
                 continue
             waiting.remove(one)
             names = (one.path, *(name for name, _ in job.second_names))
             for name in names:
                 known.pop(name, None)
             result = _put_in_place(journal, job, one, recorded)
-            stripped.note(job.owners, result)
+            stripped.note(_names(job.owners), result)
             if result.status.changed:
                 known.update(dict.fromkeys(names, FileState(result.sha256_out, result.size_after)))
             yield result
     for one in waiting:
-        by_name[one.path].staged.unlink(missing_ok=True)
+        by_name[one.path].target.unlink(missing_ok=True)
         yield one.with_symbols()
 
 
@@ -435,14 +432,12 @@ def _stage(job: _PlaceJob) -> LibraryResult:
     """In a worker: cut a library into the staging folder; the environment is not touched."""
     pack = job.pack
     if pack and pack.folder and job.options.packs is None:
-        pack = replace(pack, folder=job.staged.parent / "pack")
-    result = cut_library(
-        job.name, job.path, job.staged, job.options, proprietary=job.proprietary, durable=True, pack=pack
-    )
+        pack = replace(pack, folder=job.target.parent / "pack")
+    result = job.cut(durable=True, pack=pack)
     if result.status.changed and job.removed and not job.options.dry_run:
-        delta = job.staged.with_name("removed")
-        write_delta(job.path, job.staged, delta, result.sha256_in)
-        give_to(delta, job.path.lstat())
+        delta = job.target.with_name("removed")
+        write_delta(job.source, job.target, delta, result.sha256_in)
+        give_to(delta, job.source.lstat())
         delta.replace(job.removed / _removed_name(result))  # two packages may hold the same library
         sync_folder(job.removed)
     return result
@@ -462,8 +457,8 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
             return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
     if not job.is_unchanged:
         return _replaced_meanwhile(job)
-    give_to(job.staged, job.path.lstat())
-    copy_attributes(job.path, job.staged)
+    give_to(job.target, job.source.lstat())
+    copy_attributes(job.source, job.target)
     added = _staged_packs(job, result)
     rows = tuple(AddedFile(name, hash_file(file), file.stat().st_size) for name, file in added.items())
     for name, owners in names:
@@ -471,14 +466,14 @@ def _put_in_place(journal: Journal, job: _PlaceJob, result: LibraryResult, optio
     for name, file in added.items():
         place = inside(journal.site, name)
         place.parent.mkdir(parents=True, exist_ok=True)
-        give_to(file, job.path.lstat())
+        give_to(file, job.source.lstat())
         file.replace(place)
         sync_folder(place.parent)
     if not job.is_unchanged:  # the journal took a while; what it says of this file is dropped at the end
         return _replaced_meanwhile(job)
-    job.staged.replace(job.path)  # never written into: other names of the old file (uv's cache) keep their bytes
+    job.target.replace(job.source)  # never written into: other names of the old file (uv's cache) keep their bytes
     for name, _ in job.second_names:
-        link_again(job.path, journal.site / name, journal.staging)
+        link_again(job.source, journal.site / name, journal.staging)
     for folder in {(journal.site / name).parent for name, _ in names}:
         sync_folder(folder)
     return result
@@ -489,10 +484,10 @@ def _staged_packs(job: _PlaceJob, result: LibraryResult) -> dict[str, Path]:
     if not result.pack:
         return {}
     folder = pack_folder(folder_name(job.owners[0].metadata.name))
-    hook = put_hook(job.staged.parent / "hook", job.staged)
+    hook = put_hook(job.target.parent / "hook", job.target)
     files = {f"{folder}/{hook.name}": hook}
     if job.options.packs is None and not job.options.no_pack:
-        files[f"{folder}/{result.pack}"] = job.staged.parent / "pack" / result.pack
+        files[f"{folder}/{result.pack}"] = job.target.parent / "pack" / result.pack
     return files
 
 

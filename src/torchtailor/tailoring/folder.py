@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind, nothing_in
-from torchtailor.artifact.drops import DroppedFile, ReadCode
+from torchtailor.artifact.drops import DroppedFile
 from torchtailor.artifact.installed import InstalledDistribution, find_installed, owners_by_file
-from torchtailor.artifact.libraries import LibraryFile, is_shared_name, loose_code_files, may_be_elf
+from torchtailor.artifact.libraries import is_shared_name, loose_code_files, may_be_elf
 from torchtailor.binary.elf import ElfFile
 from torchtailor.binary.source import open_source
 from torchtailor.disk import (
@@ -28,15 +28,14 @@ from torchtailor.disk import (
     write_atomically,
 )
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
-from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import is_proprietary, needs_nvidia_option
+from torchtailor.licences import needs_nvidia_option
 from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.left_out import read_chunks, stand_ins
-from torchtailor.tailoring.libraries import cut_library, cut_strictly, is_library
+from torchtailor.tailoring.libraries import LibraryJob, cut_strictly, is_library
 from torchtailor.tailoring.manifest import manifest
 from torchtailor.tailoring.packs import (
     check_tools,
@@ -53,10 +52,19 @@ from torchtailor.tailoring.places import (
     manifest_beside,
 )
 from torchtailor.tailoring.result import COPIED, TailorResult
+from torchtailor.tailoring.tree import (
+    FileState,
+    Gone,
+    InstalledTree,
+    StripRule,
+    changed_rows,
+    is_refused,
+    left_out_of,
+    stripped_with,
+)
 from torchtailor.wheels.distribution import MANIFEST
-from torchtailor.wheels.metadata import Metadata
 from torchtailor.wheels.record import FileHash, RecordRow
-from torchtailor.workload.pack import PACK_FOLDER, PackPlace
+from torchtailor.workload.pack import PACK_FOLDER
 
 _NO_DISTRIBUTIONS = ("__pycache__", "include")
 _FILES_AT_ONCE = 256
@@ -75,22 +83,9 @@ class _CopyJob:
         return self.bytes + len(self.files) * _COST
 
 
-@dataclass(frozen=True)
-class _FileJob:
-    """One library of a folder: cut, or copied where there is nothing to cut."""
-
-    name: str
-    size: int
-    source: Path
-    target: Path
-    options: Cut
-    proprietary: bool
-    pack: PackPlace | None
-
-
 def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
-    asked = bool(options.strip)
+    asked = options.strip
     options = options.with_default_strip()
     progress = progress or NoProgress()
     _check_places(folder, output)
@@ -103,22 +98,22 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
         with staging_folder(existing_parent(output.parent)) as scratch:
             owners = owners_by_file(installed)
             sizes = listing.sizes
-            left_out = options.left_out(sizes, read_code_in(folder, owners, options), nvidias_in(owners))
+            whole_tree = InstalledTree(folder, sizes, owners)
+            left_out = left_out_of(whole_tree, options)
             dropped = left_out.files
             tree = _Tree(listing, scratch / "tree", frozenset(dropped), copying=not options.dry_run)
             if not tree.libraries and not any(loose_code_files([folder])):
                 raise nothing_in(folder)
-            jobs = _jobs(folder, scratch / "tree", tree.libraries, owners, options)
-            every: list[_FileJob | _CopyJob] = [*jobs, *tree.copies()]
+            jobs = _jobs(whole_tree, scratch / "tree", tree.libraries, options)
+            every: list[LibraryJob | _CopyJob] = [*jobs, *tree.copies()]
             work = run_all(_do, every, processes=options.workers)
             progress.begin(folder.name, sum(job.size for job in every))
             results = {}
             for job, result in work:
-                if isinstance(job, _FileJob) and result:
+                if isinstance(job, LibraryJob) and result:
                     results[job.name] = result
                 progress.advance(job.size)
-            if not asked and not any(result.status is LibraryStatus.CUT for result in results.values()):
-                results = {job.name: _whole(job, results[job.name]) for job in jobs}
+            results = _whole_where_wanted(jobs, results, asked=asked)
             libraries = tuple(results[name] for name in sorted(results))
             gone = tree.size_of_dropped
             before = tree.size_of_others + gone + sum(library.size_before for library in libraries)
@@ -156,7 +151,7 @@ def _check_not_hooked(library: Path) -> None:
 
 def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
-    asked = bool(options.strip)
+    asked = options.strip
     options = options.with_default_strip()
     progress = progress or NoProgress()
     target = output / library.name if output.is_dir() else output
@@ -181,7 +176,7 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
         if cut.pack:
             put_hook(target.parent / pack_folder(), target)
         progress.advance(cut.size_before)
-        if cut.status is LibraryStatus.STRIPPED and not asked:
+        if not StripRule(asked=asked).wanted((), cut):
             if not options.dry_run:
                 target.unlink()
             cut = cut.with_symbols()
@@ -327,38 +322,13 @@ class _Tree:
             folder.chmod(mode & 0o7777)
 
 
-def read_code_in(folder: Path, owners: Mapping[str, tuple[InstalledDistribution, ...]], options: Cut) -> ReadCode:
-    """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
-
-    def read(name: str) -> CodeFile | None:
-        path = folder / name
-        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
-        if not options.nvidia and any(needs_nvidia_option(name, package) for package in packages):
-            return None
-        return LibraryFile(name, "", path.stat().st_size, path).code() if path.is_file() else None
-
-    return read
-
-
-def nvidias_in(owners: Mapping[str, tuple[InstalledDistribution, ...]]) -> Callable[[str], bool]:
-    """Tells which files are of NVIDIA's packages; those that no package lists are nobody's."""
-    return lambda name: any(is_proprietary(one.metadata) for one in owners.get(name, ()))
-
-
-def _jobs(
-    folder: Path,
-    target: Path,
-    libraries: list[Path],
-    owners: Mapping[str, tuple[InstalledDistribution, ...]],
-    options: Cut,
-) -> list[_FileJob]:
+def _jobs(tree: InstalledTree, target: Path, libraries: list[Path], options: Cut) -> list[LibraryJob]:
     jobs = []
     for path in libraries:
-        name = path.relative_to(folder).as_posix()
-        packages: list[Metadata | None] = [one.metadata for one in owners.get(name, ())] or [None]
-        proprietary = any(needs_nvidia_option(name, package) for package in packages)
-        pack = pack_place(target, name, options, _packs_of(folder, name, owners))
-        jobs.append(_FileJob(name, path.stat().st_size, path, target / name, options, proprietary, pack))
+        name = path.relative_to(tree.folder).as_posix()
+        pack = pack_place(target, name, options, _packs_of(tree.folder, name, tree.owners))
+        refused = is_refused(tree, name)
+        jobs.append(LibraryJob(name, path.stat().st_size, path, target / name, options, refused, pack))
     return jobs
 
 
@@ -433,13 +403,16 @@ def _update_records(
 ) -> None:
     """A RECORD in the copy must describe the copy, also where it lists a library by its second name."""
     by_file = {_file(target / name): result for name, result in results.items() if result.status.changed}
+
+    def now(path: str) -> FileState | Gone | None:
+        if path in gone:
+            return Gone.GONE
+        elf = is_shared_name(path) or may_be_elf(path)
+        result = by_file.get(_file(target / path)) if elf else None
+        return FileState(result.sha256_out, result.size_after) if result else None
+
     for one in installed:
-        changes: dict[str, RecordRow | None] = {row.path: None for path, row in one.files.items() if path in gone}
-        changes |= {
-            row.path: RecordRow(row.path, FileHash.from_hex(result.sha256_out), result.size_after)
-            for path, row in one.files.items()
-            if (is_shared_name(path) or may_be_elf(path)) and (result := by_file.get(_file(target / path)))
-        }
+        changes = changed_rows(one.files.items(), now)
         changes |= {row.path: row for row in added.get(one.dist_info, ())}
         if changes:
             write_atomically(target / one.record_path.relative_to(folder), one.record.updated(changes).encode())
@@ -454,26 +427,28 @@ def _file(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _whole(job: _FileJob, result: LibraryResult) -> LibraryResult:
-    """A library with its symbol tables: no folder is changed for them alone."""
-    if result.status is not LibraryStatus.STRIPPED:
-        return result
-    if not job.options.dry_run:
-        job.target.unlink()
-        copy_file(job.source, job.target)
-    return result.with_symbols()
+def _whole_where_wanted(
+    jobs: Sequence[LibraryJob], cut: Mapping[str, LibraryResult], *, asked: bool | None
+) -> dict[str, LibraryResult]:
+    """The results by the rule for symbol tables; a library that is to have them is copied as it is."""
+    results = stripped_with(cut, asked=asked)
+    for job in jobs:
+        if not job.options.dry_run and results[job.name] is not cut[job.name]:
+            job.target.unlink()
+            copy_file(job.source, job.target)
+    return results
 
 
-def _do(job: _FileJob | _CopyJob) -> LibraryResult | None:
-    if isinstance(job, _FileJob):
+def _do(job: LibraryJob | _CopyJob) -> LibraryResult | None:
+    if isinstance(job, LibraryJob):
         return _cut_or_copy(job)
     for source, target in job.files:
         copy_into_staging(source, target)
     return None
 
 
-def _cut_or_copy(job: _FileJob) -> LibraryResult:
-    result = cut_library(job.name, job.source, job.target, job.options, proprietary=job.proprietary, pack=job.pack)
+def _cut_or_copy(job: LibraryJob) -> LibraryResult:
+    result = job.cut()
     if not result.status.changed and not job.options.dry_run:
         copy_file(job.source, job.target)
     return result

@@ -13,18 +13,18 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from torchtailor.artifact.installed import InstalledDistribution, read_installed
-from torchtailor.disk import give_to, hash_file, locked, remove_locked, sync_folder, write_atomically
+from torchtailor.disk import give_to, locked, remove_locked, sync_folder, write_atomically
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.tailoring.left_out import is_stand_in
 from torchtailor.tailoring.manifest import environment_manifest
+from torchtailor.tailoring.tree import FileState, Gone, changed_rows
 from torchtailor.trust import Limit, PathPart, RelativePath, Sha256, Size, inside, leads_inside, read_limited
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.record import FileHash, RecordRow
@@ -33,29 +33,6 @@ from torchtailor.workload.pack import PACK_FOLDER
 STATE_FOLDER = ".torchtailor"
 RemovedName = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{24}-[0-9a-f]{24})?\Z")]
 _LOCK_TIMEOUT = 1.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """The content of a file, by hash and size."""
-
-    sha256: Sha256
-    size: Size
-
-    @classmethod
-    def of(cls, path: Path, *, sizes: Iterable[int]) -> FileState | None:
-        """The state of a file if it has one of these sizes; None if it has another or does not exist."""
-        try:
-            size = path.stat().st_size
-            return cls(hash_file(path), size) if size in sizes else None
-        except OSError:
-            return None
-
-
-class Gone(Enum):
-    """What a file is that was left out."""
-
-    GONE = "gone"
 
 
 class _Library(msgspec.Struct):
@@ -268,15 +245,12 @@ def _update_distribution(
         manifest_path.unlink(missing_ok=True)
         changes[manifest_name] = None
     changes |= _added_rows(one, chains, recorded)
+    changes |= changed_rows(one.files.items(), states.get)
     again: list[tuple[int, RecordRow]] = []
     for path, state in states.items():
-        name = one.files[path].path if path in one.files else path
-        row = None if isinstance(state, Gone) else RecordRow(name, FileHash.from_hex(state.sha256), state.size)
-        if row is None or path in one.files:
-            changes[name] = row
-        else:  # it is back
+        if path not in one.files and isinstance(state, FileState):  # it is back
             places = (change.record_rows.get(one.dist_info.name) for change in recorded[path])
-            again.append((next((place for place in places if place is not None), 0), row))
+            again.append((next((place for place in places if place is not None), 0), state.row(path)))
     data = one.record.updated(changes).with_rows_at(again).encode()
     if data != one.record_path.read_bytes():
         old = one.record_path.stat()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,30 @@ def is_program_with_code(source: ByteSource) -> bool:
         return not why_not_cut(elf) and bool(scan_elf(elf).containers)
     except BadInputError:
         return False
+
+
+@dataclass(frozen=True)
+class LibraryJob:
+    """One library of an input: where it lies, where its cut goes, and how it is cut."""
+
+    name: str
+    size: int
+    source: Path
+    target: Path
+    options: Cut
+    proprietary: bool
+    pack: PackPlace | None = None
+
+    def cut(self, *, durable: bool = False, pack: PackPlace | None = None) -> LibraryResult:
+        return cut_library(
+            self.name,
+            self.source,
+            self.target,
+            self.options,
+            proprietary=self.proprietary,
+            durable=durable,
+            pack=pack or self.pack,
+        )
 
 
 def cut_library(

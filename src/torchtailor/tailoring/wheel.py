@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torchtailor.artifact.artifact import ArtifactKind
-from torchtailor.artifact.drops import DroppedFile, ReadCode, drop_rules
+from torchtailor.artifact.drops import DroppedFile, drop_rules
 from torchtailor.artifact.libraries import LibraryFile, packed_libraries
 from torchtailor.artifact.sites import installed_path
 from torchtailor.binary.elf import ElfFile
@@ -19,7 +19,6 @@ from torchtailor.binary.source import open_source
 from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file, link_or_copy, staging_folder
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
-from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.cut import Cut, FilesLeftOut
@@ -41,10 +40,11 @@ from torchtailor.tailoring.split import (
     split_note,
     write_pack_wheel,
 )
+from torchtailor.tailoring.tree import is_refused, left_out_of, stripped_with
 from torchtailor.wheels.archive import Member, WheelArchive, open_member
 from torchtailor.wheels.deflate import Effort
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
-from torchtailor.wheels.metadata import with_requirements, with_tags, with_version
+from torchtailor.wheels.metadata import Metadata, with_requirements, with_tags, with_version
 from torchtailor.wheels.name import TAILORED, WheelName, labelled_version
 from torchtailor.wheels.no_gpu import is_gpu_package, stated_without_gpu
 from torchtailor.wheels.record import FileHash, Record, RecordRow, UnusualRecordError
@@ -94,6 +94,24 @@ class _MemberJob:
 
     def packs(self, index: int) -> Path:
         return self.folder / f"pack{index}"
+
+
+@dataclass(frozen=True)
+class _WheelTree:
+    """The files of a wheel, all of one package."""
+
+    distribution: WheelDistribution
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {member.name: member.size for member in self.distribution.archive.files}
+
+    def packages(self, path: str) -> Sequence[Metadata]:
+        return (self.distribution.metadata,)
+
+    def code(self, path: str) -> CodeFile | None:
+        wheel, member = self.distribution.path, self.distribution.archive.members[path]
+        return LibraryFile(path, wheel.name, member.size, wheel, member).code()
 
 
 def tailor_wheel(wheel: Path, output: Path, options: Cut, progress: Progress | None = None) -> TailorResult:
@@ -178,7 +196,7 @@ def _finish_split(
         if len({one.sha256_out for one in each}) != 1:
             raise CheckFailedError(f"{name} without its GPU code is not the same for all GPUs.", "Report it.")
     by_order = [{name: each[index] for name, each in libraries.items()} for index in range(len(makings))]
-    split = _worth_it(by_order[0], first.options)
+    split = stripped_with(by_order[0], asked=first.options.strip)
     version = pack_version(first.distribution, split.values(), _earlier_label(first.distribution))
     served = any(one.packed for each in by_order for one in each.values())
     host = first.finish(0, jobs, by_order[0], stock_sha256, {}, finished, packs=version if served else "")
@@ -274,10 +292,7 @@ class _Making:
                 f"A wheel's name follows from its content: this one is {targets[0].name}.",
                 f"Write -o {output.parent} instead.",
             )
-        sizes = {member.name: member.size for member in distribution.archive.files}
-        nvidias = is_proprietary(distribution.metadata)
-        left_out = order.options.left_out(sizes, _read_code(distribution, order.options), lambda _: nvidias)
-        return cls(distribution, order, label, left_out)
+        return cls(distribution, order, label, left_out_of(_WheelTree(distribution), order.options))
 
     def finish(
         self,
@@ -291,7 +306,7 @@ class _Making:
     ) -> TailorResult:
         """Write the wheel, or copy the stock one where nothing was cut; `packs` is the version of a split's packs."""
         options, wheel, target = self.order.options, self.distribution.path, self.target
-        cut = {name: one for name, one in _worth_it(cut, options).items() if name not in self.dropped}
+        cut = {name: one for name, one in stripped_with(cut, asked=options.strip).items() if name not in self.dropped}
         jobs = [job for job in jobs if job.member.name in cut]
         changed = {job.member.name: job.cut(index) for job in jobs if cut[job.member.name].status.changed}
         libraries = tuple(cut[name] for name in sorted(cut))
@@ -458,26 +473,13 @@ def _jobs(
         in_none = all(member.name in making.dropped for making in makings)
         if in_none or not is_packed_library(distribution.path, member):
             continue
-        proprietary = needs_nvidia_option(member.name, distribution.metadata)
+        proprietary = is_refused(_WheelTree(distribution), member.name)
         row = distribution.record.get(member.name)
         folder = scratch / str(len(jobs))
         file_hash = row.hash if row else None
         name = folder_name(distribution.metadata.name)
         jobs.append(_MemberJob(distribution.path, member, file_hash, folder, stripping, proprietary, name))
     return jobs
-
-
-def _read_code(distribution: WheelDistribution, options: Cut) -> ReadCode:
-    """Reads files of GPU code that may be left out: none of NVIDIA's without --nvidia."""
-    path, metadata = distribution.path, distribution.metadata
-
-    def read(name: str) -> CodeFile | None:
-        if not options.nvidia and needs_nvidia_option(name, metadata):
-            return None
-        member = distribution.archive.members[name]
-        return LibraryFile(name, path.name, member.size, path, member).code()
-
-    return read
 
 
 def _cut_all(
@@ -501,14 +503,6 @@ def _cut_all(
 def _check_all(distribution: WheelDistribution, members: Sequence[Member]) -> None:
     for member in members:
         distribution.check(member)
-
-
-def _worth_it(results: dict[str, LibraryResult], options: Cut) -> dict[str, LibraryResult]:
-    """The rule: a wheel of which GPU code is cut is stripped too; none is rewritten, and labelled with a GPU, for its
-    symbol tables alone, unless --strip asked for that. The result says what --strip would save."""
-    if options.strip or any(result.status is LibraryStatus.CUT for result in results.values()):
-        return results
-    return {name: result.with_symbols() if result.status.changed else result for name, result in results.items()}
 
 
 def _cut(job: _MemberJob) -> tuple[LibraryResult, ...]:
