@@ -18,7 +18,8 @@ from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.host.pythons import find_uv
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.tailoring.delta import rebuild
-from torchtailor.tailoring.environment import environment_sites, link_again
+from torchtailor.tailoring.environment_plan import environment_sites
+from torchtailor.tailoring.in_place import link_again
 from torchtailor.tailoring.journal import STATE_FOLDER, Change, Journal, reconcile
 from torchtailor.tailoring.tree import FileState
 from torchtailor.trust import Label, Limit, decode_json, inside, leads_inside, read_limited

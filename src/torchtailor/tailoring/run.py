@@ -24,7 +24,8 @@ from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.choices import CHOICES, cut_for
-from torchtailor.tailoring.environment import environment_sites, tailor_environment
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.result import TailorResult

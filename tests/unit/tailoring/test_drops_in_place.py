@@ -15,8 +15,8 @@ from torchtailor.artifact.artifact import open_artifact
 from torchtailor.catalog import Capability, load_catalog
 from torchtailor.errors import CheckFailedError, ImpossibleError
 from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring import environment
 from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.tailoring.run import tailor_inputs
 from torchtailor.verification.static.expect import expectation
@@ -157,7 +157,7 @@ def test_a_package_that_was_installed_again_or_removed_is_forgotten(site: Path, 
 def test_a_run_that_is_killed_goes_on(site: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first file goes, after it, and before RECORD is written."""
     before = tree(site)
-    real_unlink, real_settle = Path.unlink, environment._settle
+    real_unlink, real_settle = Path.unlink, InPlace.settle
     calls = 0
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
@@ -172,12 +172,12 @@ def test_a_run_that_is_killed_goes_on(site: Path, step: str, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    monkeypatch.setattr(environment, "_settle", settle)
+    monkeypatch.setattr(InPlace, "settle", settle)
     chosen = options(drop=("static-libs",), keep_removed=True)
     with pytest.raises(KeyboardInterrupt):
         tailor_environment(site, chosen)
     monkeypatch.setattr(Path, "unlink", real_unlink)
-    monkeypatch.setattr(environment, "_settle", real_settle)
+    monkeypatch.setattr(InPlace, "settle", real_settle)
     tailor_environment(site, chosen)
     assert missing(site, before) == {*GONE, "triton/a.a"}
     check_records(site)

@@ -23,9 +23,11 @@ from torchtailor import disk
 from torchtailor.disk import locked
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.surgery.result import LibraryStatus
-from torchtailor.tailoring import environment, journal
-from torchtailor.tailoring.environment import environment_sites, tailor_environment
+from torchtailor.tailoring import in_place, journal
+from torchtailor.tailoring.environment import tailor_environment
+from torchtailor.tailoring.environment_plan import environment_sites
 from torchtailor.tailoring.folder import tailor_file
+from torchtailor.tailoring.in_place import InPlace
 from torchtailor.tailoring.journal import Change, Journal
 from torchtailor.tailoring.restore import restore_environment
 
@@ -366,7 +368,7 @@ def test_two_runs_at_once_are_refused(site: Path) -> None:
 
 
 def test_an_error_halfway_leaves_right_records(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = environment._put_in_place
+    put = InPlace._put
     calls = []
 
     def second_fails(*arguments: object) -> object:
@@ -375,7 +377,7 @@ def test_an_error_halfway_leaves_right_records(site: Path, monkeypatch: pytest.M
             raise OSError(28, "No space left on device")
         return put(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(environment, "_put_in_place", second_fails)
+    monkeypatch.setattr(InPlace, "_put", second_fails)
     with pytest.raises(EnvironmentProblem, match="disk is full"):
         tailor_environment(site, options())
     check_records(site)
@@ -661,7 +663,7 @@ def test_an_interrupted_second_cut_of_a_library_with_two_names(
             raise KeyboardInterrupt
         disk.sync_folder(folder)
 
-    monkeypatch.setattr(environment, "sync_folder", interrupted)
+    monkeypatch.setattr(in_place, "sync_folder", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tailor_environment(site, options("9.0", processes=1))
     assert first.samefile(second)

@@ -1,0 +1,181 @@
+"""What is cut and left out in an environment, and the work on each library."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchtailor.artifact.artifact import open_artifact
+from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.installed import InstalledDistribution, installed_in, owners_by_file
+from torchtailor.artifact.libraries import is_placeholder, is_shared_name
+from torchtailor.artifact.sites import active_environment, project_environment
+from torchtailor.disk import give_to, sync_folder
+from torchtailor.errors import NoMatchError
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.delta import write_delta
+from torchtailor.tailoring.journal import STATE_FOLDER
+from torchtailor.tailoring.libraries import LibraryJob, is_library
+from torchtailor.tailoring.packs import folder_name, pack_folder, pack_place
+from torchtailor.tailoring.tree import InstalledTree, is_refused, left_out_of
+from torchtailor.trust import leads_inside
+
+
+def environment_sites(environment: Path | None) -> tuple[Path, ...]:
+    """The site-packages folders of an environment; without one, of the active one, of the project's `.venv`, or of the
+    one that torchtailor runs in."""
+    environment = environment or active_environment() or project_environment(Path.cwd())
+    if environment is None:
+        paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("platlib", "purelib"))
+        return tuple(Path(path) for path in paths)
+    if not environment.exists():
+        raise NoMatchError(f"{environment} does not exist.", "Give the environment's folder: --env .venv")
+    found = open_artifact(environment).site_packages or (environment,)
+    sites = tuple(site for site in found if _has_packages(site))
+    if not sites:
+        raise NoMatchError(
+            f"{environment} holds no installed Python packages.", "Give the environment's folder: --env .venv"
+        )
+    return sites
+
+
+def _has_packages(folder: Path) -> bool:
+    return any(folder.glob("*.dist-info")) or (folder / STATE_FOLDER).is_dir()
+
+
+@dataclass(frozen=True)
+class EnvironmentPlan:
+    """The files of an environment and whose they are, and those that rules leave out."""
+
+    site: Path
+    tree: InstalledTree
+    found: Mapping[str, tuple[InstalledDistribution, ...]]
+    dropped: Mapping[str, DroppedFile]
+    kept: tuple[DroppedFile, ...]  # of NVIDIA's packages, for want of --nvidia
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, site: Path, options: Cut) -> EnvironmentPlan:
+        owners = owners_by_file(installed_in(site))
+        found = {
+            name: owners[name]
+            for name in sorted(owners)
+            if (site / name).is_file() and not (is_shared_name(name) and is_placeholder(site / name))
+        }
+        sizes = {name: (site / name).lstat().st_size for name in found}
+        tree = InstalledTree(site, sizes, owners)
+        left_out = left_out_of(tree, options)
+        dropped = left_out.files
+        root = site.resolve()
+        outside = [name for name in dropped if root not in (folder := (site / name).parent.resolve(), *folder.parents)]
+        notes = tuple(f"{name} stays: it is outside of the environment, behind a symbolic link." for name in outside)
+        kept = tuple(left_out.refused.values())
+        return cls(site, tree, found, {name: dropped[name] for name in dropped if name not in outside}, kept, notes)
+
+
+def place_jobs(plan: EnvironmentPlan, state: Path, options: Cut) -> tuple[list[PlaceJob], list[LibraryResult]]:
+    """The libraries to cut, and those that cannot be replaced."""
+    site = plan.site
+    root, device = site.resolve(), site.stat().st_dev
+    jobs: list[PlaceJob] = []
+    skipped: list[LibraryResult] = []
+    found = {name: owners for name, owners in plan.found.items() if name not in plan.dropped}
+    links = _second_names(site, found)
+    second_names = {name for names in links.values() for name in names}
+    for name, owners in found.items():
+        path = site / name
+        if name in second_names or not is_library(path):
+            continue
+        size = path.stat().st_size
+        folder = path.parent.resolve()
+        if root not in (folder, *folder.parents):
+            reason = "it is outside of the environment, behind a symbolic link"
+            skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
+        elif folder.stat().st_dev != device:
+            reason = "it is on another file system than site-packages"
+            skipped.append(LibraryResult.not_read(LibraryStatus.SKIPPED, name, size, reason))
+        else:
+            jobs.append(
+                PlaceJob(
+                    name,
+                    size,
+                    path,
+                    state / "staging" / str(len(jobs)) / path.name,
+                    options,
+                    is_refused(plan.tree, name),
+                    pack_place(site, name, options, pack_folder(folder_name(owners[0].metadata.name))),
+                    owners,
+                    state / "removed" if options.keep_removed else None,
+                    stamp_of(path),
+                    tuple((other, found[other]) for other in links.get(name, ())),
+                )
+            )
+    return jobs, skipped
+
+
+def _second_names(site: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """By its first name, the other names of a file: hard links, and symbolic ones that stay inside."""
+    by_file: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        place = site / name
+        if not place.is_symlink() or leads_inside(site, place):  # else it is in the cache of an installer
+            status = place.stat()
+            by_file.setdefault((status.st_dev, status.st_ino), []).append(name)
+    several = (sorted(group, key=lambda name: (site / name).is_symlink()) for group in by_file.values() if group[1:])
+    return {group[0]: group[1:] for group in several if not (site / group[0]).is_symlink()}
+
+
+@dataclass(frozen=True)
+class PlaceJob(LibraryJob):
+    """One installed library: cut into the staging folder; what is needed to restore it goes to `removed`. Its pack is
+    where it will be in the environment."""
+
+    owners: tuple[InstalledDistribution, ...] = ()
+    removed: Path | None = None
+    seen: tuple[int, ...] = ()  # what tells whether somebody replaced it
+    second_names: tuple[tuple[str, tuple[InstalledDistribution, ...]], ...] = ()  # links to it, and whose they are
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers do not need the owners' tables of files."""
+        return {**self.__dict__, "owners": (), "second_names": ()}
+
+    @property
+    def packages(self) -> list[str]:
+        """The names of the .dist-info folders whose RECORD lists it."""
+        return [owner.dist_info.name for owner in self.owners]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file still is the one that was found: an installer may replace it meanwhile."""
+        try:
+            return stamp_of(self.source) == self.seen
+        except OSError:
+            return False
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def stage(job: PlaceJob) -> LibraryResult:
+    """In a worker: cut a library into the staging folder; the environment is not touched."""
+    pack = job.pack
+    if pack and pack.folder and job.options.packs is None:
+        pack = replace(pack, folder=job.target.parent / "pack")
+    result = job.cut(durable=True, pack=pack)
+    if result.status.changed and job.removed and not job.options.dry_run:
+        delta = job.target.with_name("removed")
+        write_delta(job.source, job.target, delta, result.sha256_in)
+        give_to(delta, job.source.lstat())
+        delta.replace(job.removed / removed_name(result))  # two packages may hold the same library
+        sync_folder(job.removed)
+    return result
+
+
+def removed_name(result: LibraryResult) -> str:
+    return f"{result.sha256_in[:24]}-{result.sha256_out[:24]}"

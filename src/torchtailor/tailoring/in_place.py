@@ -1,0 +1,207 @@
+"""Changes an environment in place: each file by one rename, and in the journal before it happens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchtailor.artifact.drops import DroppedFile
+from torchtailor.artifact.installed import InstalledDistribution
+from torchtailor.disk import copy_attributes, give_to, hash_file, sync_folder, write_atomically
+from torchtailor.progress import Progress
+from torchtailor.surgery.cut import Cut
+from torchtailor.surgery.cut_document import CutDocument
+from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.tailoring.delta import write_whole
+from torchtailor.tailoring.environment_plan import EnvironmentPlan, PlaceJob, removed_name, stamp_of
+from torchtailor.tailoring.journal import AddedFile, Change, Journal, reconcile
+from torchtailor.tailoring.left_out import read_chunks, stand_ins
+from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.packs import folder_name, pack_folder, put_hook
+from torchtailor.tailoring.tree import FileState, Gone
+from torchtailor.trust import inside
+
+_RESTORE = "`torchtailor restore`"
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The changes of one run; `known` is what the files are that it has put in place or need no reading."""
+
+    journal: Journal
+    document: CutDocument
+    known: dict[str, FileState | Gone]
+
+    def replace_library(self, job: PlaceJob, staged: LibraryResult) -> LibraryResult:
+        """Put a cut library in place, under all its names."""
+        names = (job.name, *(name for name, _ in job.second_names))
+        for name in names:
+            self.known.pop(name, None)
+        result = self._put(job, staged)
+        if result.status.changed:
+            self.known.update(dict.fromkeys(names, FileState(result.sha256_out, result.size_after)))
+        return result
+
+    def settle(self) -> None:
+        """Bring RECORDs, manifests and the journal in line with the files."""
+        if not reconcile(self.journal, self.known):
+            self.journal.delete()
+
+    def _put(self, job: PlaceJob, result: LibraryResult) -> LibraryResult:
+        if not result.status.changed:
+            return result
+        names = ((job.name, job.owners), *job.second_names)
+        for name, owners in names:
+            if other := _other_hash(name, owners, result.sha256_in):
+                reason = f"its hash is not the one in the RECORD of {other}; reinstall that package"
+                return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
+        if not job.is_unchanged:
+            return _replaced_meanwhile(job)
+        give_to(job.target, job.source.lstat())
+        copy_attributes(job.source, job.target)
+        added = _staged_packs(job, result)
+        rows = tuple(AddedFile(name, hash_file(file), file.stat().st_size) for name, file in added.items())
+        for name, owners in names:
+            self.journal.add(replace(_change(job, name, owners, result, self.document), added=rows))
+        for name, file in added.items():
+            place = inside(self.journal.site, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            give_to(file, job.source.lstat())
+            file.replace(place)
+            sync_folder(place.parent)
+        if not job.is_unchanged:  # the journal took a while; what it says of this file is dropped at the end
+            return _replaced_meanwhile(job)
+        job.target.replace(job.source)  # never written into: other names of the old file (uv's cache) keep their bytes
+        for name, _ in job.second_names:
+            link_again(job.source, self.journal.site / name, self.journal.staging)
+        for folder in {(self.journal.site / name).parent for name, _ in names}:
+            sync_folder(folder)
+        return result
+
+    def leave_out(self, plan: EnvironmentPlan, options: Cut, progress: Progress) -> tuple[list[DroppedFile], list[str]]:
+        """Leave out what the rules name; returns these files, and why others stay."""
+        changes: dict[str, tuple[Change, tuple[int, ...]]] = {}
+        notes: list[str] = []
+        stays = [name for name in plan.found if name not in plan.dropped]
+        stubs = stand_ins(plan.dropped.values(), stays, lambda name: read_chunks(plan.site / name), lambda _: _RESTORE)
+        places: dict[Path, dict[str, int]] = {}
+        for name, file in plan.dropped.items():
+            path, owners = plan.site / name, plan.found[name]
+            seen, sha256 = stamp_of(path), hash_file(path)
+            if other := _other_hash(name, owners, sha256):
+                notes.append(f"{name} stays: its hash is not the one in the RECORD of {other}; reinstall that package.")
+                continue
+            removed = ""
+            if options.keep_removed:
+                removed = f"{sha256[:24]}-{'0' * 24}"
+                staged = self.journal.staging / removed
+                write_whole(path, staged, sha256)
+                give_to(staged, path.lstat())
+                staged.replace(self.journal.removed / removed)
+            for owner in owners:
+                if owner.dist_info not in places:
+                    places[owner.dist_info] = {row.path: place for place, row in enumerate(owner.record)}
+            change = Change(
+                path=name,
+                distributions=tuple(owner.dist_info.name for owner in owners),
+                before=FileState(sha256, path.stat().st_size),
+                after=_stand_in_state(name, stubs.get(name)),
+                removed=removed,
+                options=self.document,
+                library=None,
+                dropped=dropped_json(file),
+                mode=path.stat().st_mode & 0o7777,
+                record_rows={owner.dist_info.name: places[owner.dist_info][owner.files[name].path] for owner in owners},
+                added=_stub_rows(name, stubs.get(name)),
+            )
+            changes[name] = change, seen
+            progress.advance(file.size)
+        if changes:
+            sync_folder(self.journal.removed)
+            self.journal.add(*(change for change, _ in changes.values()))
+        gone = []
+        for name, (change, seen) in changes.items():
+            if stamp_of(plan.site / name) != seen:  # what the journal says of it is forgotten at the end
+                notes.append(f"{name} stays: it was replaced meanwhile; run the same command again.")
+                continue
+            self.known.pop(name, None)
+            if stub := stubs.get(name):
+                status = (plan.site / name).lstat()
+                mode = change.mode if stub[0] == name else None
+                write_atomically(plan.site / stub[0], stub[1], mode=mode, owner=status, durable=True)
+            if change.after is None:
+                (plan.site / name).unlink()
+            self.known[name] = change.state_after
+            gone.append(plan.dropped[name])
+        for folder in {(plan.site / file.path).parent for file in gone}:
+            sync_folder(folder)
+        return gone, notes
+
+
+def _stand_in_state(name: str, stub: tuple[str, bytes] | None) -> FileState | None:
+    """What is in the place of a library that was left out."""
+    return FileState(hashlib.sha256(stub[1]).hexdigest(), len(stub[1])) if stub and stub[0] == name else None
+
+
+def _stub_rows(name: str, stub: tuple[str, bytes] | None) -> tuple[AddedFile, ...]:
+    """What stands in for a module that was left out, beside it."""
+    if stub is None or stub[0] == name:
+        return ()
+    return (AddedFile(stub[0], hashlib.sha256(stub[1]).hexdigest(), len(stub[1])),)
+
+
+def _other_hash(name: str, owners: Sequence[InstalledDistribution], sha256: str) -> str:
+    """The package whose RECORD has another hash for a file; empty where none has."""
+    for owner in owners:
+        expected = owner.files[name].hash
+        if expected and expected.algorithm == "sha256" and expected.digest.hex() != sha256:
+            return owner.metadata.name
+    return ""
+
+
+def _staged_packs(job: PlaceJob, result: LibraryResult) -> dict[str, Path]:
+    """The pack and the hook of a library, by the path they will have in the environment."""
+    if not result.pack:
+        return {}
+    folder = pack_folder(folder_name(job.owners[0].metadata.name))
+    hook = put_hook(job.target.parent / "hook", job.target)
+    files = {f"{folder}/{hook.name}": hook}
+    if job.options.packs is None and not job.options.no_pack:
+        files[f"{folder}/{result.pack}"] = job.target.parent / "pack" / result.pack
+    return files
+
+
+def _replaced_meanwhile(job: PlaceJob) -> LibraryResult:
+    reason = "it was replaced while it was being cut; run the same command again"
+    return LibraryResult.not_read(LibraryStatus.SKIPPED, job.name, job.size, reason)
+
+
+def _change(
+    job: PlaceJob,
+    name: str,
+    owners: Sequence[InstalledDistribution],
+    result: LibraryResult,
+    options: CutDocument,
+) -> Change:
+    return Change(
+        path=name,
+        distributions=tuple(owner.dist_info.name for owner in owners),
+        before=FileState(result.sha256_in, result.size_before),
+        after=FileState(result.sha256_out, result.size_after),
+        removed=removed_name(result) if job.removed else "",
+        options=options,
+        library=library_json(replace(result, path=name)),
+        same_as=job.name if name != job.name else None,
+    )
+
+
+def link_again(file: Path, name: Path, staging: Path) -> None:
+    """Make a second name of a file one of its new content; a symbolic link leads there already."""
+    if name.is_symlink():
+        return
+    beside = staging / f"{name.name}.link"
+    beside.unlink(missing_ok=True)
+    beside.hardlink_to(file)
+    beside.replace(name)
