@@ -150,20 +150,18 @@ def check_known(output: str) -> None:
 def compile_hook(python: Path) -> None:
     print("compiling the workload hook", flush=True)
     tool = [str(python), str(ROOT / "tools" / "build_hook.py")]
-    done = run([*tool, "--system"])
-    if done.returncode:
-        print("this machine's C compiler cannot be used; installing ziglang (90 MB)", flush=True)
-        try:
-            install(python, "-r", str(LOCKS / "hook.txt"))
-        except SetUpError as error:
-            why = f"{error} {error.hint}"
-        else:
-            done = run([*tool, "--arch", platform.machine()])
-            why = done.stdout.strip()
-    if done.returncode:
-        print(
-            f"There is no workload hook, so `record`, `--workload` and their tests do not run. {why}", file=sys.stderr
-        )
+    if not run([*tool, "--system"]).returncode:
+        return
+    print("this machine's C compiler cannot be used; installing ziglang (90 MB)", flush=True)
+    try:
+        install(python, "-r", str(LOCKS / "hook.txt"))
+        done = run([*tool, "--arch", platform.machine()])
+        why = done.stdout.strip() if done.returncode else ""
+    except SetUpError as error:
+        why = f"ziglang cannot be installed. {error}"
+    if why:
+        print(f"There is no workload hook; `record`, `--workload` and their tests do not run: {why}", file=sys.stderr)
+        print("       Install a C compiler, then run `python3 tools/build_hook.py --system`.", file=sys.stderr)
 
 
 def with_caches(environment: "dict[str, str]") -> "dict[str, str]":
