@@ -230,6 +230,7 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=[situation.name for situation in SITUATIONS], help="one thing that is missing"
     )
+    parser.add_argument("--prepare", action="store_true", help="only make the bare systems")
     parser.add_argument("--systems", type=Path, default=Path("/var/cache/torchtailor-bare"), help="where they are kept")
     options = parser.parse_args()
     if os.geteuid() or not shutil.which("debootstrap"):
