@@ -12,7 +12,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,19 @@ _PYTHONS = {"PYENV_ROOT": _HOME / ".pyenv", "UV_PYTHON_INSTALL_DIR": _DATA / "uv
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long texts are numbered, not spelled out: nobody reads them, and those of random bytes differ between workers."""
     return argname if isinstance(val, bytes | str) and len(val) > 120 else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """A test that uses the workload hook of a machine for which none was compiled is skipped."""
+    from torchtailor.errors import EnvironmentProblem
+
+    try:
+        return (yield)
+    except EnvironmentProblem as error:
+        if "has no workload hook" in error.message:
+            pytest.skip(error.message)
+        raise
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

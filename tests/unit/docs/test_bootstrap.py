@@ -68,7 +68,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_older_pythons_can_read_that_they_are_too_old(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = Path(_BOOTSTRAP.__file__).read_text("utf-8")
+    text = (_BOOTSTRAP.ROOT / "tools" / "bootstrap.py").read_text("utf-8")
     ast.parse(text, feature_version=(3, 6))
     assert "from __future__" not in text  # 3.6 does not know annotations
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
@@ -125,7 +125,8 @@ def test_an_interrupted_run_is_begun_again(
         made.append(folder)
         (folder / "bin").mkdir(parents=True, exist_ok=True)
         (folder / ".unfinished").unlink(missing_ok=True)
-        (folder / "bin" / "python").symlink_to("/bin/true") if not (folder / "bin" / "python").exists() else None
+        (folder / "bin" / "python").unlink(missing_ok=True)
+        (folder / "bin" / "python").symlink_to("/bin/true")
 
     def install(python: Path, *what: str) -> None:
         installed.append(Path(what[-1]).name)
