@@ -30,13 +30,19 @@ name=bare
 [ -n "$suite" ] || fail "name a SUITE: this system has no codename"
 find_mirror
 if [ -e "$root/.bare" ]; then
-    made=$(cat "$root/.bare")
-    [ "$made" = "$suite $packages" ] || fail "$root is another system ($made): remove it, or name another folder"
+    is=$(cat "$root/.bare")
+    [ "$is" = "$suite $packages" ] || fail "$root is another system ($is): remove it, or name another folder"
     say "$root is there already"
     exit 0
 fi
 
+# An interrupted run leaves no half of a system under its name.
+made=$root
+[ ! -e "$made" ] || run rmdir "$made" || fail "$made is in the way: it is not empty"
+root=$made.part
+run rm -rf --one-file-system "$root"
 bootstrap "$suite" --include="$packages"
 run rm -rf "$root/var/cache/apt/archives"
 [ -n "$dry" ] || printf '%s\n' "$suite $packages" > "$root/.bare"
-say "$root is a bare $suite"
+run mv "$root" "$made"
+say "$made is a bare $suite"
