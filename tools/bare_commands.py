@@ -126,11 +126,10 @@ class System:
         home = HOMES[account]
         clone = clone or f"{home}/{CLONE}"
         script = f'set -e\nexport HOME={home}\n{prepare}\ncd "$1"\nexec runuser -u {account} -- sh -c "$2"'
-        line = ["sh", "-c", 'name=bare root=$1; shift; . "$0"; enter "$@"', str(TOOLS / "debian.sh"), str(self.folder)]
         variables = {**os.environ, "namespaces": f"--pid --fork --kill-child {namespaces}"}
         before, began = received(), time.monotonic()
         with subprocess.Popen(
-            [*line, "sh", "-c", script, "sh", clone, command],
+            [*entering(self.folder), "sh", "-c", script, "sh", clone, command],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env=variables,
         ) as process:  # fmt: skip
@@ -142,14 +141,19 @@ class System:
         return Outcome(process.returncode, "".join(lines), time.monotonic() - began, received() - before)
 
 
+def entering(folder: Path) -> list[str]:
+    """`enter` of tools/debian.sh, before the command."""
+    return ["sh", "-c", 'name=bare root=$1; shift; . "$0"; enter "$@"', str(TOOLS / "debian.sh"), str(folder)]
+
+
 def prepare(systems: Path, suite: str) -> Path:
-    """The bare system of a release, made if it is not there."""
+    """The bare system of a release, made if it is not there, in which commands can be run."""
     systems.mkdir(parents=True, exist_ok=True)
-    if subprocess.run(
-        [str(TOOLS / "bare.sh"), str(systems / suite), suite, "--with", PACKAGES], check=False
-    ).returncode:
-        raise CannotTellError(f"{systems / suite} could not be made.")
-    return systems / suite
+    bare = systems / suite
+    for line in ([str(TOOLS / "bare.sh"), str(bare), suite, "--with", PACKAGES], [*entering(bare), "true"]):
+        if subprocess.run(line, check=False).returncode:
+            raise CannotTellError(f"{bare} cannot be made or entered; see above.")
+    return bare
 
 
 @contextlib.contextmanager
@@ -187,7 +191,7 @@ def run_commands(systems: Path, suite: str, account: str, commands: tuple[str, .
             outcome = made.run(command, account)
             say(
                 f"{suite}, {account}: {command}: {'passed' if not outcome.status else f'exit {outcome.status}'}, "
-                f"{outcome.seconds:.0f} s, {outcome.received / 1e6:.0f} MB"
+                f"{outcome.seconds:.0f} s, {outcome.received / 1e6:.0f} MB received by this machine"
             )
             if outcome.status:
                 return False
