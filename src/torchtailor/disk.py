@@ -227,7 +227,34 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
         _intact.add(identity, sha256)
 
 
+def is_intact(path: Path, sha256: str) -> bool:
+    """Whether a plain file, which nobody changes, is there and has this hash."""
+    try:
+        with plain_file(path) as descriptor:
+            check_intact(path, sha256, descriptor)
+    except (OSError, DamagedFileError):
+        return False
+    return True
+
+
 # Files
+
+
+@contextmanager
+def plain_file(path: Path) -> Iterator[int]:
+    """Open a file that may come from elsewhere: a link, pipe, device or folder in its place is damage."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise DamagedFileError(path) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DamagedFileError(path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

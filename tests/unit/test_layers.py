@@ -18,9 +18,9 @@ ROOT = Path(torchtailor.__file__).parent
 
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
-    {"version", "errors", "progress", "format", "cgroups"},
+    {"version", "errors", "progress", "format", "cgroups", "urls"},
     {"disk", "trust", "extras", "processes"},
-    {"binary", "catalog", "templates"},
+    {"binary", "catalog", "store", "templates"},
     {"wheels", "variants"},
     {"licences"},
     {"gpucode"},

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
+from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key, parse_gpu
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
@@ -46,12 +46,12 @@ class CutWheel(msgspec.Struct, frozen=True, tag="cut"):
 
     sha256: str
     filename: str
-    gpu: str  # its compute capability
+    gpu: str  # its compute capability; `none`: for machines without one
     options: CutOptions
 
     @property
-    def capability(self) -> Capability:
-        return Capability.parse(self.gpu)
+    def capability(self) -> Capability | None:
+        return parse_gpu(self.gpu)
 
     @property
     def key(self) -> str:
@@ -112,14 +112,24 @@ class JobContext:
     progress: BuildProgress = field(default_factory=NoBuildProgress)
     processes: int = 2  # that cut the libraries of one wheel
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
+    addresses: dict[str, WheelAddress] = field(default_factory=dict, init=False)  # that they came from
     cuts: dict[str, WheelCut | None] = field(default_factory=dict, init=False)  # by key; None: no code runs there
 
-    def find(self, sha256: str, filename: str) -> Path:
-        """A wheel that was fetched, by this build or an earlier one."""
-        path = self.fetched.get(sha256) or self.cache.find(sha256, filename)
+    def locate(self, sha256: str, filename: str) -> Path:
+        """A wheel that was fetched, by this build or an earlier one; it may be damaged."""
+        path = self.fetched.get(sha256) or self.cache.locate(sha256, filename)
         if path is None:
             raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
         return path
+
+    def find(self, sha256: str, filename: str) -> Path:
+        """The same of a wheel whose bytes are used: one of the cache that is damaged is fetched again."""
+        path = self.locate(sha256, filename)
+        if not path.is_relative_to(self.cache.root) or self.cache.find(sha256, filename) is not None:
+            return path
+        if sha256 in self.addresses:
+            fetch_all([FetchWheel(self.addresses[sha256])], self)
+        return self.locate(sha256, filename)
 
     def without(self, damaged: DamagedFileError) -> CheckFailedError:
         """Remove a damaged file from the cache, so that the next build makes or fetches it again."""
@@ -144,17 +154,20 @@ def fetch_all(jobs: Sequence[FetchWheel], context: JobContext) -> Mapping[str, F
     with disk_errors(context.cache.root, unchanged="Finished downloads are kept."):
         fetched = context.downloader.fetch([job.wheel for job in jobs], context.progress)
     context.fetched |= {item.sha256: item.path for item in fetched.values()}
+    context.addresses |= {item.sha256: item.file for item in fetched.values()}
     return fetched
 
 
 def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
     """Cut one wheel for several GPUs in one pass; GPUs that none of its code runs on are left out."""
     first = jobs[0]
-    path = context.find(first.sha256, first.filename)
+    path = context.locate(first.sha256, first.filename)
     project = WheelName.parse(Path(first.filename)).project
 
-    def before_cut(gpus: Sequence[Capability]) -> None:
-        context.progress.stage(f"Cutting {project} for {', '.join(map(str, gpus))}")
+    def before_cut(gpus: Sequence[Capability | None]) -> None:
+        context.find(first.sha256, first.filename)
+        names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
+        context.progress.stage(f"Cutting {project} for {names}")
 
     cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
     gpus = [job.capability for job in jobs]
@@ -194,10 +207,11 @@ def packed_entries(job: PackWheelhouse, context: JobContext) -> tuple[Wheelhouse
 
 def _entries(wheel: WheelToPack, context: JobContext) -> Iterator[WheelhouseEntry]:
     """A wheel as it is, cut, or split in two."""
-    path = context.find(wheel.sha256, wheel.filename)
+    path = context.locate(wheel.sha256, wheel.filename)
     stock = StockWheel(path, wheel.filename, wheel.sha256, wheel.size, wheel.url)
     cut = _cut(wheel.cut, context) if wheel.cut else None
     if cut is None or not cut.changed:
+        path = context.find(wheel.sha256, wheel.filename)
         yield WheelhouseEntry(
             path, wheel.filename, wheel.sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
         )

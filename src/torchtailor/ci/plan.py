@@ -25,10 +25,10 @@ from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.objects import own_objects
-from torchtailor.farm.store import check_store
 from torchtailor.farm.where import HERE, Where, parse_where
-from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
+from torchtailor.store import check_store
+from torchtailor.urls import redact
 from torchtailor.variants import Variant
 from torchtailor.variants.select import is_glob, unmatched
 from torchtailor.version import __version__

@@ -26,6 +26,7 @@ def command(
     recompress: options.Recompress = False,
     keep_ptx: options.KeepPtx = False,
     split: options.Split = False,
+    gpu: options.NoGpu = None,
     index_url: options.IndexUrl = None,
     extra_index_url: options.ExtraIndexUrl = None,
     find_links: options.FindLinks = None,
@@ -43,6 +44,7 @@ def command(
     from torchtailor.backends.install import plan_install
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._progress import BuildDisplay
+    from torchtailor.wheels.name import NO_GPU_LABEL
 
     planned = plan_install(
         variant,
@@ -55,6 +57,7 @@ def command(
         recompress=recompress,
         keep_ptx=keep_ptx,
         split=split,
+        without_gpu=options.without_gpu(gpu),
         index_url=index_url,
         extra_index_urls=tuple(extra_index_url or ()),
         find_links=tuple(find_links or ()),
@@ -74,6 +77,8 @@ def command(
         return
     installed = result.installed
     cuda = f"CUDA {installed.cuda}" if installed.cuda else "no CUDA"
+    if result.wheelhouse.torch_version.endswith(NO_GPU_LABEL):
+        cuda += " without GPU code"
     ui.out().print(
         f"Installed torch {installed.version} ({cuda}, Python {installed.python}) into {installed.environment} with "
         f"{installed.installer}; import and matmul test passed.",

@@ -24,9 +24,10 @@ from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlun
 import urllib3
 
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import is_this_machine, redact
+from torchtailor.fetch.locations import is_this_machine
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.trust import whole_number
+from torchtailor.urls import redact
 from torchtailor.version import __version__
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})

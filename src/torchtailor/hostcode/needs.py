@@ -88,7 +88,7 @@ def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
         segment = image.elf.load_at(low)  # the next one may be elsewhere in the file
         limit = min(limit, segment.address + segment.file_size) if segment else limit
         last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
-        code = x86_decode.superset(image.bytes_at(low, int(ends[first:last].max())))
+        code = x86_decode.superset(image.bytes_at(low, int(np.max(ends[first:last]))))
         places: list[int] = []
         counts: list[int] = []
         for one in range(first, last):

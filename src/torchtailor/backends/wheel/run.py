@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchtailor.backends.cutting import WheelCut
+from torchtailor.backends.cutting import CutOptions, WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
     FetchWheel,
@@ -25,10 +25,10 @@ from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan
 from torchtailor.catalog import Method
 from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.fetch.download import Fetched
-from torchtailor.fetch.locations import without_login
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
+from torchtailor.urls import without_login
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 from torchtailor.wheelhouse.variants_index import write_variants_index
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
@@ -64,12 +64,12 @@ Cuts = Mapping[str, WheelCut | None]  # that are done, by the keys of their jobs
 def cut_jobs(plan: WheelPlan, fetched: Mapping[str, Fetched], cuts: Cuts) -> Iterator[list[CutWheel]]:
     """For each wheel, the cuts for all GPUs that need it; those of torch are made when all others are done."""
     for of_torch in (False, True):
-        wanted: dict[str, dict[str, CutWheel]] = {}
+        wanted: dict[tuple[str, CutOptions], dict[str, CutWheel]] = {}
         for variant in plan.plans:
             for wheel in variant.wheels:
                 of_this = (wheel.name == "torch") is of_torch
                 if of_this and (job := _cut_job(variant, wheel, fetched, plan.options, cuts)):
-                    wanted.setdefault(wheel.file.url, {})[job.gpu] = job
+                    wanted.setdefault((wheel.file.url, job.options), {})[job.gpu] = job
         for jobs in wanted.values():
             yield list(jobs.values())
 
@@ -92,7 +92,9 @@ def pack_job(variant: VariantPlan, fetched: Mapping[str, Fetched], options: Whee
 
 def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseDescription:
     """What the manifest says of a variant."""
-    details = {"options": options.to_json(), "gives": variant.gives}
+    details: dict[str, object] = {"options": options.to_json(), "gives": variant.gives}
+    if variant.without_gpu:
+        details["without_gpu"] = True
     gpu = variant.variant.gpu
     packs = (gpu.capability.sm,) if options.split and gpu else ()
     requested = tuple(
@@ -108,13 +110,13 @@ WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with -
 def _cut_job(
     variant: VariantPlan, wheel: PlannedWheel, fetched: Mapping[str, Fetched], options: WheelOptions, cuts: Cuts
 ) -> CutWheel | None:
-    gpu = variant.variant.gpu
+    gpu = variant.cut_for
     if wheel.treatment is not Treatment.CUT or gpu is None:
         return None
-    cut = options.cut_options
-    if options.split and wheel.name == "torch":
+    cut = options.cut_options_for(gpu)
+    if cut.split and wheel.name == "torch":
         cut = replace(cut, also=tuple(_with_packs(variant, fetched, options, cuts)))
-    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, str(gpu.capability), cut)
+    return CutWheel(fetched[wheel.file.url].sha256, wheel.file.filename, gpu, cut)
 
 
 def _with_packs(
@@ -180,7 +182,7 @@ class _Run:
         began = time.monotonic()
         size = 0
         for jobs in cut_jobs(self._plan, fetched, self._context.cuts):
-            stock = self._context.find(jobs[0].sha256, jobs[0].filename).stat().st_size
+            stock = self._context.locate(jobs[0].sha256, jobs[0].filename).stat().st_size
             size += sum(stock for cut in cut_all(jobs, self._context) if not cut.from_cache)
         self._measure(CUT_KEY, size, began)
 
