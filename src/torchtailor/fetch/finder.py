@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -14,13 +15,14 @@ from packaging.utils import canonicalize_name
 from torchtailor.errors import NetworkError, TorchtailorError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError, worker_threads
-from torchtailor.fetch.locations import IndexLocation, LocationKind
+from torchtailor.fetch.locations import IndexLocation, LocationKind, redact
 from torchtailor.fetch.metadata import Facts, FactsReader
 from torchtailor.fetch.pages import ACCEPT, JSON_TYPE, WheelFile, list_folder, parse_page
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.fetch.target import Target
 from torchtailor.trust import Limit, read_limited
 
+_log = logging.getLogger(__name__)
 _PARALLEL = 8
 
 
@@ -160,6 +162,7 @@ class Finder:
             self._unreachable[host] = error
             raise
         if answer.status == 304 and kept:
+            _log.debug("the page that was kept of %s is current", redact(url))
             return kept
         if answer.status != 200:
             return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -17,10 +19,12 @@ from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.releases import Method
 from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
+from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
 from torchtailor.recipes.nixlog import NixLog, NixProgress
 
+_log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
 
 
@@ -97,6 +101,7 @@ def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> Ni
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
     began = time.monotonic()
+    _log.info("running %s in %s", redact(shlex.join(job.command)), job.folder)
     try:
         process = subprocess.Popen(
             ending_with_us(job.command),
