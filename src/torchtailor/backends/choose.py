@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchtailor.catalog import Catalog, Dotted, Method
+from torchtailor.catalog import WHEEL, Catalog, Dotted
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.host.pythons import running_python
 from torchtailor.variants import Matrix, Variant, coverage, select
@@ -35,7 +35,7 @@ def choose(
     release: str | None = None,
     python: str | None = None,
     cuda: str | None = None,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     glob_release: str | None = None,
 ) -> tuple[VariantChoice, ...]:
     """The variants that the selectors name; a name that several releases share may fall back to an older one.
@@ -67,7 +67,7 @@ class _Chooser:
     release: str | None
     python: str | None
     cuda: Dotted | None
-    method: Method
+    method: str
     glob_release: str | None
 
     def matching(self, glob: str) -> list[VariantChoice]:
@@ -82,8 +82,7 @@ class _Chooser:
         if not found:
             which = f" with CUDA {self.cuda}" if self.cuda else ""
             raise NoMatchError(
-                f"No variant of release {release}{which} that can be built with --via {self.method.value} matches "
-                f"{glob!r}.",
+                f"No variant of release {release}{which} that can be built with --via {self.method} matches {glob!r}.",
                 f"`torchtailor matrix {glob!r}` lists the variants; --release selects another release.",
             )
         return [VariantChoice(variant, optional=len(found) > 1) for variant in found]
@@ -116,7 +115,7 @@ class _Chooser:
         if answer.best is None:
             hint = answer.alternatives[0].text if answer.alternatives else "`torchtailor recommend` explains."
             raise NoMatchError(
-                f"No variant that can be built with --via {self.method.value} fits this machine: {answer.machine}.",
+                f"No variant that can be built with --via {self.method} fits this machine: {answer.machine}.",
                 hint,
             )
         best = self.matrix.resolve(
@@ -134,6 +133,7 @@ class _Chooser:
 
         if best.gpu is None:
             situation = situation.on(())
+        method = self.matrix.catalog.method(self.method)
         older = [
             variant
             for variant in self.matrix.variants(None, best.python)
@@ -141,7 +141,7 @@ class _Chooser:
             and variant.unique_name != best.unique_name
             and variant.release.version <= best.release.version
             and (variant.build.cuda is None) == (best.build.cuda is None)
-            and isinstance(judge(situation, variant, self.method), Candidate)
+            and isinstance(judge(situation, variant, method), Candidate)
         ]
         older.sort(
             key=lambda variant: (variant.release.version, variant.build.cuda or variant.release.version), reverse=True

@@ -24,7 +24,7 @@ from torchtailor.backends.source.output import SourceOutput
 from torchtailor.backends.source.runner import SourceBuilder, of_tree
 from torchtailor.backends.source.tables import FileKind
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, source_files
-from torchtailor.catalog import Capability, Catalog, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog
 from torchtailor.disk import disk_errors, locked, staging_folder, work_folder
 from torchtailor.errors import BuildFailedError, EnvironmentProblem
 from torchtailor.farm.jobs import (
@@ -158,7 +158,7 @@ def _hits(compiled: Compiled) -> dict[str, int]:
 
 
 def _request(spec: SourceSpec, bench: CompileBench, *, source: str, out: Path) -> SourceRequest:
-    variant = Matrix(bench.catalog).resolve(spec.variant, via=Method.SOURCE).variant
+    variant = Matrix(bench.catalog).resolve(spec.variant, via=SOURCE).variant
     options = SourceOptions(
         source=source or None,
         profile=spec.profile,

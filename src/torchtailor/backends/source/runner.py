@@ -32,7 +32,7 @@ from torchtailor.backends.source.progress import COMPILER_KEY, SourceProgress, l
 from torchtailor.backends.source.tables import BlasLibrary, Tables, load_tables
 from torchtailor.backends.source.toolchain import asked_compiler
 from torchtailor.backends.source.tree import SourceOrigin, SourceTree, TorchSource, fetch, known_version, knows_gpu
-from torchtailor.catalog import Capability, Catalog, Dotted, Method
+from torchtailor.catalog import SOURCE, Capability, Catalog, Dotted
 from torchtailor.disk import existing_parent, locked
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.host.probe import LiveProbe, Probe
@@ -328,7 +328,7 @@ class SourceBuilder:
             row = {"torch": space.tree.version, COMPILER_KEY: space.compiler, **configuration.to_json()}
             attempt: BuildAttempt | None = None
             try:
-                with self.ledger.attempt(name, Method.SOURCE, options=options, configuration=row) as running:
+                with self.ledger.attempt(name, SOURCE, options=options, configuration=row) as running:
                     path = self.folders.logs / f"{running.number:05d}-{name}.log"
                     running.log = str(path)
                     with Log(path) as log:

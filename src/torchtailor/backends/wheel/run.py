@@ -22,7 +22,7 @@ from torchtailor.backends.jobs import (
 )
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
-from torchtailor.catalog import Method
+from torchtailor.catalog import WHEEL
 from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.fetch.download import Fetched
 from torchtailor.index.variants import VariantLabel
@@ -99,7 +99,7 @@ def describe_variant(variant: VariantPlan, options: WheelOptions) -> WheelhouseD
         f"{name}[{','.join(sorted((*extras, *packs)))}]" if extras or packs else name
         for name, extras in {"torch": (), **options.companion_extras}.items()
     )
-    return WheelhouseDescription.of(variant.variant, Method.WHEEL, details, build=variant.label, requested=requested)
+    return WheelhouseDescription.of(variant.variant, WHEEL, details, build=variant.label, requested=requested)
 
 
 WHY_NOT_CUT = {Treatment.NEEDS_NVIDIA_OPTION: "NVIDIA's licence: cut only with --nvidia"}
@@ -135,7 +135,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         for variant in plan.plans:
             ended[variant.name] = attempts.enter_context(ExitStack())
             attempt = ledger.attempt(
-                variant.name, Method.WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
+                variant.name, WHEEL, options=plan.options.to_json(), configuration=configuration_of(variant)
             )
             running[variant.name] = ended[variant.name].enter_context(attempt)
         work = _Run(plan, context, running)
