@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -237,23 +235,6 @@ def is_intact(path: Path, sha256: str) -> bool:
     except (OSError, DamagedFileError):
         return False
     return True
-
-
-@cache
-def code_digest(*parts: str) -> str:
-    """A hash of torchtailor's own code and data in these packages and modules.
-
-    It is part of the key of kept results, so that those of other code are never taken.
-    """
-    package = Path(str(files("torchtailor")))
-    hasher = hashlib.sha256()
-    for part in parts:
-        place = package / part
-        paths = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for path in paths:
-            if not path.is_dir() and path.suffix != ".pyc":
-                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return hasher.hexdigest()
 
 
 # Files

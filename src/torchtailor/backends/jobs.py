@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
-from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
+from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key, parse_gpu
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
@@ -24,6 +23,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -46,12 +46,12 @@ class CutWheel(msgspec.Struct, frozen=True, tag="cut"):
 
     sha256: str
     filename: str
-    gpu: str  # its compute capability
+    gpu: str  # its compute capability; `none`: for machines without one
     options: CutOptions
 
     @property
-    def capability(self) -> Capability:
-        return Capability.parse(self.gpu)
+    def capability(self) -> Capability | None:
+        return parse_gpu(self.gpu)
 
     @property
     def key(self) -> str:
@@ -78,8 +78,8 @@ class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
 
     @property
     def key(self) -> str:
-        """Of all wheels in it, of the description and of this version."""
-        inputs = [torchtailor.__version__, *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
+        """Of all wheels in it, of the description and of this code."""
+        inputs = [code_key(), *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
         return hashlib.sha256("\n".join(inputs).encode() + encode_job(self)).hexdigest()
 
 
@@ -164,9 +164,10 @@ def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ..
     path = context.locate(first.sha256, first.filename)
     project = WheelName.parse(Path(first.filename)).project
 
-    def before_cut(gpus: Sequence[Capability]) -> None:
+    def before_cut(gpus: Sequence[Capability | None]) -> None:
         context.find(first.sha256, first.filename)
-        context.progress.stage(f"Cutting {project} for {', '.join(map(str, gpus))}")
+        names = ", ".join(str(gpu) if gpu else "machines without a GPU" for gpu in gpus)
+        context.progress.stage(f"Cutting {project} for {names}")
 
     cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
     gpus = [job.capability for job in jobs]

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-import torchtailor
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog
@@ -33,6 +32,7 @@ from torchtailor.store import check_store
 from torchtailor.urls import redact
 from torchtailor.variants import Variant
 from torchtailor.variants.select import is_glob, unmatched
+from torchtailor.version import __version__
 
 _BRANCH = re.compile(r"[\w./+@#-]*")
 _PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
@@ -219,7 +219,7 @@ class CiPlan:
         found += self._cluster_warnings()
         if not self.options.package and not _from_index():
             found.append(
-                f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
+                f"Its jobs install torchtailor {__version__} from the package index, and this one is not "
                 "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
             )
         return tuple(found)
@@ -296,7 +296,7 @@ class CiPlan:
         extras |= {"publish"} if self.options.publish else set()
         if self.package_path:
             return f"{self.options.package}[{','.join(sorted(extras))}]"
-        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", extras)
+        return _with_extras(self.options.package or f"torchtailor=={__version__}", extras)
 
     @property
     def package_path(self) -> str:
@@ -579,7 +579,7 @@ def _from_index() -> bool:
         found = distribution("torchtailor")
     except PackageNotFoundError:
         return False
-    version = Version(torchtailor.__version__)
+    version = Version(__version__)
     return found.read_text("direct_url.json") is None and not version.is_devrelease and version.local is None
 
 

@@ -143,6 +143,14 @@ class TailoredInput(Struct):
     useless_for_target: bool
     notes: list[str]
     libraries: list[TailoredLibrary]
+    stand_ins: (
+        Annotated[list[Open], Meta(description="for NVIDIA's libraries, with --gpu none: path, symbols, size, sha256")]
+        | UnsetType
+    ) = UNSET
+    changed_requirements: (
+        Annotated[dict[str, str | None], Meta(description="what is left of each without a GPU; null: nothing")]
+        | UnsetType
+    ) = UNSET
     pack_wheels: Annotated[list[Open], Meta(description="of a split: path, target, size, sha256")] | UnsetType = UNSET
 
 
@@ -317,6 +325,7 @@ class PlannedVariantDocument(Struct):
     python: str
     arch: str
     gpu: str | None
+    without_gpu: Annotated[bool, Meta(description="from a CUDA build, whose GPU code is removed")]
     gives: str
     other_methods: list[str]
     notes: list[str]
@@ -458,6 +467,7 @@ class FarmCheckDocument(Struct):
     on: str
     store: str
     objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
+    warning: Annotated[str, Meta(description="who can use the cluster without keys; empty: nobody on other machines")]
     workers: list[WorkerCheckDocument]
 
 

@@ -12,9 +12,7 @@ _INDEXES = "Where wheels come from (--via wheel)"
 _SOURCE = "From source (--via source)"
 _FARM = "On many machines"
 
-Via = Annotated[
-    str, typer.Option(metavar="METHOD", help="The build method: wheel, source, nix, or one of torchtailor.toml.")
-]
+Via = Annotated[str, typer.Option(metavar="wheel|source|nix", help="The build method.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="The folder of the wheelhouses.")]
 Release = Annotated[str | None, typer.Option(help="PyTorch release: 2.15, 2.10.0, main, cuda-13_0.")]
 Python = Annotated[str | None, typer.Option(help="For this Python, such as 3.12 or 3.13t.")]
@@ -29,7 +27,8 @@ SMALLER = "To save more"
 CutGpus = Annotated[
     list[str] | None,
     typer.Option(
-        "--gpu", help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native. Default: TORCH_CUDA_ARCH_LIST."
+        "--gpu",
+        help="Targets: 9.0, sm_90, 8.0,9.0a, 12.0+PTX, 'RTX 4090', native, none. Default: TORCH_CUDA_ARCH_LIST.",
     ),
 ]
 CutNvidia = Annotated[
@@ -121,6 +120,15 @@ Split = Annotated[
         rich_help_panel=_WHEELS,
     ),
 ]
+NoGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="none",
+        help="none: for machines without a GPU, a CUDA build without its GPU code and NVIDIA's packages.",
+        rich_help_panel=_WHEELS,
+    ),
+]
 Glibc = Annotated[str, typer.Option(help="The oldest glibc of the target.", rich_help_panel=_WHEELS)]
 Variants = Annotated[
     bool,
@@ -208,3 +216,16 @@ Ccache = Annotated[
 def listed(words: list[str] | None) -> tuple[str, ...]:
     """The names in options that may be repeated and may hold several, with commas."""
     return tuple(name.strip() for word in words or () for name in word.split(",") if name.strip())
+
+
+def without_gpu(gpu: str | None) -> bool:
+    """What `--gpu` of a build says: the GPU itself is part of a variant's name."""
+    from torchtailor.errors import UsageError
+    from torchtailor.gpucode.targets import NO_GPU
+
+    if gpu is not None and gpu.lower() != NO_GPU:
+        raise UsageError(
+            f"--gpu {gpu!r} is not none: the GPU of a build is part of its variant's name.",
+            "Name a variant such as sm90-avx512, or write --gpu none.",
+        )
+    return gpu is not None

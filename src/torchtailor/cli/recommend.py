@@ -41,7 +41,7 @@ def command(
     ] = None,
     release: Annotated[str | None, typer.Option(help="Only this release: 2.15, cuda-13_0.")] = None,
     via: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Only this build method: wheel (preferred), source, nix.")
+        str | None, typer.Option(metavar="wheel|source|nix", help="Only this build method; wheel is preferred.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

@@ -57,6 +57,7 @@ class FarmCheck:
     on: str
     store: str  # as it is shown, like `objects`, without passwords
     objects: str
+    warning: str  # who else can use it
     workers: tuple[WorkerCheck, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -64,6 +65,7 @@ class FarmCheck:
             "on": self.on,
             "store": self.store,
             "objects": self.objects,
+            "warning": self.warning,
             "workers": [worker.to_json() for worker in self.workers],
         }
 
@@ -86,8 +88,10 @@ def check_farm(
     opened.check_writable()
     if where.kind.is_remote:
         say(f"Waiting for a worker of {where.name}, {human_seconds(where.patience)} at most ...")
-    workers = _this_process(setup) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
-    return FarmCheck(where.name, opened.shown, redact(shared), workers)
+    warning, workers = ("", _this_process(setup)) if where.kind is PlaceKind.PROCESS else _workers(where, setup)
+    if warning:
+        say(f"warning: {warning}")
+    return FarmCheck(where.name, opened.shown, redact(shared), warning, workers)
 
 
 def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
@@ -96,8 +100,8 @@ def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     return (WorkerCheck(THIS_PROCESS, not why, said, describe_worker()),)
 
 
-def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
-    """The first workers that come."""
+def _workers(where: Where, setup: WorkerSetup) -> tuple[str, tuple[WorkerCheck, ...]]:
+    """Who else can use the place, and the first workers that come."""
     wanted = replace(where, workers=1) if where.kind is PlaceKind.CLUSTER else where
     with started(wanted, setup) as engine:
         found: dict[str, WorkerCheck] = {}
@@ -108,4 +112,4 @@ def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
                 usable = news.kind is EventKind.WORKER_JOINED
                 facts = engine.facts.get(news.worker.name, {})
                 found[news.worker.name] = WorkerCheck(news.worker.name, usable, news.text, facts)
-        return tuple(found.values())
+        return engine.warning, tuple(found.values())

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
 from torchtailor.format import counted, human_bytes, printable
 from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
 from torchtailor.report.parts import encoded, whole_page
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.version import __version__
 
 _WIDTH = 600  # of a bar, in units of its drawing
 _LEFT = {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.version import __version__
 
 SCHEMA = 1
 
@@ -23,11 +25,14 @@ def manifest(
     dropped: Iterable[DroppedFile] = (),
     *,
     label: str = "",
+    stand_ins: Sequence[GpuStandIn] = (),
+    changed_requirements: Mapping[str, str | None] | None = None,
 ) -> bytes:
     """The JSON text of a manifest; `label` is that of the version, where it is not the label of the options."""
     settings = options.to_json()
     if label:
         settings["target"]["label"] = label
+    settings |= no_gpu_json(stand_ins, changed_requirements or {})
     return _encode(settings, source, output, map(library_json, libraries), map(dropped_json, dropped))
 
 
@@ -72,6 +77,20 @@ def _encode(
 def dropped_json(file: DroppedFile) -> dict[str, Any]:
     """A file that the output goes without."""
     return {"path": file.path, "rule": file.rule, "size": file.size, **({"code": file.code} if file.code else {})}
+
+
+def no_gpu_json(stand_ins: Sequence[GpuStandIn], changed_requirements: Mapping[str, str | None]) -> dict[str, Any]:
+    """What replaces the packages that are for a GPU only, and what is left of the requirements of them."""
+    rows = [
+        {
+            "path": one.path,
+            "symbols": one.symbols,
+            "size": len(one.content),
+            "sha256": hashlib.sha256(one.content).hexdigest(),
+        }
+        for one in stand_ins
+    ]
+    return _present({"stand_ins": rows, "changed_requirements": dict(changed_requirements)})
 
 
 def library_json(library: LibraryResult) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
-from torchtailor.tailoring.manifest import dropped_json, library_json
+from torchtailor.tailoring.gpu_stand_ins import GpuStandIn
+from torchtailor.tailoring.manifest import dropped_json, library_json, no_gpu_json
 
 COPIED = "Nothing was cut: copied unchanged."
 
@@ -46,6 +48,9 @@ class TailorResult:
     unopened: int = 0  # bytes of large files that the workload never opened
     removed_size: int = 0  # bytes that --keep-removed keeps, for all cuts of the environment
     pack_wheels: tuple[PackWheel, ...] = ()  # of a split
+    stand_ins: tuple[GpuStandIn, ...] = ()  # for NVIDIA's libraries, where no GPU code stays
+    changed_requirements: Mapping[str, str | None] = field(default_factory=dict)  # without a GPU; None: it is gone
+    not_needed: bool = False  # a package that is for a GPU only: there is no output
 
     @property
     def changed(self) -> tuple[LibraryResult, ...]:
@@ -53,8 +58,8 @@ class TailorResult:
 
     @property
     def differs(self) -> bool:
-        """Whether the output is another one than the input: something was cut, or left out."""
-        return bool(self.changed or self.dropped_files)
+        """Whether the output is another one than the input: something was cut, left out or added."""
+        return bool(self.changed or self.dropped_files or self.stand_ins or self.changed_requirements)
 
     @property
     def has_ptx(self) -> bool:
@@ -112,4 +117,5 @@ class TailorResult:
             "dropped_files": [dropped_json(file) for file in self.dropped_files],
             "libraries": [library_json(library) for library in self.libraries],
             **({"pack_wheels": [wheel.to_json() for wheel in self.pack_wheels]} if self.pack_wheels else {}),
+            **no_gpu_json(self.stand_ins, self.changed_requirements),
         }

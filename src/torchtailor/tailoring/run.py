@@ -21,13 +21,13 @@ from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
+from torchtailor.processes import run_all, tidying_up
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.environment import environment_sites, tailor_environment
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
-from torchtailor.tailoring.processes import run_all, tidying_up
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
@@ -210,6 +210,10 @@ def tailor_options(
     """The options for these GPUs (without any, TORCH_CUDA_ARCH_LIST decides); torchtailor.toml may imply --nvidia."""
     catalog = load_catalog()
     targets = read_targets(gpus, catalog, environment, keep_ptx=keep_ptx)
+    if targets.none and (options.get("split") or options.get("workload")):
+        raise UsageError(
+            "--gpu none removes all GPU code: --split and --workload do not go with it.", "Leave one of them out."
+        )
     policy = Policy(targets, catalog.rules, keep_lto=lto)
     return TailorOptions(policy, nvidia=nvidia or catalog.tailor.nvidia, **options)
 
@@ -235,6 +239,11 @@ def tailor_inputs(
         raise UsageError(
             "--split makes new wheels or folders; an environment is not split in place.",
             "Name wheels or a folder, and -o.",
+        )
+    if options.targets.none and in_place:
+        raise UsageError(
+            "--gpu none makes wheels that need no package of NVIDIA's; an environment is not cut in place.",
+            "Name wheels and -o, or use `torchtailor install --gpu none --into FOLDER`.",
         )
     started = time.monotonic()
     if in_place:
@@ -263,6 +272,8 @@ def _tailor_paths(
     paths: Sequence[Path], output: Path | str | None, options: TailorOptions, progress: Progress | None
 ) -> Iterator[TailorResult | TailorFailure]:
     tasks = plan_tasks(paths, output, dry_run=options.dry_run)
+    if options.targets.none and any(task.kind not in (ArtifactKind.WHEEL, ArtifactKind.LIBRARY) for task in tasks):
+        raise UsageError("--gpu none is for wheels and libraries.", "Name the wheels that the folder was made of.")
     place = Path(output) if output is not None and not Path(output).exists() else None
     try:
         yield from _tailor_tasks(tasks, options, progress)

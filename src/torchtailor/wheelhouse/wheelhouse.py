@@ -19,7 +19,6 @@ from typing import Annotated
 import msgspec
 from packaging.version import Version
 
-import torchtailor
 from torchtailor.disk import new_folder, place_verified
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.metadata import read_local
@@ -36,6 +35,7 @@ from torchtailor.trust import (
     decode_json,
     read_limited,
 )
+from torchtailor.version import __version__
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 
 MANIFEST_NAME = "manifest.json"
@@ -140,7 +140,7 @@ def manifest(
     versions = {entry.name.project: str(Version(entry.name.version)) for entry in entries}
     document = {
         "schema": SCHEMA,
-        "tool": {"name": "torchtailor", "version": torchtailor.__version__},
+        "tool": {"name": "torchtailor", "version": __version__},
         **description.to_json(),
         **more,
         "requirements": [

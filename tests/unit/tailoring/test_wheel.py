@@ -180,7 +180,7 @@ def test_in_processes(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatc
     """Several libraries at once give the same wheel as one after the other."""
     wheel = build_wheel(tmp_path, {f"demo/lib{number}.so": fat for number in range(4)})
     alone = tailor_wheel(wheel, tmp_path / "one", options(processes=1))
-    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 1)
     together = tailor_wheel(wheel, tmp_path / "two", options())
     assert alone.output and together.output
     assert alone.output.read_bytes() == together.output.read_bytes()
