@@ -10,18 +10,15 @@ import pytest
 
 from torchtailor import version
 from torchtailor.backends.cutting import CutOptions, cut_key
-from torchtailor.backends.jobs import PackWheelhouse
+from torchtailor.backends.jobs import CutForGpus, PackedWheel, PackVariant
 from torchtailor.catalog import WHEEL, Capability
 from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.jobs import (
     CompilePart,
     CompileShard,
     ConfigureSource,
-    CutForGpus,
     LinkSource,
-    PackedWheel,
     PackSource,
-    PackVariant,
     ProveVariant,
     SourceSpec,
     gives_of,
@@ -100,7 +97,6 @@ def test_every_key_changes_with_the_code(tmp_path: Path, key_of: Callable[[Path]
         return [
             *(key for job in FARM_JOBS for key in gives_of(job)),
             cut_key("aa", "torch-2.10.0-py3-none-any.whl", Capability.parse("9.0"), CutOptions()),
-            PackWheelhouse(WHEELHOUSE, ()).key,
             hostcode.fingerprint(),
             describe_worker()["torchtailor"],
         ]

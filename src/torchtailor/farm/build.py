@@ -18,7 +18,7 @@ from torchtailor.backends.nix.run import NixOutput
 from torchtailor.backends.source.backend import SourcePlan
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.backends.wheel.plan import VariantPlan, WheelPlan
-from torchtailor.backends.wheel.run import configuration_of, write_index_of
+from torchtailor.backends.wheel.run import configuration_of, pack_of, write_index_of
 from torchtailor.catalog import NIX, SOURCE, WHEEL, Catalog, load_catalog
 from torchtailor.disk import disk_errors, new_folder, state_folder, write_atomically
 from torchtailor.errors import BuildFailedError, EnvironmentProblem, ExitCode, TorchtailorError, UsageError
@@ -29,12 +29,12 @@ from torchtailor.farm.fingerprint import describe_worker
 from torchtailor.farm.graph import GraphCost, GraphJob, JobGraph
 from torchtailor.farm.jobs import PROVEN_LEVEL, RealiseDerivation, gives_of, own_rows
 from torchtailor.farm.objects import own_objects
-from torchtailor.farm.perform import WorkerSetup, pack_order, restore_folder, workbench
+from torchtailor.farm.perform import WorkerSetup, restore_folder, restore_packed, workbench
 from torchtailor.farm.simulate import Simulation, simulate
 from torchtailor.farm.sources import SourceCosts, source_graph, source_job
 from torchtailor.farm.space import DiskNeed, check_space, disk_needs
 from torchtailor.farm.store import FarmStore, MissingOutputError, open_farm_store
-from torchtailor.farm.wheels import pack_of, wheel_graph, with_hashes
+from torchtailor.farm.wheels import wheel_graph, with_hashes
 from torchtailor.farm.where import PlaceKind, Where, chosen_store, started
 from torchtailor.ledger.ledger import Ledger, LedgerJob, Result, Running
 from torchtailor.ledger.rates import Rates, learned
@@ -533,8 +533,9 @@ class _Run:
         bench = workbench(self.setup.here)
         context = bench.context(plan.out)
         packs = [(one, pack_of(plan, one)) for one in plan.plans if one.name in self._made]
-        orders = [(one, pack_order(job, context, self.store, stock=True)) for one, job in packs]
-        return write_index_of(orders, context)
+        for _, job in packs:
+            restore_packed(job, context, self.store, stock=True)
+        return write_index_of(packs, context)
 
 
 class _Attempt:
