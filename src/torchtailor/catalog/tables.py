@@ -48,7 +48,7 @@ class TailorSettings(Strict, frozen=True, kw_only=True):
 class FarmSettings(Strict, frozen=True, kw_only=True):
     """A cluster that `build --on NAME` uses: the address of its scheduler, or how Dask starts one."""
 
-    scheduler: Annotated[str, Meta(description="The address of a running scheduler: tcp://host:8786.")] = ""
+    scheduler: Annotated[str, Meta(description="The address of a running scheduler: tls://host:8786.")] = ""
     cluster: Annotated[
         str,
         Meta(description="What Dask starts: slurm, pbs, sge, lsf, oar, htcondor, ssh, kubernetes, or module:Class."),

@@ -139,7 +139,7 @@ Variants = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="WHERE", help="here, local:N, tcp://HOST:PORT, or [farm.NAME].", rich_help_panel=_FARM
+        "--on", metavar="WHERE", help="here, local:N, tls://HOST:PORT, or [farm.NAME].", rich_help_panel=_FARM
     ),
 ]
 Store = Annotated[

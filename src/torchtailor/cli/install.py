@@ -44,6 +44,7 @@ def command(
     from torchtailor.backends.install import plan_install
     from torchtailor.cli._build_output import show_plan
     from torchtailor.cli._progress import BuildDisplay
+    from torchtailor.wheels.name import NO_GPU_LABEL
 
     planned = plan_install(
         variant,
@@ -76,6 +77,8 @@ def command(
         return
     installed = result.installed
     cuda = f"CUDA {installed.cuda}" if installed.cuda else "no CUDA"
+    if result.wheelhouse.torch_version.endswith(NO_GPU_LABEL):
+        cuda += " without GPU code"
     ui.out().print(
         f"Installed torch {installed.version} ({cuda}, Python {installed.python}) into {installed.environment} with "
         f"{installed.installer}; import and matmul test passed.",

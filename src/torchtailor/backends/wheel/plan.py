@@ -37,8 +37,8 @@ _MEMORY = 500_000_000
 _CARRIES_NVIDIA = frozenset({"triton"})
 _SPARE_DISK = 500_000_000
 _WITHOUT_GPU = (
-    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code selects its "
-    "CPU kernels at run time."
+    "The official {label} wheel of PyTorch {variant.release.version} for {variant.arch} without its GPU code "
+    "selects its CPU kernels at run time."
 )
 
 
