@@ -19,10 +19,10 @@ from torchtailor.backends.nix.job import NixJob
 from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
-from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
 from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.urls import redact
 
 _log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
