@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key, parse_gpu
-from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
 from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProblem, ImpossibleError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.progress import Progress
 from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
@@ -109,7 +109,7 @@ class JobContext:
     cache: Cache
     downloader: Downloader
     out: Path
-    progress: BuildProgress = field(default_factory=NoBuildProgress)
+    progress: Progress = field(default_factory=Progress)
     processes: int = 2  # that cut the libraries of one wheel
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
     addresses: dict[str, WheelAddress] = field(default_factory=dict, init=False)  # that they came from

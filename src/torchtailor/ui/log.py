@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torchtailor.fetch.locations import redact
 from torchtailor.ui.console import err, json_lines, print_event
+from torchtailor.urls import redact
 
 _QUERY = re.compile(r"(\w://[^\s?]*\?)[^\s'\",)]+")  # signed addresses hold credentials behind the question mark
 
