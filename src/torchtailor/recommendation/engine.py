@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind
 from torchtailor.catalog.load import Catalog, load_catalog
-from torchtailor.catalog.releases import Build, Method, Release
+from torchtailor.catalog.releases import Build, Release
 from torchtailor.catalog.toolkits import DriverFit
 from torchtailor.host.model import GpuDevice, Host
 from torchtailor.host.system import NOT_LINUX
@@ -42,7 +42,7 @@ def recommend(
     workload: Workload = Workload.GENERAL,
     python: str | None = None,
     release: str | None = None,
-    method: Method | None = None,
+    method: str | None = None,
     into: str | None = None,
     catalog: Catalog | None = None,
 ) -> Recommendation:

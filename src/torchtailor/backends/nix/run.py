@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
@@ -62,7 +62,7 @@ def run_nix_job(
 ) -> NixOutput:
     """Run a job; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
-    attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
+    attempt = ledger.attempt(job.name, NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
         running.stage = "disk"
         check_disk(NEEDED_BYTES if needed is None else needed)
