@@ -47,7 +47,7 @@ def found(data: bytes, name: str, version: str = "") -> int | None:
     if not word >> value % 64 & word >> (value >> shift) % 64 & 1:
         return None
     at = 16 + words * 8
-    row = int(struct.unpack_from("<I", table, at + value % buckets * 4)[0])
+    row: int = struct.unpack_from("<I", table, at + value % buckets * 4)[0]
     rows = list(dynamic_symbols(elf))
     while row:
         (chained,) = struct.unpack_from("<I", table, at + buckets * 4 + (row - first) * 4)
