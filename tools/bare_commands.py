@@ -80,7 +80,7 @@ SITUATIONS = (
         "a read-only home",
         "Set TORCHTAILOR_CACHE to a folder you can write to.",
         'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME"',
-        "make build && exit 1; TORCHTAILOR_CACHE=/tmp/cache make build",
+        "make build && exit 1; TORCHTAILOR_CACHE=/tmp/cache TORCHTAILOR_STATE=/tmp/state make build",
         succeeds=True,
         clone=f"/srv/{CLONE}",
     ),
