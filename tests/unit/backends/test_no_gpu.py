@@ -12,12 +12,12 @@ from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.stack import TORCH_TAG, torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.backends.choose import choose
-from torchtailor.backends.jobs import decode_job, encode_job
+from torchtailor.backends.jobs import PackVariant, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, VariantPlan
+from torchtailor.backends.wheel.run import pack_of
 from torchtailor.errors import NoMatchError, UsageError
-from torchtailor.farm.jobs import PackVariant
-from torchtailor.farm.wheels import pack_of, wheel_graph
+from torchtailor.farm.wheels import wheel_graph
 
 CPU = Package("torch", "2.8.0+cpu", ("filelock",), TORCH_TAG, files={"torch/lib/libtorch_cpu.so": b"no library"})
 
