@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ from torchtailor.catalog.versions import Dotted
 from torchtailor.errors import BadInputError, NoMatchError, UsageError
 from torchtailor.trust import Limit, read_limited
 
+_log = logging.getLogger(__name__)
 USER_FILE = "torchtailor.toml"
 _SHOWN = 500  # letters of an error of a file
 _FILES = ("gpus.toml", "cpus.toml", "cpu_names.toml", "cuda.toml", "pytorch.toml", "compiled.toml", "methods.toml")
@@ -174,6 +176,7 @@ def load_catalog(directory: Path | None = None) -> Catalog:
     user_file = (directory or Path.cwd()) / USER_FILE
     if not user_file.exists():
         return _catalog(read_tables(documents), None)
+    _log.info("%s is added to the catalog", user_file)
     try:
         added = tomllib.loads(read_limited(user_file, Limit.CONFIGURATION).decode("utf-8"))
         _check_methods(documents, added)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from torchtailor.catalog.gpus import CodeKind
@@ -27,6 +28,8 @@ from torchtailor.recommendation.request import Request, Situation, Workload
 from torchtailor.recommendation.result import Pick, Recommendation
 from torchtailor.recommendation.upgrades import upgrades
 from torchtailor.variants import Matrix
+
+_log = logging.getLogger(__name__)
 
 
 def recommend(
@@ -54,7 +57,13 @@ def recommend(
     machine = resolve_host(
         known, host, GivenParts((gpus,) if isinstance(gpus, str) else tuple(gpus), cpu, driver, jetpack)
     )
-    return recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    found = recommend_for(Matrix(known), machine, Request(workload, python, release, method, into))
+    _log.info("%s: %s", found.machine, found.best.variant if found.best else "nothing fits")
+    for reason in found.best.reasons if found.best else ():
+        _log.info("because: %s", reason)
+    for rejection in found.rejected:
+        _log.debug("not %s: %s", rejection.what, rejection.reason)
+    return found
 
 
 def recommend_for(matrix: Matrix, host: Host, request: Request) -> Recommendation:

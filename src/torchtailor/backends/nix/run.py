@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -20,7 +22,9 @@ from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.recipes.nixerrors import NixFailure, explain
 from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.urls import redact
 
+_log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
 
 
@@ -97,6 +101,7 @@ def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> Ni
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
     began = time.monotonic()
+    _log.info("running %s in %s", redact(shlex.join(job.command)), job.folder)
     try:
         process = subprocess.Popen(
             ending_with_us(job.command),
