@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 import urllib3
 
-from torchtailor.disk import CACHE_VARIABLE, hash_file, locked, write_atomically
+from torchtailor.disk import CACHE_VARIABLE, hash_file, hash_intact, locked, write_atomically
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, UnreachableError, wait_before, worker_threads, worth_retrying
@@ -227,7 +227,7 @@ def _check(file: WheelAddress, part: Path) -> str:
     size = part.stat().st_size
     if file.size is not None and size < file.size:
         raise UnreachableError(f"{file.shown} ended after {size} of {file.size} bytes.", _AGAIN)
-    digest = hash_file(part)
+    digest = hash_intact(part)
     expected = file.best_hash
     if expected is not None:
         actual = digest if expected[0] == "sha256" else hash_file(part, expected[0])
