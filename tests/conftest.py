@@ -97,6 +97,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator
         for name, folder in _PYTHONS.items():
             if name not in os.environ and folder.is_dir():
                 patch.setenv(name, str(folder))
+        patch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)  # would name a GPU where a test names none
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # what tests start hundreds of times is compiled once
         patch.setenv("UV_CACHE_DIR", str(downloads / "uv"))
         patch.setenv("PIP_CACHE_DIR", str(downloads / "pip"))
@@ -136,7 +137,8 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             printing(name, value)
-        jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
+        if name != "build-toy":  # whose method says itself what its documents have
+            jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
         sys.stdout.write(text.getvalue())
 
     monkeypatch.setattr(ui, "print_json", checked)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from torchtailor.backends.choose import VariantChoice
-from torchtailor.backends.progress import BuildProgress
 from torchtailor.catalog import Catalog, Method
+from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.variants import Variant
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse
 
@@ -74,19 +75,17 @@ class Backend(Protocol[PlanT]):
     def plan(self, choices: Sequence[VariantChoice], out: Path) -> PlanT:
         """Plan the variants; downloads metadata at most, and writes nothing below `out`."""
 
-    def run(self, plan: PlanT, progress: BuildProgress) -> BuildResult:
+    def run(self, plan: PlanT, progress: Progress) -> BuildResult:
         """Carry a plan out; every attempt is in the ledger, and output is in its place only when it is whole."""
 
 
-# By name, so that only the method that is used is imported.
-BACKENDS: Mapping[Method, str] = {
-    Method.WHEEL: "torchtailor.backends.wheel.backend:WheelBackend",
-    Method.SOURCE: "torchtailor.backends.source.backend:SourceBackend",
-    Method.NIX: "torchtailor.backends.nix.backend:NixBackend",
-}
-
-
 def load_backend(method: Method) -> type[Backend[Any]]:
-    """The backend of a method."""
-    module, _, name = BACKENDS[method].partition(":")
-    return cast("type[Backend[Any]]", getattr(import_module(module), name))
+    """The backend of a method; only that of the method that is used is imported."""
+    module, _, name = method.backend.partition(":")
+    try:
+        return cast("type[Backend[Any]]", getattr(import_module(module), name))
+    except (ImportError, AttributeError) as error:
+        raise EnvironmentProblem(
+            f"The method {method.name} cannot be used: {method.backend} is not there ({error}).",
+            "Install the package that has it.",
+        ) from error

@@ -9,11 +9,11 @@ from typing import Any
 
 from torchtailor.backends.base import Backend, BuildPlan, BuildResult, load_backend
 from torchtailor.backends.choose import VariantChoice, choose
-from torchtailor.backends.progress import BuildProgress, NoBuildProgress
-from torchtailor.catalog import Catalog, Method, load_catalog
+from torchtailor.catalog import WHEEL, Catalog, load_catalog
 from torchtailor.disk import check_output_folder
 from torchtailor.errors import UsageError
 from torchtailor.ledger.ledger import Ledger
+from torchtailor.progress import Progress
 from torchtailor.tailoring.choices import CHOICES, with_choices
 from torchtailor.variants.select import is_glob, unmatched
 from torchtailor.wheelhouse.places import check_place
@@ -26,20 +26,20 @@ class PlannedBuild:
     plan: BuildPlan
     backend: Backend[Any]
 
-    def run(self, progress: BuildProgress | None = None) -> BuildResult:
-        return self.backend.run(self.plan, progress or NoBuildProgress())
+    def run(self, progress: Progress | None = None) -> BuildResult:
+        return self.backend.run(self.plan, progress or Progress())
 
 
 def build(
     *selectors: str,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
     release: str | None = None,
     python: str | None = None,
     cuda: str | None = None,
     out: Path | str = "dist",
-    progress: BuildProgress | None = None,
+    progress: Progress | None = None,
     catalog: Catalog | None = None,
     ledger: Ledger | None = None,
     **changes: Any,
@@ -67,7 +67,7 @@ def build(
 
 def plan_build(
     *selectors: str,
-    method: Method = Method.WHEEL,
+    method: str = WHEEL,
     options: object | None = None,
     everything: bool = False,
     release: str | None = None,
@@ -94,7 +94,7 @@ def plan_build(
     )
     planned = plan_choices(backend, choices, out)
     if nothing := unmatched([choice.variant for choice in choices], [*filter(is_glob, selectors)]):
-        why = f"It matches no variant that can be built with --via {method.value}."
+        why = f"It matches no variant that can be built with --via {method}."
         plan: Any = planned.plan
         return replace(planned, plan=replace(plan, unavailable={**plan.unavailable, why: nothing}))
     return planned
@@ -117,25 +117,21 @@ def wants_no_gpu(options: object | None, changes: Mapping[str, Any]) -> bool:
 
 def make_backend(
     catalog: Catalog,
-    method: Method,
+    method: str,
     options: object | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
     ledger: Ledger | None = None,
 ) -> Backend[Any]:
     """The backend of a method with its options: those given or the defaults, with single fields changed."""
-    backend = load_backend(method)
+    backend = load_backend(catalog.method(method))
     kind = backend.options_type
     if options is not None and not isinstance(options, kind):
-        raise UsageError(
-            f"{type(options).__name__} are not options of the method {method.value}.", f"Give {kind.__name__}."
-        )
+        raise UsageError(f"{type(options).__name__} are not options of the method {method}.", f"Give {kind.__name__}.")
     own = [field.name for field in fields(kind)]
     known = [*own, *CHOICES] if "cut" in own else own
     if unknown := sorted(set(changes or {}) - set(known)):
-        raise UsageError(
-            f"The method {method.value} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}."
-        )
+        raise UsageError(f"The method {method} has no option {unknown[0]!r}.", f"Its options are {', '.join(known)}.")
     chosen: Any = kind() if options is None else options
     given = changes or {}
     chosen = replace(chosen, **{name: value for name, value in given.items() if name in own})

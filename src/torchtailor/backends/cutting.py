@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
 from torchtailor.version import code_key
 
+_log = logging.getLogger(__name__)
 _OUTCOME = "outcome.json"
 
 
@@ -65,6 +67,8 @@ class Cutter:
         keys = {gpu: cut_key(sha256, filename, gpu, self._options) for gpu in gpus}
         cuts = {gpu: known for gpu, key in keys.items() if (known := _read(self._cache.made(key), stock)) is not None}
         missing = [gpu for gpu in keys if gpu not in cuts]
+        for gpu, key in keys.items():
+            _log.info("%s for %s %s (%s)", filename, gpu, "is in the cache" if gpu in cuts else "will be cut", key[:12])
         if not missing:
             return cuts
         if before_cut:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX, SOURCE, WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
@@ -22,7 +22,7 @@ def command(
         typer.Argument(metavar="VARIANT", help="Names or globs: sm90-avx512, 'sm{80,90}-*'. None: this machine's."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every variant of the release.")] = False,
-    via: Annotated[Method, typer.Option(help="The build method.")] = Method.WHEEL,
+    via: options.Via = WHEEL,
     out: options.Out = Path("dist"),
     release: options.Release = None,
     python: options.Python = None,
@@ -76,8 +76,8 @@ def command(
     from torchtailor.tailoring.choices import with_choices
 
     ui.json_lines(json and on is not None)  # of a farm, stderr has events for scripts
-    given: dict[Method, object] = {
-        Method.WHEEL: WheelOptions(
+    given: dict[str, object] = {
+        WHEEL: WheelOptions(
             companions=tuple(companions or ()),
             cut=with_choices(Cut(), **cut.choices),
             variants=wheel_variants,
@@ -88,7 +88,7 @@ def command(
             find_links=tuple(find_links or ()),
             offline=offline,
         ),
-        Method.SOURCE: SourceOptions(
+        SOURCE: SourceOptions(
             source=source,
             profile=profile,
             overrides=tuple(overrides or ()),
@@ -107,7 +107,7 @@ def command(
         ),
     }
     _check_method(via, given, cut)
-    if on is not None and via is Method.SOURCE:
+    if on is not None and via == SOURCE:
         refuse_on_farms(_changed(given[via]))
     _check_farm(on, via, store=store, shards=shards, prove=prove, dry_run=dry_run)
     planned = plan_build(
@@ -136,7 +136,7 @@ def command(
         )
         return
     if dry_run and json:
-        ui.print_json(f"build-{via.value}-plan", planned.plan.to_json())
+        ui.print_json(f"build-{via}-plan", planned.plan.to_json())
         return
     if not json and (dry_run or not quiet):
         show_plan(via, planned.plan, dry_run=dry_run)
@@ -146,7 +146,7 @@ def command(
         result = planned.run(display)
     if json:
         missing = unavailable_json(planned.plan.unavailable)
-        ui.print_json(f"build-{via.value}", {**result.to_json(), "unavailable": missing})
+        ui.print_json(f"build-{via}", {**result.to_json(), "unavailable": missing})
     else:
         show_result(via, result)
 
@@ -197,26 +197,22 @@ def refuse_on_farms(given: Iterable[str]) -> None:
         )
 
 
-def _check_method(via: Method, given: Mapping[Method, Any], cut: _cut.ChosenCut) -> None:
+def _check_method(via: str, given: Mapping[str, Any], cut: _cut.ChosenCut) -> None:
     """Refuse options that another method has."""
     for method, value in given.items():
         changed = [option_of(name) for name in _changed(value) if name != "cut"]
-        changed += cut.written if method is Method.WHEEL else []
+        changed += cut.written if method == WHEEL else []
         refuse_of_others(method, changed, via)
 
 
-def refuse_of_others(method: Method, names: Sequence[str], via: Method) -> None:
+def refuse_of_others(method: str, names: Sequence[str], via: str) -> None:
     """Refuse options of a method, as they are written, where another one was chosen."""
-    if names and method is not via:
+    if names and method != via:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-        raise UsageError(
-            f"{', '.join(names)} {are} for --via {method.value} only.", f"Use --via {method.value}, or omit {them}."
-        )
+        raise UsageError(f"{', '.join(names)} {are} for --via {method} only.", f"Use --via {method}, or omit {them}.")
 
 
-def _check_farm(
-    on: str | None, via: Method, *, store: str | None, shards: int | None, prove: bool, dry_run: bool
-) -> None:
+def _check_farm(on: str | None, via: str, *, store: str | None, shards: int | None, prove: bool, dry_run: bool) -> None:
     """Refuse, before anything is asked of an index, what belongs to a farm and has none."""
     from torchtailor.catalog import load_catalog
     from torchtailor.farm.where import check_answers, check_room, chosen_store, parse_where
@@ -227,11 +223,11 @@ def _check_farm(
                 "--store, --shards and --prove are for builds on many machines.", "Add --on local:2, or omit them."
             )
         return
-    if shards and via is not Method.SOURCE:
+    if shards and via != SOURCE:
         raise UsageError("--shards is for --via source only.", "Add --via source, or omit it.")
-    if prove and via is Method.SOURCE:
+    if prove and via == SOURCE:
         raise UsageError("A build from source is always proven.", "Omit --prove.")
-    if prove and via is Method.NIX:
+    if prove and via == NIX:
         raise UsageError("--prove is for wheels.", "Omit it, and run `torchtailor verify dist/result-NAME`.")
     where = parse_where(on, load_catalog())
     chosen_store(where, store)
@@ -243,7 +239,7 @@ def _check_farm(
 
 def _build_on(
     on: str,
-    via: Method,
+    via: str,
     plan: Any,
     store: str | None,
     objects: str | None,
@@ -276,7 +272,7 @@ def _build_on(
         return
     if not json and not quiet:
         show_plan(via, plan, dry_run=False)
-        if via is not Method.WHEEL:  # whose plan has named them
+        if via != WHEEL:  # whose plan has named them
             show_farm_variants(farm, ui.err())
     with FarmDisplay(farm, quiet=quiet, plain=plain, as_json=json) as display:
         result = run_farm(farm, catalog, listen=display)

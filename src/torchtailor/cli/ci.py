@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import WHEEL
 from torchtailor.cli import _cut
 from torchtailor.cli import _options as options
 from torchtailor.errors import UsageError
@@ -22,7 +22,6 @@ _STDOUT = Path("-")
 # Options of `build` that the workflow sets itself.
 _OWN = frozenset({"out", "release", "python", "cuda", "via", "nvidia", "on", "store", "objects", "json", "dry_run"})
 
-Via = Annotated[Method, typer.Option(help="The build method.")]
 BuildOptions = Annotated[
     str, typer.Option(metavar="TEXT", help="Further options of `build`: '--recompress --with torchvision'.")
 ]
@@ -89,7 +88,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="VARIANT", help="Names or globs, as `build` takes them: 'sm{80,90}-avx2'."),
     ] = None,
-    via: Via = Method.WHEEL,
+    via: options.Via = WHEEL,
     release: options.Release = None,
     python: options.Python = None,
     cuda: options.Cuda = None,
@@ -127,7 +126,7 @@ def command(
     from torchtailor.ci.render import render_ci
     from torchtailor.cli.build import refuse_of_others
 
-    refuse_of_others(Method.WHEEL, cut.written, via)
+    refuse_of_others(WHEEL, cut.written, via)
 
     plan = plan_ci(
         load_catalog(),

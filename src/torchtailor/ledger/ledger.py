@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
-from torchtailor.catalog.releases import Method
 from torchtailor.disk import STATE_VARIABLE, state_folder
 from torchtailor.errors import EnvironmentProblem, TorchtailorError
 from torchtailor.variants.select import expand_braces, name_matches
@@ -100,7 +99,7 @@ class Attempt:
 
     number: int
     variant: str
-    method: Method
+    method: str
     options: Mapping[str, object]
     configuration: Mapping[str, object]
     host: str
@@ -164,7 +163,7 @@ class Ledger:
     def attempt(
         self,
         variant: str,
-        method: Method,
+        method: str,
         *,
         options: Mapping[str, object] | None = None,
         configuration: Mapping[str, object] | None = None,
@@ -259,7 +258,7 @@ class Ledger:
     def _start(
         self,
         variant: str,
-        method: Method,
+        method: str,
         options: Mapping[str, object],
         configuration: Mapping[str, object],
         host: str,
@@ -270,7 +269,7 @@ class Ledger:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     variant,
-                    method.value,
+                    method,
                     json.dumps(options, default=str, sort_keys=True),
                     json.dumps(configuration, default=str, sort_keys=True),
                     host,
@@ -359,7 +358,7 @@ def _attempt(row: sqlite3.Row) -> Attempt:
     return Attempt(
         number=row["id"],
         variant=row["variant"],
-        method=Method(row["method"]),
+        method=row["method"],
         options=json.loads(row["options"]),
         configuration=json.loads(row["configuration"]),
         host=row["host"],
@@ -410,7 +409,7 @@ def as_markdown(attempts: Sequence[Attempt], switches: Sequence[str] = ()) -> st
         (
             str(attempt.number),
             attempt.variant,
-            attempt.method.value,
+            attempt.method,
             *(str(attempt.configuration.get(name, "")) for name in switches),
             describe(attempt.configuration),
             attempt.result.words + stopped_at(attempt),

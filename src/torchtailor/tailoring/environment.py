@@ -17,7 +17,7 @@ from torchtailor.artifact.installed import unreadable_in
 from torchtailor.disk import disk_errors
 from torchtailor.errors import ImpossibleError, TorchtailorError
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.cut_document import CutDocument
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -35,7 +35,7 @@ def tailor_environment(site: Path, options: Cut, progress: Progress | None = Non
     """Cut the libraries of all distributions of a site-packages folder in place."""
     stripped = _Stripped(asked=options.strip)
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     if options.dry_run:
         plan = EnvironmentPlan.of(site, options)
         jobs, skipped = place_jobs(plan, site / STATE_FOLDER, options)

@@ -30,7 +30,7 @@ from torchtailor.disk import (
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.licences import needs_nvidia_option
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -87,7 +87,7 @@ def tailor_folder(folder: Path, output: Path, options: Cut, progress: Progress |
     """Copy a folder with its libraries cut; the copy gets its name when it is complete."""
     asked = options.strip
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     _check_places(folder, output)
     check_tools(options, libraries_below(folder))
     with disk_errors(output.parent):
@@ -153,7 +153,7 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
     """Cut one library into a new file, with its manifest beside it; a damaged library is an error."""
     asked = options.strip
     options = options.with_default_strip()
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     target = output / library.name if output.is_dir() else output
     if target.exists() and target.samefile(library):
         raise UsageError("Input and output are the same file.", "Choose another -o; the input is never changed.")
@@ -162,7 +162,7 @@ def tailor_file(library: Path, output: Path, options: Cut, progress: Progress | 
     _check_not_hooked(library)
     check_tools(options, [library])
     if options.split and not options.dry_run:  # a pack for nothing is not written
-        trial = tailor_file(library, output, replace(options, dry_run=True), NoProgress())
+        trial = tailor_file(library, output, replace(options, dry_run=True), Progress())
         if trial.useless_for_target:
             return replace(trial, dry_run=False)
     proprietary = needs_nvidia_option(library.name, None)

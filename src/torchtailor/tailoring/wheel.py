@@ -20,7 +20,7 @@ from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file,
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.processes import run_all
-from torchtailor.progress import NoProgress, Progress
+from torchtailor.progress import Progress
 from torchtailor.surgery.cut import Cut, FilesLeftOut
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
@@ -155,7 +155,7 @@ def tailor_wheel_each(
 
     Reading, unpacking and checking is done once, and so is the packing of libraries that come out the same.
     """
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     first = orders[0]
     with WheelArchive(wheel) as archive, disk_errors(first.folder):
         try:

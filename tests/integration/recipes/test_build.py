@@ -15,7 +15,6 @@ from torchtailor.backends.nix import run as nix_runs
 from torchtailor.backends.nix.job import nix_job, plan_nix
 from torchtailor.backends.nix.run import check_disk, run_nix_job
 from torchtailor.catalog import Catalog
-from torchtailor.catalog.releases import Method
 from torchtailor.cli import main
 from torchtailor.errors import (
     BuildFailedError,
@@ -26,9 +25,9 @@ from torchtailor.errors import (
     TorchtailorError,
 )
 from torchtailor.ledger.ledger import Ledger, Result
+from torchtailor.progress import NixProgress, Progress
 from torchtailor.recipes.hashes import fetch_source, find_hashes, prefetch_tarball, to_sri
 from torchtailor.recipes.nix import find_tool, run_nix
-from torchtailor.recipes.nixlog import NixProgress
 from torchtailor.recipes.pins import read_lock
 from torchtailor.recipes.tree import FileOrigin, origin
 from torchtailor.recipes.write import plan_trees, recipe_variants
@@ -36,7 +35,7 @@ from torchtailor.recipes.write import plan_trees, recipe_variants
 pytestmark = [needs_nix, pytest.mark.nix]
 
 
-class Watch:
+class Watch(Progress):
     def __init__(self) -> None:
         self.seen: list[NixProgress] = []
 
@@ -58,7 +57,7 @@ def test_a_recipe_is_built_end_to_end(private_store: Path, tmp_path: Path) -> No
     assert any(seen.steps == 2 for seen in watch.seen)
     assert max(seen.builds_expected for seen in watch.seen) == 2
     (attempt,) = ledger.attempts()
-    assert (attempt.variant, attempt.method, attempt.result) == ("tiny", Method.NIX, Result.DONE)
+    assert (attempt.variant, attempt.method, attempt.result) == ("tiny", "nix", Result.DONE)
     assert attempt.output_bytes == result.output_bytes > 0
     # again: nothing to do, the same link
     again = run_nix_job(job, ledger=ledger, needed=1)

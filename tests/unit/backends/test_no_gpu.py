@@ -12,12 +12,12 @@ from tests.unit.backends.conftest import Workshop
 from tests.unit.backends.stack import TORCH_TAG, torch
 from tests.unit.fetch.packages import Package, html_index
 from torchtailor.backends.choose import choose
-from torchtailor.backends.jobs import decode_job, encode_job
+from torchtailor.backends.jobs import PackVariant, decode_job, encode_job
 from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import Treatment, VariantPlan
+from torchtailor.backends.wheel.run import pack_of
 from torchtailor.errors import NoMatchError, UsageError
-from torchtailor.farm.jobs import PackVariant
-from torchtailor.farm.wheels import pack_of, wheel_graph
+from torchtailor.farm.wheels import wheel_graph
 from torchtailor.gpucode.targets import Targets
 from torchtailor.surgery.cut import Cut
 
@@ -64,8 +64,8 @@ def test_else_the_newest_cuda_build(workshop: Workshop) -> None:
         "torch": "cut",
     }
     assert plan.notes[-1] == (
-        "No index has a CPU build of PyTorch 2.15.0 for Python 3.13 on x86_64: the CUDA 12.8 build is taken, and its "
-        "GPU code and NVIDIA's packages are removed."
+        "No index that answered has a CPU build of PyTorch 2.15.0 for Python 3.13 on x86_64: the CUDA 12.8 build is "
+        "taken, and its GPU code and NVIDIA's packages are removed."
     )
     assert plan.to_json()["without_gpu"] is True
     assert plan.output_size < plan.torch.size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -10,24 +12,20 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torchtailor.backends.launcher import ending_with_us
 from torchtailor.backends.nix.job import NixJob
-from torchtailor.catalog.releases import Method
+from torchtailor.catalog.methods import NIX
 from torchtailor.disk import existing_parent
 from torchtailor.errors import EnvironmentProblem
 from torchtailor.ledger.ledger import Ledger, Running
+from torchtailor.progress import Progress
 from torchtailor.recipes.nixerrors import NixFailure, explain
-from torchtailor.recipes.nixlog import NixLog, NixProgress
+from torchtailor.recipes.nixlog import NixLog
+from torchtailor.urls import redact
 
+_log = logging.getLogger(__name__)
 NEEDED_BYTES = 20_000_000_000
-
-
-class NixBuildProgress(Protocol):
-    """Receives the progress of a build with Nix."""
-
-    def nix_progress(self, progress: NixProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,14 @@ class NixOutput:
 def run_nix_job(
     job: NixJob,
     *,
-    progress: NixBuildProgress | None = None,
+    progress: Progress | None = None,
     ledger: Ledger | None = None,
     release: str = "",
     needed: int | None = None,
 ) -> NixOutput:
     """Run a job; the attempt is in the ledger, and a failure is explained."""
     configuration = {"release": release, "tool": job.tool, "cores": job.cores}
-    attempt = ledger.attempt(job.name, Method.NIX, configuration=configuration) if ledger else nullcontext(Running(0))
+    attempt = ledger.attempt(job.name, NIX, configuration=configuration) if ledger else nullcontext(Running(0))
     with attempt as running:
         running.stage = "disk"
         check_disk(NEEDED_BYTES if needed is None else needed)
@@ -92,11 +90,12 @@ def check_disk(needed: int) -> None:
             )
 
 
-def _run(job: NixJob, progress: NixBuildProgress | None, running: Running) -> NixOutput:
+def _run(job: NixJob, progress: Progress | None, running: Running) -> NixOutput:
     job.logs.mkdir(parents=True, exist_ok=True)
     job.link.parent.mkdir(parents=True, exist_ok=True)
     log = NixLog(job.logs)
     began = time.monotonic()
+    _log.info("running %s in %s", redact(shlex.join(job.command)), job.folder)
     try:
         process = subprocess.Popen(
             ending_with_us(job.command),
