@@ -107,7 +107,7 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
         import jsonschema
 
-        from torchtailor.cli._documents import json_schema
+        from torchtailor.ui.documents import json_schema
 
         text = io.StringIO()
         with contextlib.redirect_stdout(text):

@@ -18,7 +18,7 @@ ROOT = Path(torchtailor.__file__).parent
 
 # From the bottom up, as docs/architecture.md shows them; what stands on one floor does not import its neighbours.
 FLOORS = (
-    {"errors", "progress", "format", "cgroups"},
+    {"errors", "progress", "format", "cgroups", "documents"},
     {"disk", "trust", "extras"},
     {"binary", "catalog", "templates"},
     {"wheels", "variants"},

@@ -75,6 +75,13 @@ class DropRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
+class DropRules:
+    """All rules of --drop."""
+
+    rules: tuple[DropRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DroppedFile:
     """A file that a rule leaves out."""
 

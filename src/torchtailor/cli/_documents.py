@@ -11,15 +11,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor.doctor import DoctorReport
-from torchtailor.failures import Diagnosis
-from torchtailor.host.model import Host
-from torchtailor.recommendation.result import Recommendation
-from torchtailor.site.pages import SitePage
-from torchtailor.ui import schema_of
-from torchtailor.upkeep.news import NewsKind
-from torchtailor.variants.table import MatrixRow
-
 Open = dict[str, Any]
 Bytes = Annotated[int, Meta(description="bytes")]
 Seconds = Annotated[float, Meta(description="seconds")]
@@ -27,39 +18,6 @@ Time = Annotated[str, Meta(description="ISO 8601, with the zone")]
 Date = Annotated[str, Meta(description="ISO 8601")]
 Sha256 = Annotated[str, Meta(description="hexadecimal")]
 PlannedSha256 = Annotated[str | None, Meta(description="hexadecimal; null in a dry run")]
-
-
-class ErrorDocument(Struct):
-    """With --json, on stdout, where the command failed before it had a result; stderr has the same in words."""
-
-    error: Annotated[str, Meta(description="what is wrong, in one sentence")]
-    hint: Annotated[str, Meta(description="what to do next")]
-    exit_code: Annotated[int, Meta(description="see [exit-codes.md](exit-codes.md)")]
-
-
-class MatrixDocument(Struct):
-    count: int
-    variants: list[MatrixRow]
-
-
-class BuildVerdictDocument(Struct):
-    """One build of one release."""
-
-    release: str
-    build: str
-    offered: bool
-    forbidden: list[str]
-    methods: list[Open]
-
-
-class WhyDocument(Struct):
-    name: str
-    possible: bool
-    verdicts: list[BuildVerdictDocument]
-    text: Annotated[str, Meta(description="all of it in words")]
-    instead: Annotated[
-        str | None, Meta(description="the variant whose official wheel runs on the GPU, where none of this name does")
-    ] = None
 
 
 class InspectDocument(Struct):
@@ -146,31 +104,6 @@ class TailoredInput(Struct):
     pack_wheels: Annotated[list[Open], Meta(description="of a split: path, target, size, sha256")] | UnsetType = UNSET
 
 
-class TraceLibrary(Struct):
-    """What was used of one library; sizes are of the library that was recorded."""
-
-    name: str
-    identity: Annotated[str, Meta(description="the same for a library and whatever was cut from it")]
-    containers: int
-    used: int
-    stored: Bytes
-    stored_used: Bytes
-
-
-class TraceDocument(Struct):
-    trace: Annotated[str, Meta(description="the file")]
-    label: Annotated[str, Meta(description="what the versions of wheels are labelled with")]
-    processes: int
-    programs: list[str]
-    libraries: list[TraceLibrary]
-    opened: Annotated[int, Meta(description="files that were opened")]
-    lost: Annotated[list[str], Meta(description="what could not be recorded")]
-
-
-class DropRulesDocument(Struct):
-    rules: list[Open]
-
-
 class FailedInput(Struct):
     source: str
     error: str
@@ -244,19 +177,6 @@ class ImageDocument(Struct):
     digest: Annotated[str | None, Meta(description="of what the destination's name means now")]
     notes: list[str]
     images: list[PlatformImage]
-
-
-class RestoredEnvironment(Struct):
-    site: str
-    libraries: list[str]
-    size: Bytes
-    to_reinstall: list[str]
-    commands: Annotated[list[str], Meta(description="what reinstalls packages whose removed code was not kept")]
-
-
-class RestoreDocument(Struct):
-    dry_run: bool
-    environments: list[RestoredEnvironment]
 
 
 class VerifyDocument(Struct):
@@ -527,17 +447,6 @@ class PublishListDocument(Struct):
     generations: list[GenerationDocument]
 
 
-class FloxDocument(Struct):
-    command: list[str]
-    done: bool
-
-
-class SiteDocument(Struct):
-    out: str
-    dry_run: bool
-    pages: Annotated[list[SitePage], Meta(description="what was written")]
-
-
 class RecipesWriteDocument(Struct):
     trees: Annotated[list[Open], Meta(description="root, release, files with their action, missing")]
 
@@ -564,161 +473,3 @@ class RecipesBuildDocument(Struct):
 
 class RecipesRulesDocument(Struct):
     rules: Annotated[list[dict[str, str]], Meta(description="rule, severity, looks for, fix")]
-
-
-class NewsDocument(Struct):
-    kind: NewsKind
-    release: str
-    text: str
-    source: str
-
-
-class CatalogDocument(Struct):
-    behind: bool
-    checked: Date
-    catalog_checked: Date
-    news: list[NewsDocument]
-    measured: list[Open]
-    toml: Annotated[str, Meta(description="the rows to add")]
-    written: list[str]
-    locations: list[str]
-    problems: list[str]
-    complete: bool
-    wheels_read: int
-    bytes_read: int
-    seconds: Seconds
-
-
-class AttemptDocument(Struct):
-    """A build that was started."""
-
-    number: int
-    variant: str
-    method: str
-    options: Open
-    configuration: Open
-    host: str
-    started: Time
-    duration: Annotated[float, Meta(description="seconds")] | None
-    result: str
-    error_class: str
-    error: str
-    fix: str
-    stage: str
-    input_bytes: int | None
-    output_bytes: int | None
-    log: str
-    percent: float | None
-    failure: str
-
-
-class HistoryDocument(Struct):
-    attempts: list[AttemptDocument]
-
-
-class LedgerJobDocument(Struct):
-    """A job of a build on many machines."""
-
-    run: str
-    key: str
-    label: str
-    worker: str
-    duration: Seconds
-    result: str
-    hits: Annotated[int, Meta(description="files that a cache had")]
-    misses: int
-    error: str
-    fix: str
-    failure: Annotated[str, Meta(description="the id that `diagnose` has for it")]
-    log: Annotated[str, Meta(description="a file with what the job printed, if it failed")]
-    variants: Annotated[list[str], Meta(description="that needed it")]
-    ended: Time
-
-
-class HistoryJobsDocument(Struct):
-    jobs: list[LedgerJobDocument]
-
-
-class CacheEntryDocument(Struct):
-    kind: str
-    name: str
-    size: Bytes
-    used: Time
-    path: str
-
-
-class CacheDocument(Struct):
-    folder: str
-    entries: list[CacheEntryDocument]
-
-
-class CachePruneDocument(Struct):
-    removed: list[str]
-    bytes: int
-    dry_run: bool
-
-
-# By the name in `schema`: the command that prints it, and its type.
-DOCUMENTS: dict[str, tuple[str, type]] = {
-    "error": ("any command with `--json`", ErrorDocument),
-    "host": ("`detect --json`", Host),
-    "recommend": ("`recommend --json`", Recommendation),
-    "matrix": ("`matrix --json`", MatrixDocument),
-    "matrix-why": ("`matrix --why NAME --json`", WhyDocument),
-    "inspect": ("`inspect --json`", InspectDocument),
-    "tailor": ("`tailor --json`", TailorDocument),
-    "image": ("`image --json`", ImageDocument),
-    "trace": ("`record --json`, `trace show --json` and `trace merge --json`", TraceDocument),
-    "drop-rules": ("`tailor --drop list --json`", DropRulesDocument),
-    "restore": ("`restore --json`", RestoreDocument),
-    "verify": ("`verify --json`", VerifyDocument),
-    "build-wheel-plan": ("`build --dry-run --json`", WheelPlanDocument),
-    "build-wheel": ("`build --json`", WheelBuildDocument),
-    "build-source-plan": ("`build --via source --dry-run --json`", SourcePlanDocument),
-    "build-source": ("`build --via source --json`", SourceBuildDocument),
-    "build-nix-plan": ("`build --via nix --dry-run --json`", NixPlanDocument),
-    "build-nix": ("`build --via nix --json`", NixBuildDocument),
-    "build-farm-plan": ("`build --on WHERE --dry-run --json`", FarmPlanDocument),
-    "build-farm": ("`build --on WHERE --json`", FarmBuildDocument),
-    "farm-check": ("`farm check --json`", FarmCheckDocument),
-    "ci": ("`ci github --json` and `ci gitlab --json`, also with `--dry-run`", CiDocument),
-    "install-plan": ("`install --dry-run --json`", InstallPlanDocument),
-    "install": ("`install --json`", InstallDocument),
-    "publish": ("`publish --json`, also with `--dry-run`", PublishDocument),
-    "publish-list": ("`publish --list --json`", PublishListDocument),
-    "publish-change": (
-        "`publish --json` with `--promote`, `--yank`, `--unyank`, `--rollback` or `--prune`",
-        PublishChangeDocument,
-    ),
-    "publish-flox": ("`publish --flox ORG --json`", FloxDocument),
-    "recipes-write": ("`recipes write --json`", RecipesWriteDocument),
-    "recipes-check": ("`recipes check --json`", RecipesCheckDocument),
-    "recipes-migrate": ("`recipes migrate --json`", RecipesMigrateDocument),
-    "recipes-hash": ("`recipes hash --json`", RecipesHashDocument),
-    "recipes-build": ("`recipes build --json`", RecipesBuildDocument),
-    "recipes-rules": ("`recipes rules --json`", RecipesRulesDocument),
-    "site": ("`site --json`", SiteDocument),
-    "catalog-update": ("`catalog update --json`", CatalogDocument),
-    "history": ("`history --json`", HistoryDocument),
-    "history-jobs": ("`history --jobs --json`", HistoryJobsDocument),
-    "cache": ("`cache list --json`", CacheDocument),
-    "cache-prune": ("`cache prune --json`", CachePruneDocument),
-    "doctor": ("`doctor --json`", DoctorReport),
-    "diagnose": ("`diagnose --json`", Diagnosis),
-}
-
-
-def json_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a document; objects have no keys but those it names."""
-    (top,), parts = msgspec.json.schema_components([DOCUMENTS[name][1]], ref_template="#/$defs/{name}")
-    schemas = {key: _closed(value) for key, value in parts.items()}
-    whole = schemas.pop(top["$ref"].rpartition("/")[2])
-    properties = {"schema": {"const": schema_of(name)}} | {
-        key: value for key, value in whole["properties"].items() if key != "schema"
-    }
-    required = ["schema", *(key for key in whole.get("required", ()) if key != "schema")]
-    return whole | {"properties": properties, "required": required, "$defs": schemas}
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    return schema | {"additionalProperties": False} if "properties" in schema else schema

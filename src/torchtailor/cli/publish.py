@@ -210,7 +210,7 @@ def _list(to: str, *, json: bool) -> None:
 
 def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.publish.flox import FloxCall
+    from torchtailor.publish.flox import FloxCall, FloxPublished
 
     if package is None:
         raise UsageError("No Nix variant was given.", "Add --package with its name.")
@@ -220,6 +220,6 @@ def _flox(folder: Path, package: str | None, organisation: str, *, dry_run: bool
     else:
         call.run()
     if json:
-        ui.print_json("publish-flox", {"command": call.line, "done": not dry_run})
+        ui.print_json("publish-flox", FloxPublished(call.line, not dry_run))
     elif dry_run:
         ui.out().print(f"Would run {' '.join(call.line)} in {folder}.", markup=False)

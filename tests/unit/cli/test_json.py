@@ -13,9 +13,8 @@ import pytest
 
 import torchtailor
 from torchtailor.cli import COMMANDS, main
-from torchtailor.cli._documents import DOCUMENTS, json_schema
 from torchtailor.errors import ExitCode
-from torchtailor.ui import schema_of
+from torchtailor.ui.documents import DOCUMENTS, json_schema, schema_of
 
 ROOT = Path(torchtailor.__file__).parent
 FIXTURES = Path(__file__).parents[1] / "gpucode" / "fixtures"
