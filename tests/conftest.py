@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck
@@ -102,7 +101,7 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
     printing = ui.print_json
 
-    def checked(name: str, value: Any) -> None:
+    def checked(name: str, result: object, **more: object) -> None:
         import json
 
         import jsonschema
@@ -111,7 +110,7 @@ def json_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
 
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            printing(name, value)
+            printing(name, result, **more)
         jsonschema.validate(json.loads(text.getvalue()), json_schema(name))
         sys.stdout.write(text.getvalue())
 

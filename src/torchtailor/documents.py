@@ -10,7 +10,7 @@ attributes of it that they read:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -22,9 +22,17 @@ Seconds = Annotated[float, Meta(description="seconds")]
 Document = TypeVar("Document")
 
 
-def document(shape: type[Document], result: object) -> Document:
-    """The document of a result: every field is the attribute of that name."""
-    return result if isinstance(result, shape) else msgspec.convert(result, shape, from_attributes=True)
+def document(shape: type[Document], result: object, **more: object) -> Document:
+    """The document of a result: every field is the attribute of that name, or one of `more`."""
+    if isinstance(result, shape):
+        return result
+    if more:
+        values = {
+            field.encode_name: more[field.name] if field.name in more else getattr(result, field.name)
+            for field in msgspec.structs.fields(cast("type[msgspec.Struct]", shape))
+        }
+        result = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+    return msgspec.convert(result, shape, from_attributes=True)
 
 
 def plain(value: object) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.farm.drive import WorkerNews
@@ -40,15 +42,6 @@ class WorkerCheck:
             found.append("nix")
         return tuple(found)
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "worker": self.worker,
-            "usable": self.usable,
-            "why": self.why,
-            "builds": list(self.builds),
-            "facts": dict(self.facts),
-        }
-
 
 @dataclass(frozen=True)
 class FarmCheck:
@@ -59,13 +52,26 @@ class FarmCheck:
     objects: str
     workers: tuple[WorkerCheck, ...]
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "on": self.on,
-            "store": self.store,
-            "objects": self.objects,
-            "workers": [worker.to_json() for worker in self.workers],
-        }
+
+class WorkerCheckDocument(Struct):
+    """What one worker is."""
+
+    worker: str
+    usable: bool
+    why: Annotated[str, Meta(description="why it is not usable")]
+    builds: Annotated[tuple[str, ...], Meta(description="the build methods that it has the tools for")]
+    facts: Annotated[
+        dict[str, Any], Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")
+    ]
+
+
+class FarmCheckDocument(Struct):
+    """A place: its workers, and what they share."""
+
+    on: str
+    store: str
+    objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
+    workers: tuple[WorkerCheckDocument, ...]
 
 
 def check_farm(

@@ -9,8 +9,9 @@ from pathlib import Path
 from torchtailor import __version__
 from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
+from torchtailor.documents import plain
 from torchtailor.format import counted, human_bytes, printable
-from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
+from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult, image_document
 from torchtailor.report.parts import encoded, whole_page
 from torchtailor.surgery.result import LibraryStatus
 
@@ -41,7 +42,7 @@ def render_image(report: ImageReport) -> str:
     return whole_page(
         "image.html",
         title=f"{report.destination}: torchtailor image",
-        document=report.to_json(),
+        document=plain(image_document(report)),
         verdict="Dry run" if report.digest is None else "Cut" if report.differs else "Unchanged",
         target=escape(report.destination),
         answer="".join(f'<p class="answer">{line}</p>' for line in _answer(report)),

@@ -55,15 +55,16 @@ def _console(*, stderr: bool) -> Console:
 _printed = 0
 
 
-def print_json(name: str, result: object) -> None:
-    """Write one JSON document to stdout, that of a result, with its schema as the first key."""
+def print_json(name: str, result: object, **more: object) -> None:
+    """Write one JSON document to stdout, with its schema as the first key: that of a result, or of its top-level keys;
+    `more` are fields that the result does not have."""
     import msgspec
 
     from torchtailor.documents import document, plain
     from torchtailor.ui.documents import document_type, schema_of
 
     global _printed  # noqa: PLW0603  (one process writes one document)
-    values = plain(result if isinstance(result, dict) else document(document_type(name), result))
+    values = plain(document(document_type(name), result, **more))
     whole = {"schema": schema_of(name)} | {key: value for key, value in values.items() if key != "schema"}
     try:
         text = msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()

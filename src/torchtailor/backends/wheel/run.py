@@ -8,6 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
+
+from torchtailor.backends.base import UnavailableVariant
 from torchtailor.backends.cutting import WheelCut
 from torchtailor.backends.jobs import (
     CutWheel,
@@ -24,6 +27,7 @@ from torchtailor.backends.wheel.options import WheelOptions
 from torchtailor.backends.wheel.plan import PlannedWheel, Treatment, VariantPlan, WheelPlan
 from torchtailor.catalog import Method
 from torchtailor.disk import DamagedFileError, disk_errors
+from torchtailor.documents import Bytes, Seconds
 from torchtailor.fetch.download import Fetched
 from torchtailor.fetch.locations import without_login
 from torchtailor.index.variants import VariantLabel
@@ -31,7 +35,7 @@ from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 from torchtailor.wheelhouse.variants_index import write_variants_index
-from torchtailor.wheelhouse.wheelhouse import Wheelhouse
+from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
 
 _ENOUGH_BYTES = 10_000_000  # to measure a rate
 
@@ -45,13 +49,15 @@ class WheelBuildResult:
     downloaded: int
     seconds: float
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "wheelhouses": [wheelhouse.to_json() for wheelhouse in self.wheelhouses],
-            "variants_index": str(self.variants_index) if self.variants_index else None,
-            "downloaded": self.downloaded,
-            "seconds": round(self.seconds, 2),
-        }
+
+class WheelBuildDocument(Struct):
+    """What a build from official wheels gave."""
+
+    wheelhouses: tuple[WheelhouseDocument, ...]
+    variants_index: Path | None
+    downloaded: Bytes
+    seconds: Seconds
+    unavailable: tuple[UnavailableVariant, ...]
 
 
 def fetch_jobs(plan: WheelPlan) -> list[FetchWheel]:
@@ -152,7 +158,7 @@ def run_plan(plan: WheelPlan, context: JobContext, ledger: Ledger) -> WheelBuild
         wheelhouses=tuple(wheelhouse for _, _, wheelhouse in packed),
         variants_index=variants_index,
         downloaded=sum(item.downloaded for item in fetched.values()),
-        seconds=time.monotonic() - began,
+        seconds=round(time.monotonic() - began, 2),
     )
 
 
