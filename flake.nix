@@ -77,7 +77,7 @@
         );
       library = ./src/torchtailor/recipes/library;
       version = builtins.head (
-        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/__init__.py)
+        builtins.match ".*__version__ = \"([^\"]+)\".*" (builtins.readFile ./src/torchtailor/version.py)
       );
       toolFor =
         pkgs:

@@ -1,15 +1,23 @@
-"""Creates the virtual environment for the Makefile; needs only a bare python3 (3.11 or newer)."""
+"""Creates the virtual environment for the Makefile; needs only a bare python3 (3.11 or newer) with venv.
 
-from __future__ import annotations
+    python3 tools/bootstrap.py VENV NAME...
+
+installs what requirements/NAME.txt locks, with `test` also torchtailor itself and the workload hook, and then writes
+the file VENV/.NAME. Older Pythons must be able to read this file, to be told that they are too old: no newer syntax.
+"""
 
 import ast
+import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ROOT / "requirements"
 
 # What pip is told about indexes, and how uv is told the same: uv does not read pip's settings.
 _SETTINGS = {
@@ -20,46 +28,164 @@ _SETTINGS = {
     "cert": ("SSL_CERT_FILE", " "),
 }
 
+_FULL = ("No space left on device", "Disk quota exceeded", "os error 28")
+# What pip and uv print where an index cannot be reached; in lower case.
+_UNREACHABLE = (
+    "dns error",
+    "name resolution",
+    "name or service not known",
+    "newconnectionerror",
+    "connecttimeout",
+    "connection refused",
+    "network is unreachable",
+    "no route to host",
+    "proxyerror",
+    "tcp connect error",
+    "tunnel error",
+    "operation timed out",
+)
+
+
+class SetUpError(Exception):
+    """What is wrong, and what to do about it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
 
 def main() -> int:
-    venv, extras = Path(sys.argv[1]), sys.argv[3]
-    if sys.version_info < (3, 11):
-        found = ".".join(map(str, sys.version_info[:3]))
-        return fail(f"Python {found} is too old: torchtailor needs 3.11.", "Use `make PYTHON=python3.13 ...`.")
-    python = venv / "bin" / "python"
-    if not python.exists():
-        print(f"making {venv}", flush=True)
-        if subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False).returncode:
-            return fail("This Python cannot make virtual environments.", "On Debian: apt-get install python3-venv.")
-    package = f"{ROOT}[{extras}]"
-    print(f"installing torchtailor[{extras}] into {venv}", flush=True)
-    if not install_with_uv(python, package):
-        print("uv could not install the packages; trying pip, which takes some minutes", flush=True)
-        if subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "-e", package], check=False).returncode:
-            return fail("pip could not install the packages.", "See its message above; then run make again.")
-    print("compiling the workload hook", flush=True)
-    if subprocess.run([str(python), str(ROOT / "tools" / "build_hook.py"), "--system"], check=False).returncode:
-        print("without it, `torchtailor record` and `--workload` do not work from these sources", file=sys.stderr)
+    venv, names = Path(sys.argv[1]), sys.argv[2:]
+    try:
+        check_python()
+        set_up(venv, names)
+    except SetUpError as error:
+        print(f"error: {error}\n       {error.hint}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: The environment cannot be made: {error}.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the next make begins again", file=sys.stderr)
+        return 130
     return 0
 
 
-def install_with_uv(python: Path, package: str) -> bool:
-    """With the indexes that pip is configured for; uv takes a tenth of pip's time."""
-    uv = shutil.which("uv") or str(python.with_name("uv"))
-    if (
-        not Path(uv).exists()
-        and subprocess.run([*pip(python), "install", "--quiet", "--no-compile", "uv"], check=False).returncode
-    ):
-        return False
-    command = [uv, "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
-    listed = subprocess.run([*pip(python), "config", "list"], capture_output=True, text=True, check=False).stdout
-    environment = for_uv(listed) | os.environ
-    return not subprocess.run(
-        [*command, "--python", str(python), "-e", package], env=environment, check=False
-    ).returncode
+def check_python() -> None:
+    if sys.version_info < (3, 11):
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise SetUpError(f"Python {version} is too old: torchtailor needs 3.11.", "Use `make PYTHON=python3.13 ...`.")
 
 
-def for_uv(listed: str) -> dict[str, str]:
+def set_up(venv: Path, names: "list[str]") -> None:
+    python, unfinished = venv / "bin" / "python", venv / ".unfinished"
+    # What an interrupted run left may look installed and lack files.
+    if unfinished.exists() or run([*pip(python), "--version"]).returncode:
+        make_environment(venv)
+        names = ["test", *(name for name in names if name != "test")]
+    unfinished.touch()
+    for name in names:
+        stamp = venv / f".{name}"
+        stamp.unlink(missing_ok=True)
+        print(f"installing requirements/{name}.txt into {venv}", flush=True)
+        install(python, "-r", str(LOCKS / f"{name}.txt"))
+        if name == "test":
+            install(python, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+            compile_hook(python)
+        stamp.touch()
+    unfinished.unlink()
+
+
+def make_environment(venv: Path) -> None:
+    print(f"making {venv}", flush=True)
+    missing = [module for module in ("venv", "ensurepip") if not importlib.util.find_spec(module)]
+    done = None if missing else run([sys.executable, "-m", "venv", "--clear", str(venv)])
+    if done and not done.returncode:
+        return
+    shutil.rmtree(venv, ignore_errors=True)  # half-made, it would be taken for one that works
+    if done:
+        check_known(done.stdout)
+        print(done.stdout.strip(), file=sys.stderr)
+    raise SetUpError(
+        "This Python cannot make virtual environments"
+        + (f": it has no {' and no '.join(missing)}." if missing else "; its message is above."),
+        "On Debian and Ubuntu: apt-get install python3-venv. Then run make again.",
+    )
+
+
+def install(python: Path, *what: str) -> None:
+    """With uv, which takes a tenth of pip's time, or else with pip; both only install files that have a locked hash."""
+    environment = with_caches({"PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1", **os.environ})
+    uv = python.with_name("uv")
+    with_pip = [*pip(python), "install", "--quiet", "--no-compile"]
+    if not uv.exists():
+        done = run([*with_pip, "-r", str(LOCKS / "uv.txt")], environment)
+        check_known(done.stdout)
+    if uv.exists():
+        listed = run([*pip(python), "config", "list"], environment).stdout
+        command = [str(uv), "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match"]
+        done = run([*command, "--python", str(python), *what], {**for_uv(listed), **environment})
+        if not done.returncode:
+            return
+        check_known(done.stdout)
+    print(f"{done.stdout.strip()}\nuv cannot be used here; trying pip, which takes some minutes", flush=True)
+    done = run([*with_pip, *what], environment)
+    if done.returncode:
+        check_known(done.stdout)
+        print(done.stdout.strip(), file=sys.stderr)
+        raise SetUpError("pip could not install the packages.", "See its message above; then run make again.")
+
+
+def check_known(output: str) -> None:
+    """Raise what a failed program's output is known to mean."""
+    if any(sign in output for sign in _FULL):
+        raise SetUpError("The disk is full.", "The environment needs 700 MB; make room, then run make again.")
+    if any(sign in output.lower() for sign in _UNREACHABLE):
+        raise SetUpError(
+            "The package index cannot be reached.",
+            "The first make installs its tools from there: check the network, or pip's settings (`pip config list`).",
+        )
+
+
+def compile_hook(python: Path) -> None:
+    print("compiling the workload hook", flush=True)
+    tool = [str(python), str(ROOT / "tools" / "build_hook.py")]
+    if not run([*tool, "--system"]).returncode:
+        return
+    print("this machine's C compiler cannot be used; installing ziglang (90 MB)", flush=True)
+    try:
+        install(python, "-r", str(LOCKS / "hook.txt"))
+        done = run([*tool, "--arch", platform.machine()])
+        why = done.stdout.strip() if done.returncode else ""
+    except SetUpError as error:
+        why = f"ziglang cannot be installed. {error}"
+    if why:
+        print(f"There is no workload hook; `record`, `--workload` and their tests do not run: {why}", file=sys.stderr)
+        print("       Install a C compiler, then run `python3 tools/build_hook.py --system`.", file=sys.stderr)
+
+
+def with_caches(environment: "dict[str, str]") -> "dict[str, str]":
+    """Without caches where the home cannot be written to."""
+    folder = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "/nonexistent"), ".cache")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return environment
+    except OSError:
+        return {"UV_NO_CACHE": "1", "PIP_NO_CACHE_DIR": "1", **environment}
+
+
+def run(command: "list[str]", environment: "dict[str, str] | None" = None) -> "subprocess.CompletedProcess[str]":
+    """With all that it prints; a program that is not there is one that fails."""
+    try:
+        return subprocess.run(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        return subprocess.CompletedProcess(command, 127, str(error))
+
+
+def for_uv(listed: str) -> "dict[str, str]":
     """The environment that tells uv what `pip config list` says; a pip variable wins over `[install]`, that over
     `[global]`."""
     found: dict[str, tuple[int, str]] = {}
@@ -76,13 +202,8 @@ def for_uv(listed: str) -> dict[str, str]:
     }
 
 
-def pip(python: Path) -> list[str]:
+def pip(python: Path) -> "list[str]":
     return [str(python), "-m", "pip", "--disable-pip-version-check"]
-
-
-def fail(message: str, hint: str) -> int:
-    print(f"error: {message}\n       {hint}", file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

@@ -97,10 +97,12 @@ def main() -> int:
     options = parser.parse_args()
     arches = options.arch or ([platform.machine()] if options.system else ARCHES)
     try:
-        for arch in arches:
-            compiler = system(arch) if options.system else zig(arch)
-            for library in build(arch, compiler, options.into.absolute() / arch):
-                print(f"{library} ({library.stat().st_size:,} bytes)", flush=True)
+        with tempfile.TemporaryDirectory(prefix="torchtailor-zig-") as caches:  # not in a home or in the sources
+            os.environ.update(ZIG_GLOBAL_CACHE_DIR=caches, ZIG_LOCAL_CACHE_DIR=caches)
+            for arch in arches:
+                compiler = system(arch) if options.system else zig(arch)
+                for library in build(arch, compiler, options.into.absolute() / arch):
+                    print(f"{library} ({library.stat().st_size:,} bytes)", flush=True)
     except CannotBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -303,6 +303,8 @@ def _inner(field: dict[str, Any], parts: dict[str, Any]) -> tuple[dict[str, Any]
             return part, ""
         if option.get("type") == "array" and (found := _inner(option.get("items", {}), parts))[0] is not None:
             return found[0], f"[]{found[1]}"
+        if isinstance(values := option.get("additionalProperties"), dict) and (found := _inner(values, parts))[0]:
+            return found[0], f".*{found[1]}"
     return None, ""
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torchtailor.tailoring.run import tailor
     from torchtailor.verification.result import Level, VerifyReport
     from torchtailor.verification.run import verify
-
-__version__ = "0.1.0"
+    from torchtailor.version import __version__
 
 __all__ = [
     "BuildResult",
@@ -57,6 +56,7 @@ _MODULES = {
     "TailorResult": "tailoring.result",
     "TorchtailorError": "errors",
     "VerifyReport": "verification.result",
+    "__version__": "version",
     "build": "backends.build",
     "detect": "host.detect",
     "inspect": "inspection.inspect",

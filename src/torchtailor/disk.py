@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -229,24 +227,34 @@ def check_intact(path: Path, sha256: str, descriptor: int | None = None) -> None
         _intact.add(identity, sha256)
 
 
-@cache
-def code_digest(*parts: str) -> str:
-    """A hash of torchtailor's own code and data in these packages and modules.
-
-    It is part of the key of kept results, so that those of other code are never taken.
-    """
-    package = Path(str(files("torchtailor")))
-    hasher = hashlib.sha256()
-    for part in parts:
-        place = package / part
-        paths = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for path in paths:
-            if not path.is_dir() and path.suffix != ".pyc":
-                hasher.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return hasher.hexdigest()
+def is_intact(path: Path, sha256: str) -> bool:
+    """Whether a plain file, which nobody changes, is there and has this hash."""
+    try:
+        with plain_file(path) as descriptor:
+            check_intact(path, sha256, descriptor)
+    except (OSError, DamagedFileError):
+        return False
+    return True
 
 
 # Files
+
+
+@contextmanager
+def plain_file(path: Path) -> Iterator[int]:
+    """Open a file that may come from elsewhere: a link, pipe, device or folder in its place is damage."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise DamagedFileError(path) from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DamagedFileError(path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def write_at(fd: int, at: int, data: bytes) -> int:

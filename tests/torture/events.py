@@ -131,7 +131,7 @@ class Work:
     def _publish(self) -> None:
         from torchtailor.fetch.cache import Cache
         from torchtailor.publish.publish import publish
-        from torchtailor.publish.store import FolderStore
+        from torchtailor.store import FolderStore
 
         publish(self.folder / "dist", FolderStore(self.folder / "work/public"), cache=Cache(self.folder / "work/cache"))
 

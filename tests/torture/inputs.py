@@ -310,7 +310,7 @@ class Manifests(Torture):
     def attempt(self, dice: random.Random, folder: Path) -> str:
         from torchtailor.fetch.cache import Cache
         from torchtailor.publish.publish import publish
-        from torchtailor.publish.store import FolderStore
+        from torchtailor.store import FolderStore
 
         for path, data in self.files.items():
             path.write_bytes(data)

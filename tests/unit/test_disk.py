@@ -23,7 +23,6 @@ from torchtailor.disk import (
     _intact,
     cache_folder,
     check_intact,
-    code_digest,
     copy_file,
     disk_errors,
     existing_parent,
@@ -160,32 +159,6 @@ def test_hashes(tmp_path: Path, size: int) -> None:
         file.seek(size // 2)
         assert hash_file(file.fileno()) == hashlib.sha256(data).hexdigest()
         assert file.tell() == size // 2
-
-
-def test_the_digest_of_code_follows_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "part" / "data").mkdir(parents=True)
-    (tmp_path / "part" / "__pycache__").mkdir()
-    (tmp_path / "part" / "a.py").write_text("1")
-    (tmp_path / "part" / "data" / "b.toml").write_text("2")
-    (tmp_path / "other.py").write_text("3")
-    monkeypatch.setattr(disk, "files", lambda _: tmp_path)
-
-    def digest() -> str:
-        code_digest.cache_clear()
-        return code_digest("part", "other.py")
-
-    seen = [digest()]
-    (tmp_path / "part" / "__pycache__" / "a.pyc").write_text("compiled")
-    assert digest() == seen[0]
-    for path in ("part/a.py", "part/data/b.toml", "other.py"):
-        (tmp_path / path).write_text("changed")
-        seen.append(digest())
-    (tmp_path / "part" / "a.py").rename(tmp_path / "part" / "c.py")
-    seen.append(digest())
-    assert len(set(seen)) == len(seen)
-    with pytest.raises(FileNotFoundError):
-        code_digest("a_part_that_was_renamed")
-    code_digest.cache_clear()
 
 
 # Files

@@ -81,7 +81,8 @@ class DropRules:
     rules: tuple[DropRule, ...]
 
 
-class DroppedFile(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DroppedFile:
     """A file that a rule leaves out."""
 
     path: str

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
 from torchtailor.catalog import Capability, Catalog, TorchArch
-from torchtailor.disk import code_digest
+from torchtailor.disk import is_intact
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
 from torchtailor.gpucode.policy import Policy
@@ -25,27 +24,11 @@ from torchtailor.surgery.options import TailorOptions
 from torchtailor.tailoring.result import PackWheel, TailorResult
 from torchtailor.tailoring.wheel import WheelOrder, tailor_wheel_each
 from torchtailor.trust import FileName, Label, Limit, Sha256, Size, decode_json, read_limited
+from torchtailor.version import code_key
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import decode_trace
 
 _OUTCOME = "outcome.json"
-# The parts of the package whose code decides the bytes of a cut wheel.
-_ENGINE = (
-    "artifact",
-    "binary",
-    "catalog",
-    "cgroups.py",
-    "disk.py",
-    "format.py",
-    "gpucode",
-    "host",
-    "licences",
-    "surgery",
-    "tailoring",
-    "trust.py",
-    "wheels",
-    "workload",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +118,7 @@ class Cutter:
 
 def cut_key(sha256: str, filename: str, gpu: Capability, options: CutOptions) -> str:
     """The key of a cut: its input, its options, and the code that cuts."""
-    parts = [torchtailor.__version__, code_digest(*_ENGINE), sha256, filename, str(gpu), json.dumps(asdict(options))]
+    parts = [code_key(), sha256, filename, str(gpu), json.dumps(asdict(options))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -161,12 +144,12 @@ def _read(folder: Path, stock: Path) -> WheelCut | None:
     except (OSError, BadInputError):
         return None
     path = folder / outcome.filename if outcome.changed else stock
-    if not path.is_file() or path.stat().st_size != outcome.size:
+    if outcome.changed and not is_intact(path, outcome.sha256):
         return None
     pack = None
     if (made := outcome.pack) is not None:
         pack = PackWheel(folder / made.filename, made.target, made.size, made.sha256)
-        if not pack.path.is_file() or pack.path.stat().st_size != pack.size:
+        if not is_intact(pack.path, pack.sha256):
             return None
     with suppress(OSError):
         os.utime(folder / _OUTCOME)  # it is in use: `cache prune` goes by that

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-import torchtailor
 from torchtailor.backends.cutting import CutOptions, Cutter, WheelCut, cut_key
 from torchtailor.backends.progress import BuildProgress, NoBuildProgress
 from torchtailor.catalog import Capability, Catalog
@@ -24,6 +23,7 @@ from torchtailor.errors import BadInputError, CheckFailedError, EnvironmentProbl
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.download import Downloader, Fetched
 from torchtailor.fetch.pages import WheelAddress
+from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import StockWheel, WheelhouseDescription, WheelhouseEntry, WheelStep
 from torchtailor.wheelhouse.places import check_place
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, write_wheelhouse
@@ -78,8 +78,8 @@ class PackWheelhouse(msgspec.Struct, frozen=True, tag="pack"):
 
     @property
     def key(self) -> str:
-        """Of all wheels in it, of the description and of this version."""
-        inputs = [torchtailor.__version__, *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
+        """Of all wheels in it, of the description and of this code."""
+        inputs = [code_key(), *(wheel.cut.key for wheel in self.wheels if wheel.cut)]
         return hashlib.sha256("\n".join(inputs).encode() + encode_job(self)).hexdigest()
 
 
@@ -112,14 +112,24 @@ class JobContext:
     progress: BuildProgress = field(default_factory=NoBuildProgress)
     processes: int = 2  # that cut the libraries of one wheel
     fetched: dict[str, Path] = field(default_factory=dict, init=False)  # by sha256; also wheels outside the cache
+    addresses: dict[str, WheelAddress] = field(default_factory=dict, init=False)  # that they came from
     cuts: dict[str, WheelCut | None] = field(default_factory=dict, init=False)  # by key; None: no code runs there
 
-    def find(self, sha256: str, filename: str) -> Path:
-        """A wheel that was fetched, by this build or an earlier one."""
-        path = self.fetched.get(sha256) or self.cache.find(sha256, filename)
+    def locate(self, sha256: str, filename: str) -> Path:
+        """A wheel that was fetched, by this build or an earlier one; it may be damaged."""
+        path = self.fetched.get(sha256) or self.cache.locate(sha256, filename)
         if path is None:
             raise EnvironmentProblem(f"{filename} is not in the cache {self.cache.root}.", "Run its fetch job first.")
         return path
+
+    def find(self, sha256: str, filename: str) -> Path:
+        """The same of a wheel whose bytes are used: one of the cache that is damaged is fetched again."""
+        path = self.locate(sha256, filename)
+        if not path.is_relative_to(self.cache.root) or self.cache.find(sha256, filename) is not None:
+            return path
+        if sha256 in self.addresses:
+            fetch_all([FetchWheel(self.addresses[sha256])], self)
+        return self.locate(sha256, filename)
 
     def without(self, damaged: DamagedFileError) -> CheckFailedError:
         """Remove a damaged file from the cache, so that the next build makes or fetches it again."""
@@ -144,16 +154,18 @@ def fetch_all(jobs: Sequence[FetchWheel], context: JobContext) -> Mapping[str, F
     with disk_errors(context.cache.root, unchanged="Finished downloads are kept."):
         fetched = context.downloader.fetch([job.wheel for job in jobs], context.progress)
     context.fetched |= {item.sha256: item.path for item in fetched.values()}
+    context.addresses |= {item.sha256: item.file for item in fetched.values()}
     return fetched
 
 
 def cut_all(jobs: Sequence[CutWheel], context: JobContext) -> tuple[WheelCut, ...]:
     """Cut one wheel for several GPUs in one pass; GPUs that none of its code runs on are left out."""
     first = jobs[0]
-    path = context.find(first.sha256, first.filename)
+    path = context.locate(first.sha256, first.filename)
     project = WheelName.parse(Path(first.filename)).project
 
     def before_cut(gpus: Sequence[Capability]) -> None:
+        context.find(first.sha256, first.filename)
         context.progress.stage(f"Cutting {project} for {', '.join(map(str, gpus))}")
 
     cutter = Cutter(context.catalog, context.cache, first.options, processes=context.processes)
@@ -194,10 +206,11 @@ def packed_entries(job: PackWheelhouse, context: JobContext) -> tuple[Wheelhouse
 
 def _entries(wheel: WheelToPack, context: JobContext) -> Iterator[WheelhouseEntry]:
     """A wheel as it is, cut, or split in two."""
-    path = context.find(wheel.sha256, wheel.filename)
+    path = context.locate(wheel.sha256, wheel.filename)
     stock = StockWheel(path, wheel.filename, wheel.sha256, wheel.size, wheel.url)
     cut = _cut(wheel.cut, context) if wheel.cut else None
     if cut is None or not cut.changed:
+        path = context.find(wheel.sha256, wheel.filename)
         yield WheelhouseEntry(
             path, wheel.filename, wheel.sha256, WheelStep.UNCHANGED, wheel.required_by, stock, why=wheel.why
         )

@@ -19,7 +19,6 @@ from msgspec import Meta, Struct, field
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-import torchtailor
 from torchtailor.backends.choose import choose
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.catalog import Catalog, Method
@@ -29,12 +28,13 @@ from torchtailor.ci.tables import MethodRow, SchemeRow, SystemRow, ci_tables
 from torchtailor.errors import NoMatchError, UsageError
 from torchtailor.farm.derivations import binary_cache
 from torchtailor.farm.objects import own_objects
-from torchtailor.farm.store import check_store
 from torchtailor.farm.where import HERE, Where, parse_where
-from torchtailor.fetch.locations import redact
 from torchtailor.recipes.write import recipe_releases
+from torchtailor.store import check_store
+from torchtailor.urls import redact
 from torchtailor.variants import Variant
 from torchtailor.variants.select import is_glob, unmatched
+from torchtailor.version import __version__
 
 _BRANCH = re.compile(r"[\w./+@#-]*")
 _PACKAGES = "Write torchtailor==1.0, a folder of the repository (./tools/torchtailor), or git+https://...@TAG."
@@ -226,7 +226,7 @@ class CiPlan:
         found += self._cluster_warnings()
         if not self.options.package and not _from_index():
             found.append(
-                f"Its jobs install torchtailor {torchtailor.__version__} from the package index, and this one is not "
+                f"Its jobs install torchtailor {__version__} from the package index, and this one is not "
                 "from there: name another with --package, such as git+URL@TAG or a folder of the repository."
             )
         return tuple(found)
@@ -303,7 +303,7 @@ class CiPlan:
         extras |= {"publish"} if self.options.publish else set()
         if self.package_path:
             return f"{self.options.package}[{','.join(sorted(extras))}]"
-        return _with_extras(self.options.package or f"torchtailor=={torchtailor.__version__}", extras)
+        return _with_extras(self.options.package or f"torchtailor=={__version__}", extras)
 
     @property
     def package_path(self) -> str:
@@ -612,7 +612,7 @@ def _from_index() -> bool:
         found = distribution("torchtailor")
     except PackageNotFoundError:
         return False
-    version = Version(torchtailor.__version__)
+    version = Version(__version__)
     return found.read_text("direct_url.json") is None and not version.is_devrelease and version.local is None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchtailor import __version__
+from torchtailor.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -102,7 +102,6 @@ def command(
     from torchtailor.images.compression import LayerCompression
     from torchtailor.images.options import ImageOptions
     from torchtailor.images.reference import parse_reference
-    from torchtailor.images.result import image_document
     from torchtailor.images.run import cut_image
     from torchtailor.tailoring.run import tailor_options
     from torchtailor.ui import ProgressBar, err, out, print_json
@@ -135,7 +134,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         report = cut_image(source, destination, options, platform=platform, insecure=insecure, progress=bar)
     if json:
-        print_json("image", image_document(report))
+        print_json("image", report.document)
     else:
         _print(report, err() if to_pipe else out())
     if html:

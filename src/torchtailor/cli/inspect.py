@@ -37,7 +37,6 @@ def command(
     from contextlib import ExitStack
 
     from torchtailor.cli._artifacts import artifact_named
-    from torchtailor.inspection.document import inspect_document
     from torchtailor.inspection.inspect import inspect
     from torchtailor.ui import ProgressBar, err, print_json
 
@@ -48,7 +47,7 @@ def command(
         ]
         inspection = inspect(artifacts, gpus=gpu or (), progress=bar)
     if json:
-        print_json("inspect", inspect_document(inspection))
+        print_json("inspect", inspection.document)
     else:
         _print(inspection, detail=detail)
     for skipped in inspection.damaged:

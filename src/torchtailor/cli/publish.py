@@ -114,11 +114,11 @@ def command(
         return
     from torchtailor.publish import lifecycle
     from torchtailor.publish.dry_run import DryStore
-    from torchtailor.publish.store import open_store
+    from torchtailor.store import open_store
 
-    store = DryStore.of(to) if dry_run else open_store(to)
+    store = DryStore.of(to) if dry_run else open_store(to, "--to")
     if promote is not None:
-        done = lifecycle.promote(open_store(promote), store, nvidia_too=publish_nvidia, say=say)
+        done = lifecycle.promote(open_store(promote, "--promote"), store, nvidia_too=publish_nvidia, say=say)
     elif yank:
         done = lifecycle.yank(store, yank, reason)
     elif unyank:
@@ -150,7 +150,7 @@ def _say(text: str) -> None:
 
 def _show_published(result: Published, to: str, *, dry_run: bool, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.fetch.locations import redact
+    from torchtailor.urls import redact
 
     if json:
         ui.print_json("publish", replace(result, to=redact(to), dry_run=dry_run))
@@ -191,9 +191,9 @@ def _show_changed(done: Changed, *, dry_run: bool, json: bool) -> None:
 
 def _list(to: str, *, json: bool) -> None:
     from torchtailor import ui
-    from torchtailor.fetch.locations import redact
     from torchtailor.publish.dry_run import DryStore
     from torchtailor.publish.lifecycle import list_index
+    from torchtailor.urls import redact
 
     listing = list_index(DryStore.of(to))
     if json:

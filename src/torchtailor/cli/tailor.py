@@ -115,7 +115,7 @@ def command(
 ) -> None:
     """Cut out the GPU code that a target cannot run."""
     from torchtailor.errors import UsageError
-    from torchtailor.tailoring.run import read_workload, tailor_document, tailor_inputs, tailor_options
+    from torchtailor.tailoring.run import read_workload, tailor_inputs, tailor_options
     from torchtailor.ui import ProgressBar, err, print_json
 
     if margin != "exact" and not workload:
@@ -149,7 +149,7 @@ def command(
     with ProgressBar(quiet=json) as bar:
         report = tailor_inputs(paths or (), options, output=output, env=env, progress=bar)
     if json:
-        print_json("tailor", tailor_document(report))
+        print_json("tailor", report.document)
     elif report.results:
         _print(report)
     for failure in report.failures[1:]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.farm.drive import WorkerNews
@@ -17,8 +17,8 @@ from torchtailor.farm.perform import WorkerSetup
 from torchtailor.farm.policy import THIS_PROCESS
 from torchtailor.farm.store import open_farm_store
 from torchtailor.farm.where import PlaceKind, Where, check_answers, chosen_store, started
-from torchtailor.fetch.locations import redact
 from torchtailor.format import human_seconds
+from torchtailor.urls import redact
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,16 @@ class WorkerCheck:
 
     worker: str
     usable: bool
-    why: str  # it is not
-    facts: Mapping[str, Any]
+    why: Annotated[str, Meta(description="why it is not usable")]
+    builds: Annotated[tuple[str, ...], Meta(description="the build methods that it has the tools for")]
+    facts: Annotated[
+        Mapping[str, Any], Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")
+    ]
 
-    @property
-    def builds(self) -> tuple[str, ...]:
-        """The methods that it has the tools for."""
-        if not self.usable:
-            return ()
-        found = ["wheel"]
-        if self.facts.get("compiler"):
-            found.append("source")
-        if self.facts.get("nix"):
-            found.append("nix")
-        return tuple(found)
+    @classmethod
+    def of(cls, worker: str, usable: bool, why: str, facts: Mapping[str, Any]) -> WorkerCheck:
+        tools = {"wheel": True, "source": facts.get("compiler"), "nix": facts.get("nix")}
+        return cls(worker, usable, why, tuple(name for name, there in tools.items() if usable and there), facts)
 
 
 @dataclass(frozen=True)
@@ -49,29 +45,8 @@ class FarmCheck:
 
     on: str
     store: str  # as it is shown, like `objects`, without passwords
-    objects: str
-    workers: tuple[WorkerCheck, ...]
-
-
-class WorkerCheckDocument(Struct):
-    """What one worker is."""
-
-    worker: str
-    usable: bool
-    why: Annotated[str, Meta(description="why it is not usable")]
-    builds: Annotated[tuple[str, ...], Meta(description="the build methods that it has the tools for")]
-    facts: Annotated[
-        dict[str, Any], Meta(description="host, version, python, glibc, compiler, cores, memory, disk_free, ...")
-    ]
-
-
-class FarmCheckDocument(Struct):
-    """A place: its workers, and what they share."""
-
-    on: str
-    store: str
     objects: Annotated[str, Meta(description="where compiled files are shared; empty: nowhere was named")]
-    workers: tuple[WorkerCheckDocument, ...]
+    workers: tuple[WorkerCheck, ...]
 
 
 def check_farm(
@@ -99,7 +74,7 @@ def check_farm(
 def _this_process(setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
     why = why_unreachable(setup.objects) if setup.objects else ""
     said = f"{why[0].upper()}{why[1:]} Start it, or give another place with --objects." if why else ""
-    return (WorkerCheck(THIS_PROCESS, not why, said, describe_worker()),)
+    return (WorkerCheck.of(THIS_PROCESS, not why, said, describe_worker()),)
 
 
 def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
@@ -113,5 +88,5 @@ def _workers(where: Where, setup: WorkerSetup) -> tuple[WorkerCheck, ...]:
                     continue
                 usable = news.kind is EventKind.WORKER_JOINED
                 facts = engine.facts.get(news.worker.name, {})
-                found[news.worker.name] = WorkerCheck(news.worker.name, usable, news.text, facts)
+                found[news.worker.name] = WorkerCheck.of(news.worker.name, usable, news.text, facts)
         return tuple(found.values())

@@ -16,9 +16,7 @@ _LIBRARIES = ("isal", "lz4", "msgspec", "zstandard")
 
 def describe_worker() -> dict[str, Any]:
     """The fingerprint of this process and machine, and what it has room for."""
-    import hashlib
     import importlib.metadata
-    import importlib.util
     import os
     import platform
     import shutil
@@ -39,18 +37,17 @@ def describe_worker() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             return ""
 
-    found = importlib.util.find_spec("torchtailor")
-    digest = hashlib.sha256()
-    if found is not None and found.origin:
-        package = Path(found.origin).parent
-        for path in sorted(package.rglob("*")):
-            if path.suffix in (".py", ".toml", ".c", ".h") and path.is_file():
-                digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    try:
+        from torchtailor.version import code_key
+
+        code = code_key()
+    except ImportError:
+        code = ""
     cache = os.environ.get("TORCHTAILOR_CACHE") or str(Path.home())
     place = next(path for path in (Path(cache), *Path(cache).absolute().parents) if path.is_dir())
     return {
         "host": socket.gethostname(),
-        "torchtailor": digest.hexdigest()[:16] if found is not None else "",
+        "torchtailor": code,
         "version": version("torchtailor"),
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": platform.machine(),

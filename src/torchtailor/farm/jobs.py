@@ -12,19 +12,11 @@ from enum import Enum
 
 import msgspec
 
-import torchtailor
 from torchtailor.backends.cutting import CutOptions, cut_key
 from torchtailor.backends.jobs import FetchWheel, encode_job
 from torchtailor.catalog import Capability, Catalog
-from torchtailor.disk import code_digest
+from torchtailor.version import code_key
 from torchtailor.wheelhouse.entry import WheelhouseDescription
-
-# The parts of the package whose code decides the bytes of a wheelhouse around its wheels, and of a proof.
-_PACKING = ("backends", "fetch/metadata.py", "index", "wheelhouse", "wheels")
-_COMPILING = ("backends/source", "catalog")
-_BUNDLING = ("binary", "licences", "wheels")
-_PROVING = ("gpucode", "hostcode", "inspection", "verification")
-
 
 # The parts of the user's file that say where and what is built, not what anything is.
 _CHOICES = ("farm", "tailor")
@@ -218,32 +210,32 @@ def gives_of(job: FarmJob) -> tuple[str, ...]:
         case CutForGpus():
             return tuple(job.key_for(gpu) for gpu in job.gpus)
         case PackVariant():
-            return (_key("pack", code_digest(*_PACKING), *job.needs, body=job),)
+            return (_key("pack", *job.needs, body=job),)
         case ProveVariant():
-            return (_key("prove", code_digest(*_PROVING), body=job),)
+            return (_key("prove", body=job),)
         case FetchSource():
             return (job.key,)
         case ConfigureSource():
             return (_configured(job.spec),)
         case CompileShard():
             # not of `after`: how another Python was cut into shards changes nothing
-            return (_key("compile", code_digest(*_COMPILING), body=msgspec.structs.replace(job, after=())),)
+            return (_key("compile", body=msgspec.structs.replace(job, after=())),)
         case LinkSource():
             return (_linked(job.spec),)
         case PackSource():
-            return (_key("pack", code_digest(*_COMPILING, *_PACKING, *_PROVING), body=job),)
+            return (_key("pack", body=job),)
         case RealiseDerivation():
             return (hashlib.sha256(f"nix\n{job.derivation}".encode()).hexdigest(),)
 
 
 def _configured(spec: SourceSpec) -> str:
-    return _key("configure", code_digest(*_COMPILING), body=ConfigureSource(spec))
+    return _key("configure", body=ConfigureSource(spec))
 
 
 def _linked(spec: SourceSpec) -> str:
-    return _key("link", code_digest(*_COMPILING, *_BUNDLING), body=LinkSource(spec, ()))
+    return _key("link", body=LinkSource(spec, ()))
 
 
 def _key(*parts: str, body: FarmJob) -> str:
-    text = "\n".join((torchtailor.__version__, *parts)).encode()
+    text = "\n".join((code_key(), *parts)).encode()
     return hashlib.sha256(text + b"\n" + encode_job(body)).hexdigest()

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from torchtailor.backends.source.ccache import remote_storage
 from torchtailor.errors import UsageError
-from torchtailor.fetch.locations import redact
+from torchtailor.urls import redact
 
 _REDIS_PORT = 6379
 _PATIENCE = 10.0  # seconds

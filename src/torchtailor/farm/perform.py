@@ -31,7 +31,7 @@ from torchtailor.backends.jobs import (
 from torchtailor.catalog import Catalog, load_catalog
 from torchtailor.catalog.load import USER_FILE
 from torchtailor.cgroups import available_cores
-from torchtailor.disk import disk_errors, share_intact, staging_folder
+from torchtailor.disk import disk_errors, is_intact, share_intact, staging_folder
 from torchtailor.errors import CheckFailedError, ExitCode, ImpossibleError, TorchtailorError
 from torchtailor.farm.events import JobOutcome
 from torchtailor.farm.jobs import (
@@ -318,7 +318,7 @@ def _restore_cut(key: str, order: CutWheel, context: JobContext, store: FarmStor
     place = context.cache.made(order.key)
 
     def complete(folder: Path) -> bool:
-        return all(_has(folder / file.path, file.size) for file in record.files)
+        return all(is_intact(folder / file.path, file.sha256) for file in record.files)
 
     if not complete(place):
         with disk_errors(context.cache.root, unchanged=_KEPT), context.cache.staging() as staging:
@@ -326,10 +326,6 @@ def _restore_cut(key: str, order: CutWheel, context: JobContext, store: FarmStor
                 store.get(key, file, staging / "cut" / file.path)
             context.cache.put_made(order.key, staging / "cut", complete)
     return len(record.files) > 1  # beside what is known of it
-
-
-def _has(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def _prove(job: ProveVariant, bench: Workbench) -> JobOutcome:

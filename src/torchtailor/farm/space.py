@@ -13,8 +13,8 @@ from pathlib import Path
 from torchtailor.backends.wheel.plan import WheelPlan
 from torchtailor.disk import CACHE_VARIABLE, cache_folder, existing_parent
 from torchtailor.errors import EnvironmentProblem
-from torchtailor.farm.store import store_folder
 from torchtailor.format import human_bytes
+from torchtailor.store import store_folder
 
 _SPARE = 500_000_000
 

@@ -11,8 +11,8 @@ from torchtailor.backends.wheel.run import WHY_NOT_CUT, describe_variant
 from torchtailor.disk import hash_file
 from torchtailor.farm.graph import GraphJob, JobGraph, JobWeight
 from torchtailor.farm.jobs import CutForGpus, PackedWheel, PackVariant, ProveVariant, gives_of
-from torchtailor.fetch.locations import without_login
 from torchtailor.ledger.rates import Rates
+from torchtailor.urls import without_login
 
 _CUT_MEMORY = 500_000_000
 _COPIED = 400e6  # bytes per second that are read, hashed and linked or copied

@@ -23,10 +23,10 @@ from torchtailor.errors import EnvironmentProblem, NetworkError, NoMatchError, U
 from torchtailor.farm.address import check_address, reach
 from torchtailor.farm.drive import Engine
 from torchtailor.farm.perform import WorkerSetup
-from torchtailor.farm.store import absolute_store, check_store
 from torchtailor.format import counted, human_bytes
 from torchtailor.host.capacity import capacity
 from torchtailor.host.probe import LiveProbe
+from torchtailor.store import check_store, store_folder
 
 HERE = "here"
 _LOCAL = "local"
@@ -165,7 +165,7 @@ def chosen_store(where: Where, given: str | None) -> str:
             )
     chosen = where.store if given is None else given
     check_store(chosen, "--store" if given is not None else f"[farm.{where.name}]: the store")
-    return absolute_store(chosen)
+    return str(store_folder(chosen) or chosen)  # also for processes in another folder
 
 
 def check_room(where: Where) -> None:

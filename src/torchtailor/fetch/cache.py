@@ -28,6 +28,7 @@ import msgspec
 from torchtailor.disk import (
     CACHE_VARIABLE,
     cache_folder,
+    is_intact,
     link_or_copy,
     locked,
     remove_abandoned,
@@ -122,7 +123,15 @@ class Cache:
     # Whole files
 
     def find(self, sha256: str, filename: str) -> Path | None:
-        """The file with this hash under this name, if it is cached."""
+        """The file with this hash under this name, if it is cached; one that is damaged is removed."""
+        path = self.locate(sha256, filename)
+        if path is None or is_intact(path, sha256):
+            return path
+        self.discard(path)
+        return None
+
+    def locate(self, sha256: str, filename: str) -> Path | None:
+        """The same without reading it: for what is planned, or checked where it is used."""
         if not is_sha256(sha256) or not is_file_name(filename):
             return None
         folder = self._blob_folder(sha256)

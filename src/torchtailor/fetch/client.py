@@ -22,11 +22,12 @@ from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlun
 
 import urllib3
 
-import torchtailor
 from torchtailor.errors import NetworkError, UsageError
-from torchtailor.fetch.locations import is_this_machine, redact
+from torchtailor.fetch.locations import is_this_machine
 from torchtailor.fetch.settings import IndexSettings
 from torchtailor.trust import whole_number
+from torchtailor.urls import redact
+from torchtailor.version import __version__
 
 _RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT = 30.0
@@ -171,7 +172,7 @@ class Client:
 
         Who logs in and follows redirects in another way turns `login` and `follow` off.
         """
-        sent = {"User-Agent": f"torchtailor/{torchtailor.__version__}", "Accept-Encoding": "identity"}
+        sent = {"User-Agent": f"torchtailor/{__version__}", "Accept-Encoding": "identity"}
         try:
             address, credentials = self._login(url) if login else (url, {})
             sent |= credentials | dict(headers or {})

@@ -157,7 +157,7 @@ class Downloader:
 
     def _cached(self, file: WheelAddress) -> Path | None:
         sha256 = file.sha256 or self._hash_note(f"sha256 of {file.key}")
-        return self._cache.find(sha256, file.filename) if sha256 else None
+        return self._cache.locate(sha256, file.filename) if sha256 else None
 
     def _download(self, file: WheelAddress, part: Path, progress: DownloadProgress) -> Fetched:
         """Retry until the file is whole; attempts that bring no bytes are counted, any progress resets the count."""

@@ -10,12 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from torchtailor.errors import UsageError
-
-# what is before the host: up to the last @ of the part before the path
-_LOGIN = re.compile(r"^((?:[a-zA-Z][a-zA-Z0-9+.-]*:/+)?)[^/?#\s@]*(?:@[^/?#\s@]*)*@")
-
-
-_LOGIN_ANYWHERE = re.compile(r"(://)[^/?#\s]*@")
+from torchtailor.urls import local_path, redact
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -84,14 +79,6 @@ def make_location(text: str, kind: LocationKind, origin: str, directory: Path) -
     return IndexLocation(path.as_uri(), kind, origin)
 
 
-def local_path(url: str) -> Path | None:
-    """The path of a file: URL."""
-    from urllib.request import url2pathname
-
-    parts = urlsplit(url)
-    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
-
-
 def with_login_of(source: str, url: str) -> str:
     """A link with the login of the location that lists it, where it leads to the same server and has none itself."""
     ours, own = urlsplit(source), urlsplit(url)
@@ -103,17 +90,6 @@ def with_login_of(source: str, url: str) -> str:
 
 def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
-
-
-def without_login(url: str) -> str:
-    """`https://user:secret@host/x` -> `https://host/x`: as it may be shown to others and used by them."""
-    shown = redact(url)
-    return shown.replace("****@", "", 1) if shown != url else url
-
-
-def redact(url: str) -> str:
-    """`https://user:secret@host/x` -> `https://****@host/x`; also of what only looks like a URL."""
-    return _LOGIN_ANYWHERE.sub(r"\1****@", _LOGIN.sub(r"\1****@", url, count=1))
 
 
 def is_this_machine(host: str) -> bool:

@@ -19,9 +19,9 @@ from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, StatusError, UnreachableError
-from torchtailor.fetch.locations import redact
 from torchtailor.fetch.pages import WheelAddress, WheelFile
 from torchtailor.trust import Limit
+from torchtailor.urls import redact
 from torchtailor.wheels.archive import Member, WheelArchive, locate, member_source, read_table
 
 _TAIL = 64 << 10
@@ -86,7 +86,7 @@ class FactsReader:
         return facts
 
     def _blob(self, file: WheelFile) -> Path | None:
-        return self._cache.find(file.sha256, file.filename) if file.sha256 else None
+        return self._cache.locate(file.sha256, file.filename) if file.sha256 else None
 
     def _ask(self, file: WheelFile) -> Facts:
         if file.metadata is not None:

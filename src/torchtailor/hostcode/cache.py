@@ -12,13 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from torchtailor.disk import cache_folder, code_digest, hash_file, write_atomically
+from torchtailor.disk import cache_folder, hash_file, write_atomically
 from torchtailor.hostcode.analyse import HostCode, analyse
 from torchtailor.hostcode.image import CodeImage
 from torchtailor.hostcode.needs import Needs, read_needs
-
-# The parts of the package whose code decides what is found.
-_ENGINE = ("binary", "hostcode")
+from torchtailor.version import code_key
 
 
 def host_code(
@@ -49,7 +47,7 @@ def _place(sha256: str, allowed: frozenset[str], folder: Path) -> Path:
 @cache
 def fingerprint() -> str:
     """Changes whenever the same bytes could give another result."""
-    return f"{code_digest(*_ENGINE)} {version('capstone')}"
+    return f"{code_key()} {version('capstone')}"
 
 
 def _keep(kept: Path, content: bytes) -> None:

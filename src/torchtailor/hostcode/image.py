@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ class CodeImage:
         self.elf = ElfFile.from_buffer(self.data)
         if self.elf.header.type is FileType.RELOCATABLE:
             raise BadInputError(f"{path} is an object file that was not linked.", "Give a shared library or a program.")
+
+    def __reduce__(self) -> tuple[Callable[[Path], CodeImage], tuple[Path]]:
+        return _mapped_once, (self.path,)
 
     @property
     def machine(self) -> ElfMachine:
@@ -313,3 +317,9 @@ def _table(
     whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(whole[0], kind="stable")
     return Functions(*(column[order] for column in whole))
+
+
+@lru_cache(maxsize=1)
+def _mapped_once(path: Path) -> CodeImage:
+    """In a worker process that gets many shares of one library."""
+    return CodeImage(path)

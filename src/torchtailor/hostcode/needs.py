@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +12,7 @@ import numpy.typing as npt
 from torchtailor.binary.elf_headers import ElfMachine
 from torchtailor.cgroups import available_cores
 from torchtailor.hostcode.image import CodeImage, Functions
+from torchtailor.processes import run_all
 
 Words = frozenset[str]
 
@@ -46,34 +45,34 @@ def read_needs(image: CodeImage, *, processes: int = 0) -> Needs:
     functions = image.functions
     if not len(functions):
         return Needs((frozenset(),), np.empty(0, np.uint16))
-    total = int((functions.ends - functions.starts).sum())
-    if processes < 2 or total < _SMALL:
-        return _part(image, functions, 0, len(functions))
     # equal shares of bytes, not of functions: the largest functions hold most of the code
     ends = np.cumsum(functions.ends - functions.starts)
-    cuts = np.unique(np.searchsorted(ends, [total * i // _PARTS for i in range(1, _PARTS)]))
+    total = int(ends[-1])
+    parts = _PARTS if total >= _SMALL else 1
+    cuts = np.unique(np.searchsorted(ends, [total * i // parts for i in range(1, parts)]))
     bounds = [0, *(int(cut) for cut in cuts if 0 < cut < len(functions)), len(functions)]
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_open, initargs=(image.path,)) as pool:
-        return _join(list(pool.map(_part_of_opened, bounds[:-1], bounds[1:])))
+    shares = [_Share(image, start, end) for start, end in pairwise(bounds)]
+    read = dict(run_all(_read_share, shares, processes=processes, worth=0))
+    return _join([read[share] for share in shares])
 
 
-_opened: CodeImage | None = None
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """The functions of a library that one process reads."""
+
+    image: CodeImage
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        functions = self.image.functions
+        return int(functions.ends[self.end - 1] - functions.starts[self.start])
 
 
-def _open(path: Path) -> None:
-    global _opened  # noqa: PLW0603  (each worker maps the library once, not once per share)
-    _opened = CodeImage(path)
-
-
-def _part_of_opened(start: int, end: int) -> Needs:
-    assert _opened is not None
-    return _part(_opened, _opened.functions, start, end)
-
-
-def _part(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
-    if image.machine is ElfMachine.X86_64:
-        return _x86(image, functions, start, end)
-    return _arm(image, functions, start, end)
+def _read_share(share: _Share) -> Needs:
+    read = _x86 if share.image.machine is ElfMachine.X86_64 else _arm
+    return read(share.image, share.image.functions, share.start, share.end)
 
 
 def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
@@ -89,7 +88,7 @@ def _x86(image: CodeImage, functions: Functions, start: int, end: int) -> Needs:
         segment = image.elf.load_at(low)  # the next one may be elsewhere in the file
         limit = min(limit, segment.address + segment.file_size) if segment else limit
         last = max(int(np.searchsorted(ends, limit, "right")), first + 1)
-        code = x86_decode.superset(image.bytes_at(low, int(ends[first:last].max())))
+        code = x86_decode.superset(image.bytes_at(low, int(np.max(ends[first:last]))))
         places: list[int] = []
         counts: list[int] = []
         for one in range(first, last):

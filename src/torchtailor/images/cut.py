@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile, Drops, default_rules, drop_rules
 from torchtailor.artifact.sites import installed_path
 from torchtailor.disk import disk_errors
@@ -43,6 +42,7 @@ from torchtailor.licences import is_proprietary, needs_nvidia_option
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
+from torchtailor.version import __version__
 from torchtailor.wheels.metadata import Metadata
 
 ANNOTATION_VERSION = "torchtailor.version"

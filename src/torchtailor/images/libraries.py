@@ -15,11 +15,11 @@ from torchtailor.images.packages import Packages
 from torchtailor.images.survey import FoundLibrary, ImageSurvey, store
 from torchtailor.images.tarstream import TarReader
 from torchtailor.licences import needs_nvidia_option
+from torchtailor.processes import run_all
 from torchtailor.progress import Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.libraries import cut_library
-from torchtailor.tailoring.processes import run_all
 
 _BATCH = 2 << 30  # bytes of libraries that are unpacked at once
 

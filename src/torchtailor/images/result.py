@@ -134,6 +134,18 @@ class ImageReport:
     def differs(self) -> bool:
         return any(image.differs for image in self.images)
 
+    @property
+    def document(self) -> ImageDocument:
+        """What `image --json` prints."""
+        return document(
+            ImageDocument,
+            self,
+            dry_run=self.options.tailoring.dry_run,
+            seconds=round(self.seconds, 3),
+            **self.options.to_json(),
+            images=[*map(_platform, self.images)],
+        )
+
 
 class ImageLayer(Struct):
     """One layer; sizes after are null where a dry run cannot know them."""
@@ -205,18 +217,6 @@ class ImageDocument(Struct):
     images: tuple[PlatformImage, ...]
 
 
-def image_document(report: ImageReport) -> ImageDocument:
-    """The document of `image --json`."""
-    return document(
-        ImageDocument,
-        report,
-        dry_run=report.options.tailoring.dry_run,
-        seconds=round(report.seconds, 3),
-        **report.options.to_json(),
-        images=[*map(_platform, report.images)],
-    )
-
-
 def _platform(image: ImageResult) -> PlatformImage:
     return document(
         PlatformImage,
@@ -224,7 +224,7 @@ def _platform(image: ImageResult) -> PlatformImage:
         layers=[replace(layer, created_by=printable(layer.created_by)) for layer in image.layers],
         libraries=[*map(_library, image.libraries)],
         doubled=[replace(file, path=printable(file.path)) for file in image.doubled],
-        dropped_files=[structs.replace(file, path=printable(file.path)) for file in image.dropped_files],
+        dropped_files=[replace(file, path=printable(file.path)) for file in image.dropped_files],
         droppable=[DroppableFiles(rule, files, size) for rule, (files, size) in image.droppable.items()],
     )
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +20,10 @@ from torchtailor.gpucode.scan import scan_elf
 from torchtailor.host.targets import read_gpus
 from torchtailor.inspection.inspection import ArtifactReport, Inspection, Skipped
 from torchtailor.licences import is_proprietary, needs_nvidia_option
+from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 
 _Found = LibraryReport | CodeFile | BadInputError | None  # None: the file is not what its name says
-
-_WORTH_PROCESSES = 64 << 20  # bytes; below, starting processes takes longer than the work
 
 
 def inspect(
@@ -52,7 +47,7 @@ def inspect(
     progress = progress or NoProgress()
     progress.begin("Reading libraries", sum(library.size for library in libraries))
     results: dict[int, _Found] = {}
-    for library, result in _read_all(libraries, processes):
+    for library, result in run_all(_read, libraries, processes=processes or available_cores()):
         results[id(library)] = result
         progress.advance(library.size)
     return Inspection(tuple(_collect(artifact, results) for artifact in artifacts), seen_for, catalog.rules)
@@ -94,21 +89,6 @@ def _collect(artifact: Artifact, results: dict[int, _Found]) -> ArtifactReport:
     nvidias = frozenset(name for name, owners in artifact.packages.items() if any(map(is_proprietary, owners)))
     path, kind = artifact.shown, artifact.kind
     return ArtifactReport(path, kind, tuple(libraries), tuple(skipped), tuple(files), every, nvidias)
-
-
-def _read_all(libraries: Sequence[LibraryFile], processes: int | None) -> Iterator[tuple[LibraryFile, _Found]]:
-    largest_first = sorted(libraries, key=lambda library: library.size, reverse=True)
-    workers = min(processes or available_cores(), len(libraries))
-    if workers < 2 or sum(library.size for library in libraries) < _WORTH_PROCESSES:
-        for library in largest_first:
-            yield library, _read(library)
-        return
-    # forking is quicker by the import of everything, and safe only while there are no other threads
-    method = "fork" if threading.active_count() == 1 else "spawn"
-    with ProcessPoolExecutor(workers, multiprocessing.get_context(method), initializer=gc.disable) as pool:
-        futures: dict[Future[_Found], LibraryFile] = {pool.submit(_read, library): library for library in largest_first}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
 
 
 def _read(library: LibraryFile) -> _Found:

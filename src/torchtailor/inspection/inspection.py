@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchtailor.artifact.artifact import ArtifactKind
 from torchtailor.artifact.drops import Drops, drop_rules
@@ -14,6 +15,9 @@ from torchtailor.gpucode.fitness import gpu_fit, kept_bytes, zeroed_bytes
 from torchtailor.gpucode.policy import Policy
 from torchtailor.gpucode.report import ImageGroup, LibraryReport, merge_groups
 from torchtailor.gpucode.targets import Targets
+
+if TYPE_CHECKING:
+    from torchtailor.inspection.document import InspectDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +152,10 @@ class Inspection:
             )
             for rule, each in by_rule.items()
         )
+
+    @property
+    def document(self) -> InspectDocument:
+        """What `inspect --json` prints."""
+        from torchtailor.inspection.document import inspect_document
+
+        return inspect_document(self)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from torchtailor.fetch.locations import local_path
-from torchtailor.publish.store import Store, StoredFile, open_store
+from torchtailor.store import Store, StoredFile, open_store, store_folder
 
 
 class DryStore:
@@ -19,32 +17,37 @@ class DryStore:
         self._written: dict[str, bytes | None] = {}  # None: a file that was not read
         self._removed: set[str] = set()
         self.local = store.local if store else True
+        self.shown = store.shown if store else ""
 
     @classmethod
     def of(cls, to: str) -> DryStore:
         """Of what `--to` names; a folder that does not exist yet is not created."""
-        if urlsplit(to).scheme in ("", "file") and not (local_path(to) or Path(to)).exists():
-            return cls(None)
-        return cls(open_store(to))
+        folder = store_folder(to)
+        return cls(None if folder and not folder.exists() else open_store(to, "--to"))
 
     def read(self, path: str) -> bytes | None:
         if path in self._written:
             return self._written[path]
         return self._store.read(path) if self._store and path not in self._removed else None
 
+    def exists(self, path: str) -> bool:
+        if path in self._written:
+            return True
+        return bool(self._store and path not in self._removed and self._store.exists(path))
+
     def has(self, path: str, size: int, sha256: str, *, listed: bool) -> bool:
         if path in self._written:
             return True
         return bool(self._store and path not in self._removed and self._store.has(path, size, sha256, listed=listed))
 
-    def put_file(self, source: Path, path: str, sha256: str) -> None:
+    def put_file(self, source: Path, path: str, sha256: str, *, link: bool = False) -> None:
         self._written[path] = None
 
     def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
         self._written[path] = content
 
-    def fetch_file(self, path: str, folder: Path) -> Path | None:
-        return self._store.fetch_file(path, folder) if self._store and path not in self._removed else None
+    def fetch_file(self, path: str, sha256: str, target: Path) -> Path | None:
+        return self._store.fetch_file(path, sha256, target) if self._store and path not in self._removed else None
 
     def remove(self, path: str) -> None:
         self._written.pop(path, None)

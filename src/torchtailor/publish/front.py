@@ -14,8 +14,9 @@ import msgspec
 
 from torchtailor.index.pages import HTML_NAME, HTML_TYPE, JSON_NAME, IndexedFile, read_project_json, read_targets
 from torchtailor.publish.additions import add_entries
-from torchtailor.publish.store import TARGETS, Store
+from torchtailor.publish.places import TARGETS
 from torchtailor.site.published import PublishedVariant, front_page
+from torchtailor.store import Store
 from torchtailor.trust import Label, Limit, PinnedRequirement, Size, decode_json, read_limited
 from torchtailor.wheelhouse.wheelhouse import Manifest
 

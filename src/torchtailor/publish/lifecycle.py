@@ -42,6 +42,7 @@ from torchtailor.index.pages import (
     root_pages,
 )
 from torchtailor.publish.front import copy_about, write_front
+from torchtailor.publish.places import FILES, TARGETS, stored_at
 from torchtailor.publish.publish import (
     Published,
     Say,
@@ -51,7 +52,7 @@ from torchtailor.publish.publish import (
     put_pages,
     still_yanked,
 )
-from torchtailor.publish.store import FILES, TARGETS, Store, StoredFile, stored_at
+from torchtailor.store import Store, StoredFile
 from torchtailor.trust import Label, decode_json
 
 HISTORY = "history"
@@ -449,7 +450,7 @@ def _copy(staging: Store, store: Store, file: IndexedFile, say: Say | None) -> i
     with _scratch() as folder:
         hashes = {place + METADATA_SUFFIX: file.metadata_sha256, place: file.sha256}
         for path, sha256 in hashes.items():  # the wheel last: it is what `has` asks for
-            local = staging.fetch_file(path, folder) if sha256 else None
+            local = staging.fetch_file(path, sha256, folder / path.rpartition("/")[2]) if sha256 else None
             if local is not None:
                 store.put_file(local, path, sha256)
             elif path == place:
@@ -465,7 +466,7 @@ def _refuse_changed_nvidia(staging: Store, pages: Pages) -> None:
         if not place or not file.filename.endswith(".whl"):
             continue
         with _scratch() as folder:
-            local = staging.fetch_file(place, folder)
+            local = staging.fetch_file(place, file.sha256, folder / file.filename)
             if local is not None and holds_changed_nvidia(local):
                 raise ImpossibleError(
                     f"{file.filename} holds changed NVIDIA libraries, which their licence keeps on your own machines.",

@@ -25,7 +25,6 @@ from msgspec import Meta
 from torchtailor.disk import DamagedFileError
 from torchtailor.errors import BadInputError
 from torchtailor.fetch.cache import Cache
-from torchtailor.fetch.locations import without_login
 from torchtailor.index.pages import (
     HTML_NAME,
     HTML_TYPE,
@@ -42,9 +41,11 @@ from torchtailor.index.pages import (
 from torchtailor.index.variants import join_documents
 from torchtailor.publish.additions import add_entries
 from torchtailor.publish.front import AboutVariant, describe, write_front
-from torchtailor.publish.store import FILES, TARGETS, Store, stored_at
+from torchtailor.publish.places import FILES, TARGETS, stored_at
+from torchtailor.store import Store
 from torchtailor.surgery.result import LibraryStatus
 from torchtailor.trust import Limit, decode_json, read_limited
+from torchtailor.urls import without_login
 from torchtailor.wheelhouse.entry import WheelStep
 from torchtailor.wheelhouse.variants_index import FOLDER as VARIANTS
 from torchtailor.wheelhouse.wheelhouse import MANIFEST_NAME, SIMPLE, WHEELS, ManifestWheel, read_manifest

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import drop_rules
 from torchtailor.disk import write_output
 from torchtailor.documents import plain
 from torchtailor.format import counted, human_bytes, printable
-from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult, image_document
+from torchtailor.images.result import ImageLibrary, ImageReport, ImageResult, LayerResult
 from torchtailor.report.parts import encoded, whole_page
 from torchtailor.surgery.result import LibraryStatus
+from torchtailor.version import __version__
 
 _WIDTH = 600  # of a bar, in units of its drawing
 _LEFT = {
@@ -42,7 +42,7 @@ def render_image(report: ImageReport) -> str:
     return whole_page(
         "image.html",
         title=f"{report.destination}: torchtailor image",
-        document=plain(image_document(report)),
+        document=plain(report.document),
         verdict="Dry run" if report.digest is None else "Cut" if report.differs else "Unchanged",
         target=escape(report.destination),
         answer="".join(f'<p class="answer">{line}</p>' for line in _answer(report)),

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from torchtailor import __version__
 from torchtailor.disk import write_output
 from torchtailor.documents import plain
 from torchtailor.format import counted, human_bytes
 from torchtailor.report.parts import card, encoded, whole_page
 from torchtailor.report.svg import svg
+from torchtailor.version import __version__
 from torchtailor.workload.trace import Trace, TracedLibrary, merge_traces, trace_facts
 
 _LENGTH = 60.0  # per cent of the width: the longest bar; the rest is for figures

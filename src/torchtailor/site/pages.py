@@ -15,7 +15,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torchtailor import __version__
 from torchtailor.catalog.load import Catalog, load_catalog
 from torchtailor.catalog.versions import python_key
 from torchtailor.disk import write_output
@@ -36,6 +35,7 @@ from torchtailor.site.tables import (
 )
 from torchtailor.variants import Matrix
 from torchtailor.variants.why import explain
+from torchtailor.version import __version__
 
 SELECTOR, MATRIX, GPUS, CPUS = "index.html", "matrix.html", "gpus.html", "cpus.html"
 _LINKS = {SELECTOR: "Selector", MATRIX: "Matrix", GPUS: "GPUs", CPUS: "CPUs"}

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtailor import __version__
 from torchtailor.disk import staging_folder
 from torchtailor.gpucode.fatbin import CONTAINER_HEADER, CONTAINER_MAGIC, Image
 from torchtailor.gpucode.scan import FoundContainer, Reference
@@ -16,6 +15,7 @@ from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.opened import OpenLibrary
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
+from torchtailor.version import __version__
 from torchtailor.workload.identity import library_identity, loaded_containers
 from torchtailor.workload.pack import PACK_SUFFIX, Pack, container_key, new_pack, open_pack
 

@@ -12,11 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from struct import pack_into
-from threading import Semaphore
-from typing import Protocol
 
 from torchtailor.errors import BadInputError
 from torchtailor.gpucode.fatbin import Compression, EntryFlag, Image, ImageKind, decompress_payload
+from torchtailor.processes import core_slots
 from torchtailor.surgery.image_cache import ImageCache, ProvenImages, Replacement, StockPayloads, StoredPayload, key_of
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
@@ -26,22 +25,6 @@ _STORAGE = int(EntryFlag.LZ4 | EntryFlag.ZSTD)
 _ZSTD_FLAG = int(EntryFlag.ZSTD)
 _KINDS = (ImageKind.PTX, ImageKind.CUBIN)
 _SMALLEST = 256  # bytes of payload worth a try
-
-
-class Slots(Protocol):
-    """A semaphore with one slot for each core to use: compressing one image takes one."""
-
-    def acquire(self) -> bool: ...
-
-    def release(self) -> None: ...
-
-
-_shared: list[Slots] = []
-
-
-def share_slots(slots: Slots) -> None:
-    """In a worker process: share the slots, so that all workers together use each core once."""
-    _shared[:] = [slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +80,7 @@ def _worth_a_try(image: Image) -> bool:
 def _compress_all(
     stock: StockPayloads, missing: Mapping[bytes, Image], options: TailorOptions, cache: ImageCache
 ) -> dict[bytes, StoredPayload]:
-    slots = _shared[0] if _shared else Semaphore(options.workers)
+    slots = core_slots(options.workers)
     futures: dict[bytes, Future[StoredPayload]] = {}
     # the compressor works outside of Python's lock, so threads use all cores
     with ThreadPoolExecutor(max_workers=options.workers) as pool:

@@ -21,6 +21,7 @@ from torchtailor.disk import copy_attributes, disk_errors, give_to, hash_file, s
 from torchtailor.documents import plain
 from torchtailor.errors import ImpossibleError, NoMatchError, TorchtailorError
 from torchtailor.licences import needs_nvidia_option
+from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -38,7 +39,6 @@ from torchtailor.tailoring.packs import (
     pack_place,
     put_hook,
 )
-from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import TailorResult
 from torchtailor.trust import inside, leads_inside
 from torchtailor.workload.pack import PackPlace

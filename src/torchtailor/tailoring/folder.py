@@ -30,6 +30,7 @@ from torchtailor.disk import (
 from torchtailor.errors import BadInputError, ImpossibleError, NoMatchError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
+from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.hooked import is_hooked
 from torchtailor.surgery.options import TailorOptions
@@ -51,7 +52,6 @@ from torchtailor.tailoring.places import (
     check_nothing_lost,
     manifest_beside,
 )
-from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.wheels.distribution import MANIFEST
 from torchtailor.wheels.metadata import Metadata

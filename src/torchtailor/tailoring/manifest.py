@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from torchtailor import __version__
 from torchtailor.artifact.drops import DroppedFile
 from torchtailor.documents import Bytes, document, plain
 from torchtailor.errors import BadInputError
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import CodeTally, LibraryResult, LibraryStatus
+from torchtailor.version import __version__
 
 SCHEMA = 1
 PlannedSha256 = Annotated[str | None, Meta(description="hexadecimal; null in a dry run")]

@@ -89,6 +89,21 @@ class TailorResult:
             return not any(library.packed for library in with_code)
         return bool(with_code) and all(library.status is LibraryStatus.NOTHING_FOR_TARGET for library in with_code)
 
+    @property
+    def document(self) -> TailoredInput:
+        """The row of `tailor --json`; what only a finished output has is null where there is none."""
+        planned = self.dry_run and self.differs
+        unknown = planned and self.kind is ArtifactKind.WHEEL  # how well it compresses
+        return document(
+            TailoredInput,
+            self,
+            size_after=None if unknown else self.size_after,
+            sha256_before=self.sha256_before or None,
+            sha256_after=(not planned and self.sha256_after) or None,
+            libraries=[*map(library_document, self.libraries)],
+            pack_wheels=self.pack_wheels or UNSET,
+        )
+
 
 class TailoredInput(Struct):
     """One path, or one site-packages folder of an environment."""
@@ -111,18 +126,3 @@ class TailoredInput(Struct):
     notes: tuple[str, ...]
     libraries: tuple[LibraryDocument, ...]
     pack_wheels: Annotated[tuple[PackWheel, ...], Meta(description="of a split")] | UnsetType = UNSET
-
-
-def input_document(result: TailorResult) -> TailoredInput:
-    """The input's row of `tailor --json`; what only a finished output has is null where there is none."""
-    planned = result.dry_run and result.differs
-    unknown = planned and result.kind is ArtifactKind.WHEEL  # how well it compresses
-    return document(
-        TailoredInput,
-        result,
-        size_after=None if unknown else result.size_after,
-        sha256_before=result.sha256_before or None,
-        sha256_after=(not planned and result.sha256_after) or None,
-        libraries=[*map(library_document, result.libraries)],
-        pack_wheels=result.pack_wheels or UNSET,
-    )

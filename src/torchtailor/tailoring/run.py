@@ -24,6 +24,7 @@ from torchtailor.errors import EnvironmentProblem, ImpossibleError, NoMatchError
 from torchtailor.format import counted
 from torchtailor.gpucode.policy import Policy
 from torchtailor.host.targets import read_targets
+from torchtailor.processes import run_all, tidying_up
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
@@ -31,8 +32,7 @@ from torchtailor.tailoring.environment import environment_sites, tailor_environm
 from torchtailor.tailoring.folder import tailor_file, tailor_folder
 from torchtailor.tailoring.libraries import REFUSED
 from torchtailor.tailoring.manifest import PolicyDocument, TargetDocument
-from torchtailor.tailoring.processes import run_all, tidying_up
-from torchtailor.tailoring.result import TailoredInput, TailorResult, input_document
+from torchtailor.tailoring.result import TailoredInput, TailorResult
 from torchtailor.tailoring.wheel import RELR_GLIBC, tailor_wheel
 from torchtailor.workload.choice import TracedWorkload
 from torchtailor.workload.trace import read_trace
@@ -131,6 +131,19 @@ class TailorReport:
         libraries = (library for result in self.results for library in result.libraries)
         return sum(str(device) in library.only_ptx for library in libraries)
 
+    @property
+    def document(self) -> TailorDocument:
+        """What `tailor --json` prints."""
+        return document(
+            TailorDocument,
+            self,
+            dry_run=self.options.dry_run,
+            seconds=round(self.seconds, 3),
+            **self.options.to_json(),
+            inputs=[result.document for result in self.results],
+            failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in self.failures],
+        )
+
 
 class FailedInput(Struct):
     """One path that could not be tailored."""
@@ -149,19 +162,6 @@ class TailorDocument(Struct):
     policy: PolicyDocument
     inputs: tuple[TailoredInput, ...]
     failures: tuple[FailedInput, ...]
-
-
-def tailor_document(report: TailorReport) -> TailorDocument:
-    """The document of `tailor --json`."""
-    return document(
-        TailorDocument,
-        report,
-        dry_run=report.options.dry_run,
-        seconds=round(report.seconds, 3),
-        **report.options.to_json(),
-        inputs=[*map(input_document, report.results)],
-        failures=[FailedInput(one.source, one.error.message, one.error.hint) for one in report.failures],
-    )
 
 
 def tailor(

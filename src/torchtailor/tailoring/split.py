@@ -17,7 +17,6 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from torchtailor import __version__
 from torchtailor.catalog import Capability, CodeTarget
 from torchtailor.disk import hash_file
 from torchtailor.documents import plain
@@ -27,6 +26,7 @@ from torchtailor.tailoring.manifest import SCHEMA
 from torchtailor.tailoring.packs import folder_name, pack_folder
 from torchtailor.tailoring.places import check_wheel_place
 from torchtailor.tailoring.result import PackWheel
+from torchtailor.version import __version__
 from torchtailor.wheels.distribution import MANIFEST, WheelDistribution
 from torchtailor.wheels.metadata import with_lines
 from torchtailor.wheels.name import WheelName, labelled_version

@@ -20,6 +20,7 @@ from torchtailor.disk import copy_file, disk_errors, existing_parent, hash_file,
 from torchtailor.errors import BadInputError, CheckFailedError, UsageError
 from torchtailor.gpucode.files import CodeFile
 from torchtailor.licences import is_proprietary, needs_nvidia_option
+from torchtailor.processes import run_all
 from torchtailor.progress import NoProgress, Progress
 from torchtailor.surgery.library import reading_once
 from torchtailor.surgery.options import FilesLeftOut, TailorOptions
@@ -29,7 +30,6 @@ from torchtailor.tailoring.libraries import cut_library, is_packed_library
 from torchtailor.tailoring.manifest import label_of, manifest
 from torchtailor.tailoring.packs import check_tools_for, folder_name, hook_for, pack_folder, pack_place
 from torchtailor.tailoring.places import check_wheel_place
-from torchtailor.tailoring.processes import run_all
 from torchtailor.tailoring.remarks import larger_wheel, newer_hook
 from torchtailor.tailoring.result import COPIED, TailorResult
 from torchtailor.tailoring.split import (

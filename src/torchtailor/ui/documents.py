@@ -42,7 +42,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "build-nix": ("`build --via nix --json`", "backends.nix.backend:NixBuildDocument"),
     "build-farm-plan": ("`build --on WHERE --dry-run --json`", "farm.build:FarmPlanDocument"),
     "build-farm": ("`build --on WHERE --json`", "farm.build:FarmBuildDocument"),
-    "farm-check": ("`farm check --json`", "farm.check:FarmCheckDocument"),
+    "farm-check": ("`farm check --json`", "farm.check:FarmCheck"),
     "ci": ("`ci github --json` and `ci gitlab --json`, also with `--dry-run`", "ci.plan:CiDocument"),
     "install-plan": ("`install --dry-run --json`", "backends.install:InstallPlanDocument"),
     "install": ("`install --json`", "backends.install:InstallDocument"),

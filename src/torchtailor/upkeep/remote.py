@@ -12,9 +12,9 @@ from torchtailor.binary.inflate import ReadAt
 from torchtailor.binary.source import blamed_on
 from torchtailor.errors import BadInputError, NetworkError
 from torchtailor.fetch.client import Client, UnreachableError
-from torchtailor.fetch.locations import redact
 from torchtailor.fetch.metadata import RangeFile
 from torchtailor.fetch.pages import WheelFile
+from torchtailor.urls import redact
 from torchtailor.wheels.archive import Member, locate, member_source, read_table
 
 Streams = Callable[[int], ReadAt]  # reads forward up to an offset

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from torchtailor import __version__
 from torchtailor.artifact.artifact import Artifact, open_artifact
 from torchtailor.artifact.roots import SystemRoot
 from torchtailor.catalog import Capability, Catalog, load_catalog
@@ -18,6 +17,7 @@ from torchtailor.verification.progress import NoVerifyProgress, VerifyProgress
 from torchtailor.verification.result import Level, VerifyReport
 from torchtailor.verification.static.expect import expectation
 from torchtailor.verification.static.verify import verify_static
+from torchtailor.version import __version__
 
 
 def verify(

@@ -20,7 +20,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
-import torchtailor
 from torchtailor.disk import new_folder, place_verified
 from torchtailor.documents import plain
 from torchtailor.errors import BadInputError
@@ -38,6 +37,7 @@ from torchtailor.trust import (
     decode_json,
     read_limited,
 )
+from torchtailor.version import __version__
 from torchtailor.wheelhouse.entry import WheelhouseDescription, WheelhouseEntry, WheelStep
 
 MANIFEST_NAME = "manifest.json"
@@ -154,7 +154,7 @@ def manifest(
         wheels=[_listed(entry) for entry in sorted(entries, key=lambda entry: entry.name.project)],
         totals=_ListedTotals(sum(entry.input_size for entry in entries), sum(entry.size for entry in entries)),
     )
-    tool = {"name": "torchtailor", "version": torchtailor.__version__}
+    tool = {"name": "torchtailor", "version": __version__}
     document = {**description.details, **more, **plain(written), "schema": SCHEMA, "tool": tool}
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -162,9 +162,9 @@ def manifest(
 def _listed(entry: WheelhouseEntry) -> ManifestWheel:
     stock = entry.stock
     return ManifestWheel(
-        ListedWheel(entry.filename, entry.sha256, entry.size),
+        ManifestFile(entry.filename, entry.sha256, entry.size),
         entry.step,
-        input=ListedWheel(stock.filename, stock.sha256, stock.size, stock.url or UNSET) if stock else UNSET,
+        input=ManifestFile(stock.filename, stock.sha256, stock.size, stock.url or UNSET) if stock else UNSET,
         name=entry.name.project,
         required_by=entry.required_by,
         libraries=entry.libraries or UNSET,
@@ -172,7 +172,7 @@ def _listed(entry: WheelhouseEntry) -> ManifestWheel:
     )
 
 
-class ListedWheel(msgspec.Struct):
+class ManifestFile(msgspec.Struct):
     """A file of a manifest; no address where it is a path of the machine that made it."""
 
     filename: FileName
@@ -184,9 +184,9 @@ class ListedWheel(msgspec.Struct):
 class ManifestWheel(msgspec.Struct):
     """A wheel of a manifest: what it is, what was done to it, and of what it was made."""
 
-    output: ListedWheel
+    output: ManifestFile
     step: WheelStep
-    input: ListedWheel | UnsetType = UNSET
+    input: ManifestFile | UnsetType = UNSET
     name: str = ""
     required_by: tuple[str, ...] = ()
     libraries: tuple[Mapping[str, object], ...] | UnsetType = UNSET  # what was cut

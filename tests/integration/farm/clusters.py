@@ -37,9 +37,10 @@ class DaskCluster:
         before: tuple[str, ...] = (),
         variables: dict[str, str] | None = None,
         nthreads: int = 1,
+        nanny: str = "--no-nanny",
     ) -> subprocess.Popen[bytes]:
         own = {"TORCHTAILOR_CACHE": str(self.root / f"cache-{name}")}
-        words = ("worker", self.address, "--no-nanny", "--no-dashboard", "--nthreads", str(nthreads), "--name", name)
+        words = ("worker", self.address, nanny, "--no-dashboard", "--nthreads", str(nthreads), "--name", name)
         self.workers[name] = self._dask(*words, variables=own | (variables or {}), before=before)
         return self.workers[name]
 

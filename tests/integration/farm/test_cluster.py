@@ -44,8 +44,12 @@ def on_farm(shell: Shell, where: str, *more: str) -> list[str]:
 
 
 def start(shell: Shell, where: str, *more: str) -> subprocess.Popen[str]:
+    return start_line(shell, on_farm(shell, where, *more))
+
+
+def start_line(shell: Shell, line: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        on_farm(shell, where, *more),
+        line,
         cwd=shell.root,
         env=shell.environment,
         stdout=subprocess.PIPE,
@@ -181,6 +185,19 @@ def test_unusable_workers_are_refused_or_set_aside_with_words(
     (aside,) = build.seen("worker-set-aside")
     assert "cannot be written" in str(aside["text"])
     assert result["failed"] == []
+
+
+def test_a_worker_with_a_nanny_proves_what_it_builds(shell: Shell, tmp_path: Path) -> None:
+    """Nannies start daemonic processes, which may not have children: the proof is made without any."""
+    always = "from torchtailor import processes\nprocesses._WORTH_PROCESSES = 0\n"  # however small the libraries
+    (tmp_path / "sitecustomize.py").write_text(always)
+    build = ("build", "sm90-avx512", "--release", "main", "--nvidia", "-o", "dist", "--prove", "--json")
+    with running(tmp_path) as cluster:
+        cluster.start_worker("nursed", nanny="--nanny", variables={"PYTHONPATH": str(tmp_path)})
+        done = Watched(start_line(shell, shell.line(*build, "--on", cluster.address, "--store", "store"))).end()
+    assert done["failed"] == []
+    ran = {str(job["label"]).split()[0] for job in done["jobs"]}  # type: ignore[attr-defined]
+    assert "prove" in ran, ran
 
 
 def test_a_killed_client_is_resumed_on_this_machine_and_leaves_no_process(

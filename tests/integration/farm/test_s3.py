@@ -61,7 +61,7 @@ def test_without_credentials_it_says_so_at_once(farm: Farm, monkeypatch: pytest.
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     store = open_farm_store("s3://wheels/farm")
-    monkeypatch.setattr("torchtailor.farm.store.time.sleep", pytest.fail)  # asking again changes nothing
+    monkeypatch.setattr("torchtailor.store.time.sleep", pytest.fail)  # asking again changes nothing
     with pytest.raises(EnvironmentProblem, match="there are no credentials for it") as caught:
         store.record("0" * 64)
     assert "AWS_PROFILE" in caught.value.hint

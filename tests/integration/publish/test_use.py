@@ -13,7 +13,7 @@ import pytest
 from tests.unit.backends.conftest import Workshop, catalog, hurry, site, workshop  # noqa: F401
 from torchtailor.host.pythons import find_base_python
 from torchtailor.publish.publish import publish
-from torchtailor.publish.store import open_store
+from torchtailor.store import open_store
 
 PAGE = (Path(__file__).parents[3] / "docs" / "use.md").read_text()
 PLACE = "https://wheels.example/cu128-sm90/"
@@ -32,7 +32,7 @@ def block(start: str) -> str:
 def project(workshop: Workshop, tmp_path: Path) -> tuple[Path, str]:  # noqa: F811
     """A project with the page's own pyproject.toml, and the address of the index in it."""
     workshop.build("sm90-avx512")
-    publish(workshop.out, open_store(str(tmp_path / "public")))
+    publish(workshop.out, open_store(str(tmp_path / "public"), "--to"))
     address = (tmp_path / "public" / "cu128-sm90").as_uri() + "/"
     folder = tmp_path / "project"
     folder.mkdir()

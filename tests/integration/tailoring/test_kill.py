@@ -15,7 +15,7 @@ import pytest
 from tests.killing import die_at
 from tests.unit.tailoring.helpers import check_records, install, options, tree
 from tests.unit.wheels.builder import build_wheel
-from torchtailor.tailoring import processes
+from torchtailor import processes
 from torchtailor.tailoring.environment import tailor_environment
 from torchtailor.tailoring.restore import restore_environment
 from torchtailor.wheels.record import Record

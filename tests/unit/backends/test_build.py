@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -217,15 +215,6 @@ def test_what_another_build_made_meanwhile_is_taken(workshop: Workshop, monkeypa
     monkeypatch.setattr(cutting, "tailor_wheel_each", after_another_build)
     workshop.build("sm90-avx512")
     assert first[0] == {path: path.stat().st_ino for path in made.rglob("*")}
-
-
-def test_all_code_that_decides_the_bytes_is_part_of_the_key() -> None:
-    """Whatever `tailor` imports, but for what only words errors and reports progress."""
-    code = "import sys, torchtailor.tailoring.wheel; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    parts = {part.removesuffix(".py") for part in cutting._ENGINE}
-    imported = {name.split(".")[1] for name in done.stdout.split() if name.startswith("torchtailor.")}
-    assert imported - {"errors", "progress"} <= parts
 
 
 def test_what_is_no_wheelhouse(tmp_path: Path) -> None:

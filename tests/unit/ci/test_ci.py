@@ -562,7 +562,7 @@ def test_a_checkout_is_not_from_an_index(tmp_path: Path, monkeypatch: pytest.Mon
         found = Distribution.at(info)
         monkeypatch.setattr("torchtailor.ci.plan.distribution", lambda _, found=found: found)
         assert plan._from_index() == expected
-    monkeypatch.setattr("torchtailor.__version__", "1.0.dev3")
+    monkeypatch.setattr("torchtailor.ci.plan.__version__", "1.0.dev3")
     assert not plan._from_index()
 
 

@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,11 @@ from torchtailor.farm.store import (
     FarmStore,
     JobRecord,
     MissingOutputError,
-    _Bucket,
-    _Folder,
-    absolute_store,
-    check_store,
     open_farm_store,
     unused_files,
 )
+from torchtailor.store import FolderStore, RemoteStore, check_store, store_folder
+from torchtailor.trust import read_limited
 
 KEY = hashlib.sha256(b"a job").hexdigest()
 
@@ -138,7 +138,7 @@ def test_tokens_of_killed_runs_go_after_a_day(store: FarmStore, monkeypatch: pyt
 
 def test_a_colon_alone_makes_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check_store("my:folder")
+    check_store("my:folder", "--store")
     open_farm_store("my:folder").put_text("tokens/a", "x")
     assert (tmp_path / "my:folder" / "tokens" / "a").is_file()
 
@@ -149,36 +149,79 @@ def test_keys_that_lead_out_of_the_store_are_refused(store: FarmStore) -> None:
             store.record(key)
 
 
-class Flaky(_Folder):
-    """A place that times out a few times."""
+def stumbling(method: Any, times: int) -> Any:
+    """The same method, which times out a few times before it works."""
+    left = [times]
 
-    def __init__(self, root: Path, times: int) -> None:
-        super().__init__(root)
-        self.left = times
+    def stumble(*args: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        return method(*args, **options)
 
-    def _stumble(self) -> None:
-        if self.left:
-            self.left -= 1
-            raise NetworkError("The store timed out.", "Again.")
-
-    def read(self, path: str) -> bytes | None:
-        self._stumble()
-        return super().read(path)
-
-    def upload(self, source: Path, path: str, sha256: str) -> None:
-        self._stumble()
-        super().upload(source, path, sha256)
+    return stumble
 
 
-def test_a_store_that_times_out_is_asked_again_and_then_given_up(tmp_path: Path) -> None:
+def test_a_store_that_times_out_is_asked_again_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for times in (1, 3):
-        store = FarmStore(Flaky(tmp_path / f"store{times}", times), pauses=(0, 0, 0))
+        bucket = RemoteStore(f"memory://{tmp_path.name}{times}", pauses=(0, 0, 0))
+        store, system = FarmStore(bucket), type(bucket._system)
+        for name in ("put_file", "pipe_file", "cat_file"):
+            monkeypatch.setattr(system, name, stumbling(getattr(system, name), times))
         store.put(made(tmp_path), "a")
         store.finish(KEY, JobRecord("fetch", ()))
         assert store.need(KEY)
-    gone = FarmStore(Flaky(tmp_path / "gone", 99), pauses=(0, 0, 0))
+        monkeypatch.undo()
+    gone = RemoteStore(f"memory://{tmp_path.name}", pauses=(0, 0, 0))
+    monkeypatch.setattr(type(gone._system), "put_file", stumbling(None, 99))
     with pytest.raises(NetworkError, match="timed out"):
-        gone.put(made(tmp_path), "a")
+        FarmStore(gone).put(made(tmp_path), "a")
+
+
+def test_a_network_disk_that_stalls_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = FolderStore(tmp_path, pauses=(0, 0, 0))
+    folder.put_bytes(b"content", "a")
+    monkeypatch.setattr("torchtailor.store.read_limited", stumbling(read_limited, 3))
+    assert folder.read("a") == b"content"
+    monkeypatch.setattr("torchtailor.store.read_limited", stumbling(read_limited, 99))
+    with pytest.raises(NetworkError, match="timed out"):
+        folder.read("a")
+
+
+def test_a_damaged_file_is_no_reason_not_to_store_it_again(tmp_path: Path) -> None:
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    blob.chmod(0o644)
+    blob.write_bytes(b"CONTENT")
+    assert store.put(made(tmp_path), "torch.whl") == file
+    assert blob.read_bytes() == b"content"
+
+
+def test_what_is_no_plain_file_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link, a pipe that nobody writes to, a socket: none is followed, and none is waited for."""
+    store = open_farm_store(str(tmp_path / "store"))
+    file = store.put(made(tmp_path), "torch.whl")
+    blob = tmp_path / "store" / "blobs" / file.sha256[:2] / file.sha256
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(blob.parent)  # a long path is none of a socket
+    kinds: tuple[Callable[[], None], ...] = (
+        lambda: blob.symlink_to(tmp_path / "torch.whl"),
+        lambda: os.mkfifo(blob),
+        lambda: listener.bind(blob.name),
+    )
+    for make in kinds:
+        store.finish(KEY, JobRecord("fetch", (file,)))
+        blob.unlink()
+        make()
+        assert store.lost([KEY]) == {KEY}
+        with pytest.raises(MissingOutputError):
+            store.get(KEY, file, tmp_path / "out")
+        assert not blob.exists()
+        store.put(made(tmp_path), "torch.whl")
+    listener.close()
 
 
 def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +237,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_errors_of_plug_ins_become_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = _Bucket(f"memory://{tmp_path.name}")
+    bucket = RemoteStore(f"memory://{tmp_path.name}", pauses=(0,))
 
     class OddError(Exception):
         pass
@@ -211,7 +254,7 @@ def test_errors_of_plug_ins_become_sentences(tmp_path: Path, monkeypatch: pytest
         def broken(*_: Any, error: Exception = error, **__: Any) -> bytes:
             raise error
 
-        monkeypatch.setattr(bucket._system, "cat_file", broken)
+        monkeypatch.setattr(type(bucket._system), "cat_file", broken)
         with pytest.raises(kind, match="cannot be read"):
             bucket.read("records/x")
 
@@ -220,15 +263,15 @@ def test_places_that_cannot_be_stores(tmp_path: Path) -> None:
     file = made(tmp_path)
     with pytest.raises(EnvironmentProblem, match="is not a folder"):
         open_farm_store(str(file))
-    with pytest.raises(UsageError, match="cannot be a store"):
+    with pytest.raises(UsageError, match="--store nonsense://x cannot be written to"):
         open_farm_store("nonsense://x")
 
 
 def test_a_relative_store_is_the_same_for_workers_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute_store("store") == str(tmp_path / "store")
-    assert absolute_store((tmp_path / "s").as_uri()) == str(tmp_path / "s")
-    assert absolute_store("s3://bucket/farm") == "s3://bucket/farm"
+    assert store_folder("store") == tmp_path / "store"
+    assert store_folder((tmp_path / "s").as_uri()) == tmp_path / "s"
+    assert store_folder("s3://bucket/farm") is None
 
 
 def test_what_is_not_used_is_found_by_its_record(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from torchtailor.fetch.cache import Cache
 from torchtailor.fetch.client import Client, worker_threads
 from torchtailor.fetch.download import Downloader
 from torchtailor.fetch.finder import Finder
-from torchtailor.fetch.locations import redact, without_login
 from torchtailor.fetch.metadata import Facts
 from torchtailor.fetch.pages import JSON_TYPE
 from torchtailor.fetch.resolve import needs
 from torchtailor.fetch.settings import IndexSettings, read_settings
 from torchtailor.fetch.target import Target
+from torchtailor.urls import redact, without_login
 
 Make = Callable[..., IndexSettings]
 TARGET = Target("3.13", "x86_64")

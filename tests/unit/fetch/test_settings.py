@@ -9,8 +9,9 @@ import pytest
 
 from torchtailor.errors import UsageError
 from torchtailor.fetch import pipconfig
-from torchtailor.fetch.locations import LocationKind, redact
+from torchtailor.fetch.locations import LocationKind
 from torchtailor.fetch.settings import IndexSettings, read_settings
+from torchtailor.urls import redact
 
 
 @pytest.fixture(autouse=True)

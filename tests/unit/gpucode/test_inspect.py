@@ -129,7 +129,7 @@ def test_a_wheel_a_folder_and_processes_give_the_same_answers(tmp_path: Path) ->
 def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = link_all(tmp_path)
     alone = inspect([folder])
-    monkeypatch.setattr("torchtailor.inspection.inspect._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 0)
     progress = Recorder()
     assert inspect([folder], processes=2, progress=progress).artifacts == alone.artifacts
     sizes = [library.size for library in alone.libraries]

@@ -21,7 +21,6 @@ from torchtailor.errors import BadInputError, TorchtailorError
 from torchtailor.images.compression import UnpackedLayer
 from torchtailor.images.cut import ANNOTATION_GPUS
 from torchtailor.images.opened import opened_image
-from torchtailor.images.result import image_document
 from torchtailor.surgery.result import LibraryStatus
 
 
@@ -61,7 +60,7 @@ def test_what_looks_dangerous_and_survives(tmp_path: Path, fat: bytes) -> None:
     assert len(image.changed) == 5
     before, after = (read_image(tmp_path / name).files(0) for name in ("stock", "cut"))
     assert list(before) == list(after)
-    json.dumps(plain(image_document(report))).encode()
+    json.dumps(plain(report.document)).encode()
     with opened_image(source) as artifact:
         assert {library.size for library in artifact.libraries} == {len(fat)}
         inside = list(artifact.path.rglob("*"))

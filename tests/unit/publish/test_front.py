@@ -12,7 +12,7 @@ from torchtailor.errors import BadInputError
 from torchtailor.publish import lifecycle
 from torchtailor.publish.front import LEVELS
 from torchtailor.publish.publish import publish
-from torchtailor.publish.store import open_store
+from torchtailor.store import open_store
 from torchtailor.verification.output import write_json
 from torchtailor.verification.result import Check, Level, VerifyReport
 
@@ -30,7 +30,7 @@ def verified(wheelhouse: Path, *, passed: bool = True) -> None:
 
 def test_variants_sizes_and_commands(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512", "cpu-armv9")
-    publish(workshop.out, open_store(str(tmp_path / "public")))
+    publish(workshop.out, open_store(str(tmp_path / "public"), "--to"))
     page = (tmp_path / "public" / "index.html").read_text()
     (about,) = [
         row for row in json.loads((tmp_path / "public" / "about.json").read_text()) if row["variant"] == VARIANT
@@ -45,7 +45,7 @@ def test_variants_sizes_and_commands(workshop: Workshop, tmp_path: Path) -> None
 def test_a_report_is_published_and_linked(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     verified(workshop.out / VARIANT)
-    publish(workshop.out, open_store(str(tmp_path / "public")))
+    publish(workshop.out, open_store(str(tmp_path / "public"), "--to"))
     page = (tmp_path / "public" / "index.html").read_text()
     assert f'<a href="reports/{VARIANT}.html">its files, and that it imports</a>' in page
     assert (tmp_path / "public" / "reports" / f"{VARIANT}.html").read_text() == "<h1>the report</h1>"
@@ -54,17 +54,17 @@ def test_a_report_is_published_and_linked(workshop: Workshop, tmp_path: Path) ->
 def test_a_verification_that_failed_is_none(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     verified(workshop.out / VARIANT, passed=False)
-    publish(workshop.out, open_store(str(tmp_path / "public")))
+    publish(workshop.out, open_store(str(tmp_path / "public"), "--to"))
     assert "no report was published" in (tmp_path / "public" / "index.html").read_text()
     (workshop.out / VARIANT / "verify.json").write_text("{")
     with pytest.raises(BadInputError, match="not a verification report"):
-        publish(workshop.out, open_store(str(tmp_path / "other")))
+        publish(workshop.out, open_store(str(tmp_path / "other"), "--to"))
 
 
 def test_yanked_promoted_and_rolled_back(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     verified(workshop.out / VARIANT)
-    staging, public = open_store(str(tmp_path / "staging")), open_store(str(tmp_path / "public"))
+    staging, public = open_store(str(tmp_path / "staging"), "--to"), open_store(str(tmp_path / "public"), "--to")
     lifecycle.publish_recorded(workshop.out, staging)
     lifecycle.promote(staging, public)
     page = tmp_path / "public" / "index.html"
@@ -83,7 +83,7 @@ def test_the_levels_are_those_of_verification() -> None:
 def test_a_staging_index_cannot_name_paths(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     staging = tmp_path / "staging"
-    publish(workshop.out, open_store(str(staging)))
+    publish(workshop.out, open_store(str(staging), "--to"))
     rows = json.loads((staging / "about.json").read_text())
     changes: list[dict[str, object]] = [
         {"variant": "../../x", "reported": True},
@@ -93,5 +93,5 @@ def test_a_staging_index_cannot_name_paths(workshop: Workshop, tmp_path: Path) -
     for change in changes:
         (staging / "about.json").write_text(json.dumps([rows[0] | change]))
         with pytest.raises(BadInputError, match=r"about\.json"):
-            lifecycle.promote(open_store(str(staging)), open_store(str(tmp_path / "public")))
+            lifecycle.promote(open_store(str(staging), "--to"), open_store(str(tmp_path / "public"), "--to"))
     assert not list(tmp_path.glob("x*"))

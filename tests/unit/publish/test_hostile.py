@@ -18,7 +18,7 @@ from torchtailor.errors import BadInputError, CheckFailedError
 from torchtailor.fetch.cache import Cache
 from torchtailor.index.pages import IndexedFile, index_pages, read_project_json, root_pages
 from torchtailor.publish.publish import publish
-from torchtailor.publish.store import FolderStore
+from torchtailor.store import FolderStore
 from torchtailor.wheelhouse.wheelhouse import read_wheelhouse
 
 EVIL = '"><script>x</script>'
@@ -101,14 +101,11 @@ def test_wheels_of_the_user_are_copied_into_a_wheelhouse(
 
 
 @pytest.mark.parametrize("where", ["blobs", "made"])
-def test_a_flipped_byte_in_the_cache(workshop: Workshop, where: str) -> None:  # noqa: F811
+def test_a_flipped_byte_in_the_cache_is_made_good_by_the_same_build(workshop: Workshop, where: str) -> None:  # noqa: F811
     workshop.build("sm90-avx512")
     before = {path.name: path.read_bytes() for path in workshop.out.rglob("*.whl")}
     pattern = "nvidia_cublas*.whl" if where == "blobs" else "torch-*.whl"
     flip(next((workshop.root / "cache" / where).rglob(pattern)))
-    with pytest.raises(CheckFailedError, match=r"is damaged") as caught:
-        workshop.build("sm90-avx512")
-    assert "run the same command again" in caught.value.hint
     workshop.build("sm90-avx512")
     assert {path.name: path.read_bytes() for path in workshop.out.rglob("*.whl")} == before
 

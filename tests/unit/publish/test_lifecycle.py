@@ -33,7 +33,7 @@ from torchtailor.publish.lifecycle import (
     unyank,
     yank,
 )
-from torchtailor.publish.store import FolderStore, open_store
+from torchtailor.store import FolderStore, open_store
 
 SM90 = "torch-2.8.0+cu128.sm90-cp313-cp313-manylinux_2_28_x86_64.whl"
 
@@ -45,9 +45,9 @@ def made(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:  #
     with serve(Site()) as running:
         one = Workshop(fill(running), catalog, root)
         one.build("sm90-avx512")
-        publish_recorded(one.out, open_store(str(root / "public")))
+        publish_recorded(one.out, open_store(str(root / "public"), "--to"))
         one.build("sm80-avx2")
-        publish_recorded(one.out, open_store(str(root / "public")))
+        publish_recorded(one.out, open_store(str(root / "public"), "--to"))
     return root
 
 
@@ -63,7 +63,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def test_every_change_is_a_generation(index: Path) -> None:
-    listing = list_index(open_store(str(index)))
+    listing = list_index(open_store(str(index), "--to"))
     assert [(one.number, one.action) for one in listing.generations] == [
         (1, "publish cu128-sm90"),
         (2, "publish cu128-sm80, cu128-sm90"),
@@ -73,7 +73,7 @@ def test_every_change_is_a_generation(index: Path) -> None:
 
 
 def test_what_is_yanked_says_so_on_both_pages_until_it_is_unyanked(index: Path, workshop: Workshop) -> None:  # noqa: F811
-    store = open_store(str(index))
+    store = open_store(str(index), "--to")
     done = yank(store, ["torch==2.8.0"], "wrong kernel")
     assert sorted(name.partition("/")[0] for name in done.changed) == ["cu128-sm80", "cu128-sm90"]
     assert files_of(index, "cu128-sm90")[SM90]["yanked"] == "wrong kernel"
@@ -122,7 +122,7 @@ def test_a_kill_between_two_pages_is_repaired_by_the_same_command(index: Path) -
 
 
 def test_going_back_and_forth_gives_the_same_pages(index: Path) -> None:
-    store = open_store(str(index))
+    store = open_store(str(index), "--to")
     both = read_pages(store)
     back = rollback(store, "1")
     assert [name.partition("/")[0] for name in back.changed] == ["cu128-sm80"] * len(back.changed)
@@ -141,28 +141,28 @@ def test_promotion_adds_and_takes_nothing_away(index: Path, workshop: Workshop, 
     live = tmp_path / "live"
     workshop.build("cpu-armv9")
     cpu = next(path for path in workshop.out.iterdir() if "cpu" in path.name)
-    publish_recorded(cpu, open_store(str(live)))
-    done = promote(open_store(str(index)), open_store(str(live)))
+    publish_recorded(cpu, open_store(str(live), "--to"))
+    done = promote(open_store(str(index), "--to"), open_store(str(live), "--to"))
     assert done.copied_bytes > 0
     assert json.loads((live / "targets.json").read_text()) == ["cpu", "cu128-sm80", "cu128-sm90"]
     assert files_of(live, "cu128-sm90") == files_of(index, "cu128-sm90")
     check(live)
-    again = promote(open_store(str(index)), open_store(str(live)))
+    again = promote(open_store(str(index), "--to"), open_store(str(live), "--to"))
     assert (again.changed, again.copied_bytes) == ((), 0)
-    remote = open_store("memory://promoted")
-    promote(open_store(str(live)), remote)
+    remote = open_store("memory://promoted", "--to")
+    promote(open_store(str(live), "--to"), remote)
     assert sorted(read_pages(remote)) == ["cpu", "cu128-sm80", "cu128-sm90"]
     assert list_index(remote).generations[-1].action == "promote"
     with pytest.raises(NoMatchError, match="empty"):
-        promote(open_store(str(tmp_path / "nothing")), remote)
+        promote(open_store(str(tmp_path / "nothing"), "--to"), remote)
 
 
 def test_promotion_does_not_offer_again_what_was_yanked(index: Path, tmp_path: Path) -> None:
     live = tmp_path / "live"
-    promote(open_store(str(index)), open_store(str(live)))
-    yank(open_store(str(live)), [f"cu128-sm90/{SM90}"], "wrong kernel")
-    yank(open_store(str(index)), ["cu128-sm80/torch-*"], "too slow")
-    promote(open_store(str(index)), open_store(str(live)))
+    promote(open_store(str(index), "--to"), open_store(str(live), "--to"))
+    yank(open_store(str(live), "--to"), [f"cu128-sm90/{SM90}"], "wrong kernel")
+    yank(open_store(str(index), "--to"), ["cu128-sm80/torch-*"], "too slow")
+    promote(open_store(str(index), "--to"), open_store(str(live), "--to"))
     for target, reason in (("cu128-sm90", "wrong kernel"), ("cu128-sm80", "too slow")):
         (torch,) = (file for name, file in files_of(live, target).items() if name.startswith("torch-"))
         assert torch["yanked"] == reason
@@ -171,18 +171,18 @@ def test_promotion_does_not_offer_again_what_was_yanked(index: Path, tmp_path: P
 
 def test_changed_nvidia_wheels_are_not_promoted_away(workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
     workshop.build("sm90-avx512", options=WheelOptions(nvidia=True))
-    own = open_store(str(tmp_path / "own"))
+    own = open_store(str(tmp_path / "own"), "--to")
     publish_recorded(workshop.out, own)
-    away = open_store("memory://elsewhere")
+    away = open_store("memory://elsewhere", "--to")
     with pytest.raises(ImpossibleError, match="changed NVIDIA libraries"):
         promote(own, away)
     assert read_pages(away) == {}
     promote(own, away, nvidia_too=True)
-    promote(own, open_store(str(tmp_path / "second")))  # from one own folder to another
+    promote(own, open_store(str(tmp_path / "second"), "--to"))  # from one own folder to another
 
 
 def test_pruning_keeps_what_a_page_or_a_kept_generation_lists(index: Path) -> None:
-    store = open_store(str(index))
+    store = open_store(str(index), "--to")
     rollback(store, "1")
     everything = tree(index / "files")
     assert prune(store, grace=0).removed == ()  # generation 2 is kept, and lists them
@@ -205,15 +205,15 @@ def test_pruning_keeps_what_a_page_lists_that_a_lost_update_left_out(index: Path
     (index / "targets.json").write_text('["cu128-sm90"]')
     (index / "docs" / "api").mkdir(parents=True)
     (index / "docs" / "api" / "index.json").write_text('{"of": "somebody else"}')
-    assert prune(open_store(str(index)), keep=1, now=later).removed == ()
-    remote = open_store("memory://pruned")
-    promote(open_store(str(index)), remote)
+    assert prune(open_store(str(index), "--to"), keep=1, now=later).removed == ()
+    remote = open_store("memory://pruned", "--to")
+    promote(open_store(str(index), "--to"), remote)
     remote.put_bytes(b"[]", "targets.json")
     assert prune(remote, keep=1, now=later).removed == ()
 
 
 def test_a_generation_whose_files_are_gone_is_refused(index: Path) -> None:
-    store = open_store(str(index))
+    store = open_store(str(index), "--to")
     rollback(store, "1")
     before = tree(index / "cu128-sm80")
     next((index / "files").rglob("torch-*sm80*.whl")).unlink()
@@ -263,7 +263,7 @@ def reading(root: Path) -> Iterator[list[BaseException]]:
 
 
 def test_a_reader_in_a_loop_never_meets_a_broken_index(index: Path, workshop: Workshop, tmp_path: Path) -> None:  # noqa: F811
-    store = open_store(str(index))
+    store = open_store(str(index), "--to")
     steps: list[Callable[[], object]] = [
         lambda: yank(store, ["torch==2.8.0"], "bad"),
         lambda: rollback(store, "1"),
@@ -271,7 +271,7 @@ def test_a_reader_in_a_loop_never_meets_a_broken_index(index: Path, workshop: Wo
         lambda: rollback(store, "2"),
         lambda: publish_recorded(workshop.out, store),
         lambda: unyank(store, ["torch-*"]),
-        lambda: promote(open_store(str(index)), open_store(str(tmp_path / "live"))),
+        lambda: promote(open_store(str(index), "--to"), open_store(str(tmp_path / "live"), "--to")),
         lambda: prune(store, keep=1, grace=60),
     ]
     with reading(index) as failures:
@@ -290,11 +290,11 @@ class Watched(FolderStore):
 
     def put_bytes(self, content: bytes, path: str, content_type: str = "") -> None:
         super().put_bytes(content, path, content_type)
-        read_everything(self._root)
+        read_everything(self.root)
 
     def remove(self, path: str) -> None:
         super().remove(path)
-        read_everything(self._root)
+        read_everything(self.root)
 
 
 def test_the_index_is_whole_after_every_single_write(index: Path) -> None:
@@ -311,13 +311,13 @@ def test_a_dry_run_tells_exactly_what_then_happens(index: Path, workshop: Worksh
     workshop.build("sm120-avx2")
     planned = publish_recorded(workshop.out, DryStore.of(str(index)))
     assert tree(index) == before
-    assert planned == publish_recorded(workshop.out, open_store(str(index)))
+    assert planned == publish_recorded(workshop.out, open_store(str(index), "--to"))
     assert planned.uploaded > 0
     new = tmp_path / "not-there-yet"
     assert publish_recorded(workshop.out, DryStore.of(str(new))).uploaded > planned.uploaded
     assert not new.exists()
     dry = rollback(DryStore.of(str(index)), "1")
-    assert dry.changed == rollback(open_store(str(index)), "1").changed
+    assert dry.changed == rollback(open_store(str(index), "--to"), "1").changed
 
 
 def test_the_command(index: Path, capsys: pytest.CaptureFixture[str]) -> None:

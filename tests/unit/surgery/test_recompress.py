@@ -18,15 +18,15 @@ from torchtailor.binary.source import BufferSource
 from torchtailor.errors import BadInputError, CheckFailedError, ImpossibleError
 from torchtailor.gpucode.fatbin import Compression, decompress
 from torchtailor.gpucode.scan import scan_source
+from torchtailor.processes import run_all
 from torchtailor.surgery.files import FileSource
 from torchtailor.surgery.image_cache import ImageCache, Replacement, StockPayloads
 from torchtailor.surgery.library import tailor_library
 from torchtailor.surgery.options import TailorOptions
 from torchtailor.surgery.plan import KeptImages
-from torchtailor.surgery.recompress import Recompression, _compress, _header, recompress_images, share_slots
+from torchtailor.surgery.recompress import Recompression, _compress, _header, recompress_images
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.surgery.write import Surgery, write
-from torchtailor.tailoring.processes import run_all
 
 DICE = random.Random(3)
 WORDS = [DICE.randbytes(8) for _ in range(40)]
@@ -220,8 +220,7 @@ class Turns:
 
 def test_compression_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(1)
-    monkeypatch.setattr("torchtailor.surgery.recompress._shared", [])
-    share_slots(turns)
+    monkeypatch.setattr("torchtailor.processes._shared", [turns])
     how = options(recompress=True, level=5, image_cache=tmp_path / "cache", processes=4)
     run(tmp_path, how)
     assert (turns.taken, turns.most, turns.held) == (3, 1, 0)  # two of the four are the same
@@ -246,7 +245,7 @@ def test_libraries_in_processes_share_the_cache(tmp_path: Path, monkeypatch: pyt
     """The same bytes as alone, whether the cache is empty or full."""
     run(tmp_path, options(recompress=True, level=5, image_cache=tmp_path / "alone"))
     alone = (tmp_path / "out.so").read_bytes()
-    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 0)
     how = options(recompress=True, level=5, image_cache=tmp_path / "cache")
     for cached in (None, 4):
         jobs = []

@@ -21,7 +21,6 @@ from torchtailor.documents import plain
 from torchtailor.errors import BadInputError, EnvironmentProblem, ImpossibleError, UsageError
 from torchtailor.surgery.result import LibraryResult, LibraryStatus
 from torchtailor.tailoring.folder import tailor_file
-from torchtailor.tailoring.result import input_document
 from torchtailor.tailoring.wheel import WheelOrder, _effort, tailor_wheel, tailor_wheel_each
 from torchtailor.wheels.archive import WheelArchive
 from torchtailor.wheels.deflate import Effort
@@ -182,7 +181,7 @@ def test_in_processes(tmp_path: Path, fat: bytes, monkeypatch: pytest.MonkeyPatc
     """Several libraries at once give the same wheel as one after the other."""
     wheel = build_wheel(tmp_path, {f"demo/lib{number}.so": fat for number in range(4)})
     alone = tailor_wheel(wheel, tmp_path / "one", options(processes=1))
-    monkeypatch.setattr("torchtailor.tailoring.processes._WORTH_PROCESSES", 1)
+    monkeypatch.setattr("torchtailor.processes._WORTH_PROCESSES", 1)
     together = tailor_wheel(wheel, tmp_path / "two", options())
     assert alone.output and together.output
     assert alone.output.read_bytes() == together.output.read_bytes()
@@ -208,7 +207,7 @@ def test_what_strip_would_save_is_always_reported(tmp_path: Path) -> None:
     assert unchanged.could_strip == stripped.libraries[0].saved > 0
     assert stripped.could_strip == 0
     assert tailor_wheel(wheel, tmp_path / "three", options(strip=False)).could_strip > 0
-    assert input_document(unchanged).could_strip == unchanged.could_strip
+    assert unchanged.document.could_strip == unchanged.could_strip
     proprietary = build_wheel(tmp_path, {"demo/libcublas.so.12": symbols})
     assert tailor_wheel(proprietary, tmp_path / "four", options()).could_strip == 0
 
@@ -395,7 +394,7 @@ def test_the_label_says_ptx_only_if_there_was_some_to_keep(
 
 def test_a_dry_run_does_not_know_what_only_a_finished_wheel_has(tmp_path: Path, fat: bytes) -> None:
     wheel = build_wheel(tmp_path, {"demo/libdemo.so": fat})
-    row = plain(input_document(tailor_wheel(wheel, tmp_path / "out", options("9.0", dry_run=True))))
+    row = plain(tailor_wheel(wheel, tmp_path / "out", options("9.0", dry_run=True)).document)
     assert (row["size_after"], row["sha256_after"]) == (None, None)
     assert row["sha256_before"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert row["libraries"][0]["sha256_after"] is None
@@ -406,6 +405,6 @@ def test_the_hashes_of_a_library_that_is_not_changed(tmp_path: Path, dry_run: bo
     stock = elf(Place(".nv_fatbin", container(Entry(b"\x22" * 3000, sm=90))))
     (tmp_path / "libx.so").write_bytes(stock)
     how = options("9.0", dry_run=dry_run)
-    row = plain(input_document(tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how)))
+    row = plain(tailor_file(tmp_path / "libx.so", tmp_path / "out.so", how).document)
     assert row["libraries"][0]["status"] == "unchanged"
     assert row["sha256_before"] == row["sha256_after"] == hashlib.sha256(stock).hexdigest()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from torchtailor import disk
 from torchtailor.artifact.libraries import LibraryFile
 from torchtailor.binary.code_hash import instructions_sha256
 from torchtailor.binary.elf_headers import ElfMachine
@@ -232,39 +228,6 @@ def test_the_second_reading_comes_from_the_cache(tmp_path: Path, monkeypatch: py
     first = host_code(path, folder=tmp_path)
     monkeypatch.setattr("torchtailor.hostcode.cache.analyse", lambda *_, **__: pytest.fail("read again"))
     assert host_code(path, folder=tmp_path) == first
-
-
-def test_other_code_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of an older torchtailor are not taken, whatever of its code was edited."""
-    import torchtailor.hostcode.cache as kept
-
-    copy = tmp_path / "package"
-    for part in kept._ENGINE:
-        shutil.copytree(Path(disk.__file__).parent / part, copy / part)
-    monkeypatch.setattr(disk, "files", lambda _: copy)
-    path = library("x86_64", "startup_wide")
-    results = []
-    for edited in (None, "hostcode/reach.py", "hostcode/data/features.toml", "binary/elf.py"):
-        if edited:
-            (copy / edited).write_text((copy / edited).read_text() + "# edited\n")
-        kept.fingerprint.cache_clear()
-        disk.code_digest.cache_clear()
-        host_code(path, folder=tmp_path / "kept")
-        results.append(len(list((tmp_path / "kept").glob("*.json"))))
-    kept.fingerprint.cache_clear()
-    disk.code_digest.cache_clear()
-    assert results == [1, 2, 3, 4]
-
-
-def test_all_code_that_decides_is_part_of_the_key() -> None:
-    import torchtailor.hostcode.cache as kept
-
-    code = (
-        "import sys, torchtailor.hostcode.analyse; print(*(name for name in sys.modules if name.startswith('torch')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = {name.split(".")[1] for name in done.stdout.split() if "." in name}
-    assert imported - {"errors", "cgroups"} <= set(kept._ENGINE)
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from torchtailor.backends.nix.job import NixJob, NixJobDocument, default_cores, 
 from torchtailor.backends.nix.run import NixOutput, run_nix_job
 from torchtailor.catalog.load import Catalog
 from torchtailor.errors import BuildFailedError, NoMatchError, TorchtailorError, UsageError
-from torchtailor.fetch.locations import redact
 from torchtailor.ledger.ledger import Ledger
 from torchtailor.recipes.audit import open_tree
 from torchtailor.recipes.nix import need_tool, run_nix
 from torchtailor.recipes.recipe import Recipe
 from torchtailor.recipes.tree import RecipeTree, find_trees
 from torchtailor.trust import no_option
+from torchtailor.urls import redact
 from torchtailor.variants.select import expand_braces
 
 _COPY = ("--extra-experimental-features", "nix-command", "copy")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from torchtailor.backends.source.folders import Folders
 from torchtailor.errors import UsageError
-from torchtailor.fetch.locations import redact
+from torchtailor.urls import redact
 
 _STORAGES = ("file", "http", "redis", "redis+unix")
 

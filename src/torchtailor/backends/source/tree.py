@@ -20,8 +20,8 @@ from torchtailor.backends.source.folders import Folders
 from torchtailor.catalog import Capability
 from torchtailor.disk import copy_file, hash_file, locked, new_folder
 from torchtailor.errors import BadInputError, EnvironmentProblem, NetworkError, UsageError
-from torchtailor.fetch.locations import redact
 from torchtailor.trust import no_option
+from torchtailor.urls import redact
 from torchtailor.variants.variant import Variant
 
 OFFICIAL = "https://github.com/pytorch/pytorch.git"

@@ -29,10 +29,10 @@ from torchtailor.catalog import Method
 from torchtailor.disk import DamagedFileError, disk_errors
 from torchtailor.documents import Bytes, Seconds
 from torchtailor.fetch.download import Fetched
-from torchtailor.fetch.locations import without_login
 from torchtailor.index.variants import VariantLabel
 from torchtailor.ledger.ledger import Ledger, Running
 from torchtailor.ledger.rates import CUT_KEY, FETCH_KEY
+from torchtailor.urls import without_login
 from torchtailor.wheelhouse.entry import WheelhouseDescription
 from torchtailor.wheelhouse.variants_index import write_variants_index
 from torchtailor.wheelhouse.wheelhouse import Wheelhouse, WheelhouseDocument
@@ -186,7 +186,7 @@ class _Run:
         began = time.monotonic()
         size = 0
         for jobs in cut_jobs(self._plan, fetched, self._context.cuts):
-            stock = self._context.find(jobs[0].sha256, jobs[0].filename).stat().st_size
+            stock = self._context.locate(jobs[0].sha256, jobs[0].filename).stat().st_size
             size += sum(stock for cut in cut_all(jobs, self._context) if not cut.from_cache)
         self._measure(CUT_KEY, size, began)
 

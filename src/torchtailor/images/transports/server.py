@@ -17,11 +17,11 @@ import urllib3
 
 from torchtailor.errors import NetworkError
 from torchtailor.fetch.client import Answer, Client, StatusError, UnreachableError, basic_login, read_some, retry_after
-from torchtailor.fetch.locations import redact
 from torchtailor.fetch.settings import IndexSettings, certificates
 from torchtailor.images.reference import RepositoryName
 from torchtailor.images.transports.challenge import Challenge, parse_challenges
 from torchtailor.images.transports.login import RegistryLogin, find_login
+from torchtailor.urls import redact
 
 RETRIES = 5
 _TIMEOUT = 60.0  # seconds without a byte

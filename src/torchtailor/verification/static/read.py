@@ -20,7 +20,7 @@ from torchtailor.gpucode.report import LibraryReport, summarise
 from torchtailor.gpucode.runnable import DriverReading
 from torchtailor.gpucode.scan import scan_elf
 from torchtailor.hostcode.analyse import HostCode
-from torchtailor.tailoring.processes import run_all
+from torchtailor.processes import run_all
 from torchtailor.verification.progress import VerifyProgress
 from torchtailor.verification.static.coverage import CodeCoverage, compare_code
 from torchtailor.verification.static.elf_facts import ElfFacts, read_elf

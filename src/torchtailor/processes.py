@@ -1,4 +1,4 @@
-"""Runs jobs in processes that end with this one."""
+"""Runs jobs on all cores, in processes that end with this one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from torchtailor.errors import EnvironmentProblem
-from torchtailor.surgery.recompress import Slots, share_slots
 
 _WORTH_PROCESSES = 48 << 20  # bytes; below, starting processes takes longer than the work
 _PR_SET_PDEATHSIG = 1
 _SWITCH_S = 0.0005  # how long a thread that hashes waits for one that computes
 _worker: list[int] = []  # the process id of this process, if it is a worker
+_shared: list[Slots] = []  # of a worker, with all others
+
+
+class Slots(Protocol):
+    """A semaphore with a slot for each core that a run may use."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
 
 
 class SizedJob(Protocol):
@@ -36,15 +44,17 @@ ResultT = TypeVar("ResultT")
 
 
 def run_all(
-    function: Callable[[JobT], ResultT], jobs: Sequence[JobT], *, processes: int
+    function: Callable[[JobT], ResultT], jobs: Sequence[JobT], *, processes: int, worth: int | None = None
 ) -> Iterator[tuple[JobT, ResultT]]:
     """Results as they come, the largest job started first; the first error ends all.
 
-    The jobs are started before this returns, so that the caller can do something else meanwhile.
+    The jobs are started before this returns, so that the caller can do something else meanwhile. Less than `worth`
+    bytes are worked on here, and so is everything in a daemonic process, which may not have children.
     """
     ordered = sorted(jobs, key=lambda job: job.size, reverse=True)
     workers = min(processes, len(ordered))
-    if workers < 2 or sum(job.size for job in ordered) < _WORTH_PROCESSES:
+    enough = _WORTH_PROCESSES if worth is None else worth
+    if workers < 2 or sum(job.size for job in ordered) < enough or multiprocessing.current_process().daemon:
         return ((job, function(job)) for job in ordered)
     # forking saves the imports, and is safe only while there are no other threads
     method = "fork" if threading.active_count() == 1 else "spawn"
@@ -52,7 +62,8 @@ def run_all(
     slots = context.Semaphore(processes)
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(os.getpid(), slots))
     try:
-        futures = {pool.submit(function, job): job for job in ordered}
+        with _killed_workers_explained():
+            futures = {pool.submit(function, job): job for job in ordered}
     except BaseException:  # Ctrl-C while they start
         pool.shutdown(wait=True, cancel_futures=True)
         raise
@@ -62,13 +73,27 @@ def run_all(
 def _results(pool: ProcessPoolExecutor, futures: dict[Future[ResultT], JobT]) -> Iterator[tuple[JobT, ResultT]]:
     try:
         for future in as_completed(futures):
-            yield futures[future], future.result()
-    except BrokenProcessPool as error:
-        raise EnvironmentProblem(
-            "A worker process was killed, perhaps for lack of memory.", "Run it again with --jobs 1."
-        ) from error
+            with _killed_workers_explained():
+                result = future.result()
+            yield futures[future], result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _killed_workers_explained() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "A worker process was killed, perhaps for lack of memory.",
+            "Make room, or use one core: put `taskset -c 0` before the command.",
+        ) from error
+
+
+def core_slots(count: int) -> Slots:
+    """A slot for each of so many cores; in a worker, those that all workers share, so that each core is used once."""
+    return _shared[0] if _shared else threading.Semaphore(count)
 
 
 @contextmanager
@@ -89,7 +114,7 @@ def _begin_worker(parent: int, slots: Slots) -> None:
     gc.disable()  # hundreds of thousands of small objects, none of them in a circle
     sys.setswitchinterval(_SWITCH_S)
     _die_with(parent)
-    share_slots(slots)
+    _shared[:] = [slots]
 
 
 def _die_with(parent: int) -> None:

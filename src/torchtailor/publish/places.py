@@ -1,0 +1,24 @@
+"""Where the files of a published index lie in its store."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from torchtailor.errors import BadInputError
+from torchtailor.index.pages import IndexedFile
+from torchtailor.trust import is_relative_path
+
+TARGETS = "targets.json"  # the folders of the index
+FILES = "files"  # what it offers
+
+
+def stored_at(file: IndexedFile) -> str:
+    """Where a listed file lies in the store; empty for one that is listed by an address elsewhere."""
+    if not file.url.startswith("../../"):
+        return ""
+    place = unquote(file.url.removeprefix("../../"))
+    if not (is_relative_path(place) and place.startswith(f"{FILES}/")):
+        raise BadInputError(
+            f"The place that the index lists for {file.filename} leads out of the index.", "Publish it again."
+        )
+    return place

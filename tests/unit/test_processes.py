@@ -1,0 +1,86 @@
+"""The processes of all commands: where they cannot be had, and when one of them is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.unit.images.builder import stock, tar_of
+from tests.unit.wheels.builder import build_wheel
+from torchtailor import processes
+from torchtailor.cli import main
+from torchtailor.errors import ExitCode
+from torchtailor.processes import run_all
+
+FAT = (Path(__file__).parent / "gpucode" / "fixtures" / "raw.so").read_bytes()
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    size: int = 1
+
+
+def be_killed(job: object) -> object:
+    """As the kernel does where memory is short."""
+    assert multiprocessing.parent_process() is not None, "not in a worker"
+    os.kill(os.getpid(), signal.SIGKILL)
+    return job
+
+
+def process_of(job: Job) -> tuple[int, int]:
+    return job.number, os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [
+        ("inspection.inspect._read", "inspect {wheel}"),
+        ("tailoring.wheel._cut", "tailor {wheel} --gpu 9.0 -o {out} --jobs 2"),
+        ("verification.static.read._read", "verify {wheel} --gpu 9.0 --level static"),
+        ("images.libraries._cut_one", "image {image} oci:{out} --gpu 9.0 --jobs 2"),
+    ],
+)
+def test_a_killed_worker_is_said_in_the_same_words(
+    function: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    libraries = {f"demo/lib{number}.so": FAT[:-number] + b"\1" * number for number in (1, 2)}
+    wheel = build_wheel(tmp_path, libraries)
+    image = stock(tmp_path / "image", [tar_of({f"usr/lib/{name}": data for name, data in libraries.items()})])
+    monkeypatch.setattr(processes, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchtailor.inspection.inspect.available_cores", lambda: 2)
+    monkeypatch.setattr("torchtailor.verification.static.read.available_cores", lambda: 2)
+    monkeypatch.setattr(f"torchtailor.{function}", be_killed)
+    words = [word.format(wheel=wheel, image=image, out=tmp_path / "out") for word in command.split()]
+    assert main(words) == ExitCode.ENVIRONMENT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error: A worker process was killed, perhaps for lack of memory." in said
+    assert "put `taskset -c 0` before the command." in said
+    assert not [*(tmp_path / "out").glob("*.whl")] and not (tmp_path / "out" / "index.json").exists()
+
+
+def test_work_in_processes_and_in_a_daemonic_process() -> None:
+    jobs = [Job(number) for number in range(3)]
+    results = dict(run_all(process_of, jobs, processes=2, worth=0))
+    assert {job: number for job, (number, _) in results.items()} == {job: job.number for job in jobs}
+    assert os.getpid() not in {process for _, process in results.values()}
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def without_children() -> None:
+        queue.put((os.getpid(), [result for _, result in run_all(process_of, jobs, processes=2, worth=0)]))
+
+    daemon = context.Process(target=without_children, daemon=True)
+    daemon.start()
+    own, done = queue.get()
+    daemon.join()
+    assert done == [(number, own) for number in range(3)]
